@@ -1,0 +1,138 @@
+"""Events to one whole answer. A unary answer is this fold over the same events as a stream."""
+
+from collections.abc import Iterable
+
+from msgspec import Struct, field
+
+from gateway.core.errors import StreamBroken
+from gateway.core.types import (
+    CallArguments,
+    CallStart,
+    Done,
+    End,
+    Event,
+    FinishReason,
+    PromptEcho,
+    Refusal,
+    Served,
+    Start,
+    Text,
+    Thought,
+    Timing,
+    TokenLogprob,
+    ToolCall,
+    Usage,
+    Vector,
+)
+
+
+class ChoiceAnswer(Struct):
+    """One choice, complete. ``text`` starts with the prompt where ``echo`` was asked for."""
+
+    index: int
+    text: str = ""
+    echoed: int = 0
+    """How many characters of ``text`` are the prompt's."""
+    tokens: int = 0
+    thought: str = ""
+    thought_signature: str | None = None
+    refusal: str = ""
+    calls: list[ToolCall] = field(default_factory=list[ToolCall])
+    token_ids: list[int] = field(default_factory=list[int])
+    logprobs: list[TokenLogprob] = field(default_factory=list[TokenLogprob])
+    reason: FinishReason = "unknown"
+    stop: str | int | None = None
+
+
+class Answer(Struct):
+    """A whole answer: choices for a GenerateRequest, vectors for an EmbedRequest; by index."""
+
+    choices: list[ChoiceAnswer] = field(default_factory=list[ChoiceAnswer])
+    vectors: list[tuple[float, ...]] = field(default_factory=list[tuple[float, ...]])
+    usage: Usage | None = None
+    timings: list[Timing] = field(default_factory=list[Timing])
+    served: Served = Served()
+
+
+class Fold:
+    """Collects events into an Answer."""
+
+    def __init__(self) -> None:
+        self._choices: dict[int, ChoiceAnswer] = {}
+        self._ended: set[int] = set()
+        self._vectors: dict[int, tuple[float, ...]] = {}
+        self._answer = Answer()
+        self._done = False
+
+    def add(self, events: Iterable[Event]) -> None:
+        """Take these in. Raises StreamBroken when a choice goes on after its end."""
+        for event in events:
+            self._take(event)
+
+    def result(self) -> Answer:
+        """The answer. Raises StreamBroken unless every choice has ended and Done came."""
+        if not self._done or self._choices.keys() != self._ended:
+            raise StreamBroken("the answer stopped before its end")
+        self._answer.choices = [self._choices[i] for i in sorted(self._choices)]
+        self._answer.vectors = [self._vectors[i] for i in sorted(self._vectors)]
+        return self._answer
+
+    def _take(self, event: Event) -> None:
+        match event:
+            case Usage():
+                self._answer.usage = event
+            case Timing():
+                self._answer.timings.append(event)
+            case Served():
+                self._answer.served = event
+            case Vector(index, values):
+                self._vectors[index] = values
+            case Done():
+                self._done = True
+            case Start():
+                pass
+            case _:
+                self._extend(self._choice(event.index), event)
+
+    def _choice(self, index: int) -> ChoiceAnswer:
+        if index in self._ended:
+            raise StreamBroken(f"choice {index} went on after its end")
+        choice = self._choices.get(index)
+        if choice is None:
+            choice = self._choices[index] = ChoiceAnswer(index)
+        return choice
+
+    def _extend(
+        self,
+        choice: ChoiceAnswer,
+        event: PromptEcho | Text | Thought | Refusal | CallStart | CallArguments | End,
+    ) -> None:
+        match event:
+            case Text(text):
+                choice.text += text
+                choice.tokens += event.tokens
+                choice.token_ids.extend(event.token_ids)
+                choice.logprobs.extend(event.logprobs)
+            case PromptEcho(_, text, logprobs):
+                choice.text += text
+                choice.echoed += len(text)
+                choice.logprobs.extend(logprobs)
+            case Thought(text, _, signature):
+                choice.thought += text
+                choice.thought_signature = signature or choice.thought_signature
+            case Refusal(text):
+                choice.refusal += text
+            case CallStart():
+                choice.calls.append(ToolCall(event.id, event.name, ""))
+            case CallArguments(_, call, text):
+                self._add_arguments(choice, call, text)
+            case End(reason, _, stop):
+                choice.reason, choice.stop = reason, stop
+                self._ended.add(choice.index)
+
+    @staticmethod
+    def _add_arguments(choice: ChoiceAnswer, call: int, text: str) -> None:
+        if call >= len(choice.calls):
+            raise StreamBroken(f"arguments for tool call {call}, which has not begun")
+        old = choice.calls[call]
+        choice.calls[call] = ToolCall(old.id, old.name, old.arguments + text, old.kind)

@@ -1,0 +1,52 @@
+"""What belongs to one exchange and not to the client's request."""
+
+from collections.abc import Callable
+
+from msgspec import Struct
+
+from gateway.core.errors import DeadlineExceeded
+
+Clock = Callable[[], float]
+"""Monotonic seconds."""
+
+
+class Deadline:
+    """The one moment by which an exchange must be over; whoever waits takes what remains of it."""
+
+    __slots__ = ("_at", "_clock")
+
+    def __init__(self, clock: Clock, seconds: float) -> None:
+        self._clock = clock
+        self._at = clock() + seconds
+
+    def remaining(self, limit: float | None = None) -> float:
+        """Seconds left, at most ``limit``. Raises DeadlineExceeded when there are none."""
+        left = self._at - self._clock()
+        if left <= 0:
+            raise DeadlineExceeded("the request's time is up")
+        return left if limit is None else min(left, limit)
+
+    def shorten(self, seconds: float) -> None:
+        """Let it end within ``seconds`` from now, if that is sooner."""
+        self._at = min(self._at, self._clock() + seconds)
+
+
+class Timeouts(Struct, frozen=True):
+    """Separate limits, in seconds; each also ends with the deadline."""
+
+    connect: float = 2.0
+    first_token: float = 60.0
+    idle: float = 30.0
+    total: float = 600.0
+
+
+class Context(Struct):
+    """One exchange: its id, its deadline and limits, and who asks."""
+
+    id: str
+    deadline: Deadline
+    clock: Clock
+    timeouts: Timeouts = Timeouts()
+    principal: str | None = None
+    """The name of the key, never the key."""
+    traceparent: str | None = None

@@ -1,0 +1,196 @@
+"""What a dialect and a backend must offer. A port is what its caller needs, and no more.
+
+Dialect        one wire protocol towards clients
+WorkerDialect  one wire protocol towards workers
+Backend        something that answers a request
+
+A module that speaks both ways registers one object that is a Dialect and a WorkerDialect.
+"""
+
+from collections.abc import AsyncGenerator, Mapping, Sequence
+from typing import Literal, Protocol
+
+from msgspec import Struct
+
+from gateway.core.aggregate import Answer
+from gateway.core.catalog import Catalog
+from gateway.core.context import Context
+from gateway.core.errors import GatewayError
+from gateway.core.loss import Loss
+from gateway.core.types import Event, Request
+
+Headers = tuple[tuple[str, str], ...]
+
+
+class Endpoint(Struct, frozen=True):
+    """One row of a dialect's table of paths.
+
+    ``path`` is absolute; ``{name}`` stands for one segment, given percent-decoded in
+    ``Call.params``. ``task`` says what the server does: ``generate`` answers a Request; ``inform``
+    asks the dialect to answer from the catalog; ``stop`` ends the running request whose
+    ``client_id`` the dialect's ``peek`` reads. ``variant`` is the dialect's own.
+    """
+
+    method: str
+    path: str
+    task: Literal["generate", "inform", "stop"] = "generate"
+    variant: str = ""
+    open: bool = False
+    """No key is asked for."""
+    exact: bool = False
+    """A slash at the end makes it another path."""
+
+
+class Call(Struct, frozen=True):
+    """What a client sent. Header names are lower case."""
+
+    endpoint: Endpoint
+    params: Mapping[str, str]
+    headers: Mapping[str, str]
+    query: str
+    body: bytes
+    path: str
+    """As it was sent, not decoded."""
+
+
+class Envelope(Struct, frozen=True, gc=False):
+    """The little that routing needs; everything else stays bytes."""
+
+    model: str
+    version: str | None = None
+    stream: bool = False
+    client_id: str | None = None
+
+
+class About(Struct, frozen=True):
+    """What an answer says of itself beside the events.
+
+    ``created`` is in Unix seconds. ``model`` is the name the client asked for, ``served`` the
+    version's name and ``served_model`` the backend's name for the model.
+    """
+
+    id: str
+    created: int
+    model: str
+    served: str
+    served_model: str
+    context: Context
+
+
+class Reply(Struct, frozen=True):
+    """A whole answer."""
+
+    status: int
+    body: bytes = b""
+    headers: Headers = (("Content-Type", "application/json"),)
+
+
+class Encoder(Protocol):
+    """Writes one answer, either as a stream or whole. Stateful, since most dialects are."""
+
+    content_type: str
+    """Of a stream."""
+
+    def headers(self) -> Headers:
+        """What this dialect adds to an answer's headers, once the first events are written."""
+
+    def write(self, events: Sequence[Event]) -> bytes:
+        """The bytes of these events in a stream. Done writes the dialect's end."""
+
+    def error(self, error: GatewayError) -> bytes:
+        """The bytes that tell of an error in a stream that has begun; no normal end follows."""
+
+    def whole(self, answer: Answer) -> Reply:
+        """The answer in one piece."""
+
+
+class Dialect(Protocol):
+    """One wire protocol towards clients, with no I/O. Its errors are ClientErrors."""
+
+    name: str
+    roots: tuple[str, ...]
+    """Path prefixes under which an unknown path is answered in this dialect's words."""
+    endpoints: tuple[Endpoint, ...]
+
+    def peek(self, call: Call) -> Envelope:
+        """Which model, and whether streamed."""
+
+    def decode(self, call: Call) -> Request:
+        """The whole request, checked after this dialect's rules."""
+
+    def encoder(self, call: Call, request: Request, about: About) -> Encoder:
+        """What writes the answer to this request."""
+
+    def refuse(self, error: GatewayError, call: Call | None) -> Reply:
+        """The answer that tells of an error, before anything was sent.
+
+        ``call`` is None when the path is unknown or the body could not be had.
+        """
+
+    def inform(self, call: Call, catalog: Catalog) -> Reply:
+        """The answer of an ``inform`` endpoint."""
+
+    def names(self, call: Call) -> Mapping[str, str]:
+        """The wire name of each field path of the internal request, for reports of loss."""
+
+
+class WireRequest(Struct, frozen=True):
+    """A request as it will be sent to a worker; ``path`` follows the worker's base URL."""
+
+    path: str
+    body: bytes
+    headers: Headers = ()
+    method: str = "POST"
+
+
+class Decoder(Protocol):
+    """Reads one worker's answer, fed with whatever the socket gave."""
+
+    def feed(self, data: bytes) -> Sequence[Event]:
+        """The events that are complete. Raises WorkerError."""
+
+    def close(self) -> Sequence[Event]:
+        """The rest, at the end of the body. Raises StreamBroken if the answer is not at its end."""
+
+
+class WorkerDialect(Protocol):
+    """One wire protocol towards workers, with no I/O."""
+
+    name: str
+    probe: WireRequest
+    """Answered with 200 by a worker that can take requests."""
+
+    def losses(self, request: Request, names: Mapping[str, str]) -> tuple[Loss, ...]:
+        """What this dialect can't carry of the request; ``names`` as from ``Dialect.names``."""
+
+    def encode(self, request: Request) -> WireRequest:
+        """The request in this dialect, without what ``losses`` reports."""
+
+    def decoder(self, request: Request) -> Decoder:
+        """What reads the answer to ``encode(request)``, when its status is 200."""
+
+    def read_error(self, status: int, headers: Mapping[str, str], body: bytes) -> GatewayError:
+        """What an answer of another status means. No worker's text is passed on unfiltered."""
+
+
+class Backend(Protocol):
+    """Something that answers a request."""
+
+    @property
+    def ready(self) -> bool:
+        """Whether it can take a request now."""
+
+    def losses(self, request: Request, names: Mapping[str, str]) -> tuple[Loss, ...]:
+        """What it will not do of the request."""
+
+    def answer(self, request: Request, context: Context) -> AsyncGenerator[Sequence[Event], None]:
+        """The events, in the batches in which they came about; ends with Done or raises.
+
+        Closing the generator, or cancelling its task, stops the work at once.
+        """
+
+    async def start(self) -> None:
+        """Get ready; called once. Does not wait for workers that are down."""
+
+    async def aclose(self) -> None:
+        """Stop the work and let everything go."""

@@ -1,0 +1,80 @@
+"""Server-sent events, as bytes in and bytes out.
+
+Written: one ``data:`` line an event. Read: everything real servers send: CRLF, a missing blank
+after the colon, comments, ``event:`` lines, data over several lines, a byte order mark, any cut of
+the bytes.
+"""
+
+from collections.abc import Iterator
+
+from gateway.core.errors import StreamBroken, WorkerFailed
+
+DONE = b"data: [DONE]\n\n"
+_BOM = b"\xef\xbb\xbf"
+
+
+def event(data: bytes) -> bytes:
+    """``data``, which holds no newline, as one event."""
+    return b"data: " + data + b"\n\n"
+
+
+class Splitter:
+    """Cuts a byte stream into the data of its events, wherever the reads fall.
+
+    A line that is no field of an event (a bare JSON object, which some servers write when they
+    fail) is kept in ``stray`` for the caller to read.
+    """
+
+    def __init__(self, *, limit: int = 1 << 20) -> None:
+        self._buffer = bytearray()
+        self._scanned = 0
+        self._data: list[bytes] = []
+        self._size = 0
+        self._limit = limit
+        self._first = True
+        self.stray: bytes | None = None
+        """The last line that was no field."""
+
+    def feed(self, data: bytes) -> Iterator[bytes]:
+        """The data of each event that is complete. Raises WorkerFailed past the size limit."""
+        buffer = self._buffer
+        buffer += data
+        if self._first and len(buffer) >= len(_BOM):
+            self._first = False
+            if buffer.startswith(_BOM):
+                del buffer[: len(_BOM)]
+                self._scanned = 0
+        start = 0
+        while (end := buffer.find(b"\n", max(start, self._scanned))) >= 0:
+            line = bytes(buffer[start:end]).removesuffix(b"\r")
+            start = end + 1
+            if line:
+                self._line(line)
+            elif self._data:
+                yield self._take()
+        del buffer[:start]
+        self._scanned = len(buffer)
+        if len(buffer) + self._size > self._limit:
+            raise WorkerFailed(f"the worker sent an event of more than {self._limit} bytes")
+
+    def close(self) -> None:
+        """The end of the stream. Raises StreamBroken inside an event, keeping a stray line."""
+        rest = bytes(self._buffer).strip()
+        if rest and not rest.startswith((b"data", b":", b"event", b"id", b"retry")):
+            self.stray = rest
+        elif rest or self._data:
+            raise StreamBroken("the worker's stream stopped inside an event")
+
+    def _take(self) -> bytes:
+        data = self._data[0] if len(self._data) == 1 else b"\n".join(self._data)
+        self._data = []
+        self._size = 0
+        return data
+
+    def _line(self, line: bytes) -> None:
+        if line.startswith(b"data:"):
+            value = line[6:] if line[5:6] == b" " else line[5:]
+            self._data.append(value)
+            self._size += len(value)
+        elif not line.startswith((b":", b"event", b"id", b"retry")):
+            self.stray = line

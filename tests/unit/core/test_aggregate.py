@@ -1,0 +1,102 @@
+"""A whole answer is the fold of a stream; what is not a whole stream is not an answer."""
+
+import pytest
+
+from gateway.core.aggregate import Answer, Fold
+from gateway.core.errors import StreamBroken
+from gateway.core.types import (
+    CallArguments,
+    CallStart,
+    Done,
+    End,
+    Event,
+    PromptEcho,
+    Refusal,
+    Served,
+    Start,
+    Text,
+    Thought,
+    Timing,
+    TokenLogprob,
+    ToolCall,
+    Usage,
+    Vector,
+)
+
+
+def fold(*events: Event) -> Answer:
+    whole = Fold()
+    whole.add(events)
+    return whole.result()
+
+
+def test_text_and_all_that_belongs_to_it() -> None:
+    logprob = TokenLogprob("a", -0.5)
+    answer = fold(
+        Start(3),
+        Served("m", "fp"),
+        PromptEcho(0, "say ", (TokenLogprob("say ", None),)),
+        Thought("hm", signature="s"),
+        Thought("m"),
+        Text("a", token_ids=(7,), logprobs=(logprob,)),
+        Text("b", tokens=2, token_ids=(8, 9)),
+        Refusal("no"),
+        End("stop", stop="x"),
+        Timing(queue=0.1),
+        Usage(3, 2),
+        Done(),
+    )
+
+    [choice] = answer.choices
+    assert (choice.text, choice.echoed, choice.tokens) == ("say ab", 4, 3)
+    assert (choice.thought, choice.thought_signature, choice.refusal) == ("hmm", "s", "no")
+    assert choice.token_ids == [7, 8, 9]
+    assert [one.token for one in choice.logprobs] == ["say ", "a"]
+    assert (choice.reason, choice.stop) == ("stop", "x")
+    assert answer.usage is not None
+    assert answer.usage.total_tokens == 5
+    assert answer.timings == [Timing(queue=0.1)]
+    assert answer.served.fingerprint == "fp"
+
+
+def test_choices_come_in_the_order_of_their_index() -> None:
+    answer = fold(Text("b", 1), Text("a", 0), End("eos", 1), End("length", 0), Done())
+
+    assert [(c.index, c.text, c.reason) for c in answer.choices] == [
+        (0, "a", "length"),
+        (1, "b", "eos"),
+    ]
+
+
+def test_tool_calls_are_put_together() -> None:
+    answer = fold(
+        CallStart(0, 0, "c1", "f"),
+        CallArguments(0, 0, '{"x"'),
+        CallStart(0, 1, "c2", "g"),
+        CallArguments(0, 0, ":1}"),
+        End("tool_calls"),
+        Done(),
+    )
+
+    assert answer.choices[0].calls == [ToolCall("c1", "f", '{"x":1}'), ToolCall("c2", "g", "")]
+
+
+def test_vectors_come_in_the_order_of_their_index() -> None:
+    assert fold(Vector(1, (2.0,)), Vector(0, (1.0,)), Done()).vectors == [(1.0,), (2.0,)]
+
+
+@pytest.mark.parametrize(
+    "events",
+    [
+        (),
+        (Text("a"), End("eos")),
+        (Text("a"), Done()),
+        (Text("a"), Text("b", 1), End("eos"), Done()),
+        (Text("a"), End("eos"), Text("b"), Done()),
+        (Text("a"), End("eos"), End("eos"), Done()),
+        (CallArguments(0, 0, "{}"), End("tool_calls"), Done()),
+    ],
+)
+def test_what_stopped_before_its_end_is_no_answer(events: tuple[Event, ...]) -> None:
+    with pytest.raises(StreamBroken):
+        fold(*events)

@@ -1,0 +1,31 @@
+"""One deadline for an exchange: it only shrinks."""
+
+import pytest
+
+from gateway.core.context import Deadline
+from gateway.core.errors import DeadlineExceeded
+
+
+class FakeClock:
+    def __init__(self) -> None:
+        self.time = 100.0
+
+    def __call__(self) -> float:
+        return self.time
+
+
+def test_a_deadline_shrinks_with_time_and_by_request() -> None:
+    clock = FakeClock()
+    deadline = Deadline(clock, 10)
+
+    assert deadline.remaining() == 10
+    assert deadline.remaining(3) == 3
+    clock.time += 8
+    assert deadline.remaining(3) == 2
+    deadline.shorten(60)
+    assert deadline.remaining() == 2
+    deadline.shorten(1)
+    assert deadline.remaining() == 1
+    clock.time += 1
+    with pytest.raises(DeadlineExceeded):
+        deadline.remaining()

@@ -1,0 +1,70 @@
+"""Events survive any cut of the bytes and everything real servers do to them."""
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from gateway.core import sse
+from gateway.core.errors import StreamBroken, WorkerFailed
+
+
+def split(data: bytes, size: int = 1 << 16, limit: int = 1 << 20) -> list[bytes]:
+    """The data of the events in ``data``, fed in pieces of ``size``."""
+    splitter = sse.Splitter(limit=limit)
+    found = []
+    for i in range(0, len(data), size):
+        found += splitter.feed(data[i : i + size])
+    splitter.close()
+    return found
+
+
+@pytest.mark.parametrize(
+    ("wire", "events"),
+    [
+        (b"data: a\n\ndata: b\n\n", [b"a", b"b"]),
+        (b"data:a\n\n", [b"a"]),
+        (b"data:  a\n\n", [b" a"]),
+        (b"data: a\r\n\r\ndata: b\r\n\r\n", [b"a", b"b"]),
+        (b"data: a\ndata: b\n\n", [b"a\nb"]),
+        (b": a comment\n\ndata: a\n\n", [b"a"]),
+        (b"event: x\nid: 1\nretry: 5\ndata: a\n\n", [b"a"]),
+        (b"\xef\xbb\xbfdata: a\n\n", [b"a"]),
+        (b"\n\n\ndata: a\n\n\n", [b"a"]),
+        (b"", []),
+    ],
+)
+@pytest.mark.parametrize("size", [1, 2, 3, 1000])
+def test_events_are_found(wire: bytes, events: list[bytes], size: int) -> None:
+    assert split(wire, size) == events
+
+
+@given(
+    payloads=st.lists(st.binary(max_size=20).filter(lambda b: b"\n" not in b and b"\r" not in b)),
+    size=st.integers(1, 40),
+)
+def test_what_is_written_is_read(payloads: list[bytes], size: int) -> None:
+    wire = b"".join(map(sse.event, payloads))
+
+    assert split(wire, size) == payloads
+
+
+@pytest.mark.parametrize("wire", [b"data: a", b"data: a\n", b"data: a\n\ndata: b\n"])
+def test_a_stream_that_stops_inside_an_event_is_broken(wire: bytes) -> None:
+    with pytest.raises(StreamBroken):
+        split(wire)
+
+
+def test_an_event_without_end_is_not_collected_for_ever() -> None:
+    with pytest.raises(WorkerFailed):
+        split(b"data: " + b"x" * 300, size=50, limit=200)
+    with pytest.raises(WorkerFailed):
+        split(b"data: xxxxxxxxxx\n" * 40, size=50, limit=200)
+
+
+@pytest.mark.parametrize("wire", [b'data: a\n\n{"error":"x"}', b'data: a\n\n{"error":"x"}\n'])
+def test_a_line_that_is_no_event_is_kept_for_the_dialect_to_read(wire: bytes) -> None:
+    splitter = sse.Splitter()
+
+    assert list(splitter.feed(wire)) == [b"a"]
+    splitter.close()
+    assert splitter.stray == b'{"error":"x"}'
