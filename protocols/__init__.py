@@ -1,0 +1,15 @@
+"""The dialects this gateway speaks. To add one: one module, one line below.
+
+A name maps to ``module:class`` and not to the class, so that a gateway imports only the dialects
+that its configuration mounts. A class is called with a profile (a release or flavour of the
+dialect; the first of its ``profiles`` is the default) and gives a ``gateway.core.ports.Dialect``;
+one that also has the methods of a ``WorkerDialect`` can be spoken to workers.
+"""
+
+DIALECTS = {
+    "openai": "protocols.openai:OpenAI",
+    "databricks": "protocols.databricks:Databricks",
+    "triton": "protocols.triton:Triton",
+    "mindie": "protocols.mindie:MindIE",
+    "ovms": "protocols.ovms:OVMS",
+}
