@@ -1,0 +1,217 @@
+"""Answers without a model: deterministic, scripted, with delays. For tests and benchmarks.
+
+One piece of the script is one token; without a script it says back what it was told, word by word.
+Prompt tokens are the prompt's words. It honours what shapes an answer (n, max_tokens, stop, tools,
+logprobs) and has no use for what only picks tokens.
+"""
+
+import asyncio
+import itertools
+from collections.abc import AsyncGenerator, Iterator, Mapping, Sequence
+from typing import Literal
+
+from msgspec import Struct
+
+from gateway.core.context import Context
+from gateway.core.errors import (
+    ContextTooLong,
+    GatewayError,
+    Overloaded,
+    RateLimited,
+    StreamBroken,
+    WorkerFailed,
+)
+from gateway.core.loss import Loss
+from gateway.core.stops import StopFilter
+from gateway.core.types import (
+    CallArguments,
+    CallStart,
+    Done,
+    EmbedRequest,
+    End,
+    Event,
+    GenerateRequest,
+    NamedTool,
+    Prompt,
+    Request,
+    Start,
+    Text,
+    TokenLogprob,
+    Tool,
+    TopLogprob,
+    Usage,
+    Vector,
+)
+
+_ARGUMENTS = ('{"x"', ":1}")
+
+
+class Fail(Struct, frozen=True):
+    """Fail after so many pieces: as a worker that errs, is cut, is at its limit, or is down."""
+
+    how: Literal["error", "cut", "rate", "down"]
+    after: int = 0
+    retry_after: float = 2.0
+
+    def error(self) -> GatewayError:
+        """What is raised."""
+        match self.how:
+            case "error":
+                return WorkerFailed("the worker answered with an error", status=500)
+            case "cut":
+                return StreamBroken("the worker's answer stopped before its end")
+            case "rate":
+                return RateLimited("the worker is at its limit", retry_after=self.retry_after)
+            case "down":
+                return Overloaded("no worker is available", retry_after=self.retry_after)
+
+
+class EchoBackend:
+    """Says ``script``, or what it was told. ``delay`` seconds pass before each piece."""
+
+    ready = True
+
+    def __init__(
+        self,
+        *,
+        script: Sequence[str] = (),
+        delay: float = 0.0,
+        context: int | None = None,
+        fail: Fail | None = None,
+    ) -> None:
+        self._script = tuple(script)
+        self._delay = delay
+        self._context = context
+        self._fail = fail
+        self._calls = itertools.count()
+        self.running = 0
+        """Requests in work: a test sees here that a client who left has freed its place."""
+
+    def losses(self, request: Request, names: Mapping[str, str]) -> tuple[Loss, ...]:
+        """Nothing: there is no sampling that a parameter could fail to change."""
+        del request, names
+        return ()
+
+    async def start(self) -> None:
+        """Nothing to get ready."""
+
+    async def aclose(self) -> None:
+        """Nothing to let go."""
+
+    async def answer(
+        self, request: Request, context: Context
+    ) -> AsyncGenerator[Sequence[Event], None]:
+        """The scripted events, one batch a piece."""
+        del context
+        self.running += 1
+        try:
+            if self._fail is not None and self._fail.after == 0:
+                raise self._fail.error()
+            if isinstance(request, EmbedRequest):
+                yield _embed(request)
+                return
+            prompt_tokens, cut = self._measure(request)
+            yield [Start(prompt_tokens)]
+            said = 0
+            for index in range(request.choices):
+                for events in self._choice(request, index, cut=cut):
+                    if self._delay:
+                        await asyncio.sleep(self._delay)
+                    yield events
+                    said += sum(e.tokens for e in events if isinstance(e, Text))
+                    if self._fail is not None and said >= self._fail.after:
+                        raise self._fail.error()
+            yield [Usage(prompt_tokens, said), Done()]
+        finally:
+            self.running -= 1
+
+    def _measure(self, request: GenerateRequest) -> tuple[int, bool]:
+        """The prompt's tokens, and whether it was cut to fit. Raises ContextTooLong."""
+        tokens = sum(map(words, request.prompts)) + sum(words(m.text) for m in request.messages)
+        limit = self._context
+        if limit is None or tokens <= limit:
+            return tokens, False
+        if request.stopping.overflow == "truncate":
+            return limit, True
+        param = "messages" if request.messages else "prompt"
+        raise ContextTooLong(
+            f"the prompt has {tokens} tokens and the model takes {limit}",
+            param=param,
+            tokens=tokens,
+            limit=limit,
+        )
+
+    def _choice(
+        self, request: GenerateRequest, index: int, *, cut: bool
+    ) -> Iterator[Sequence[Event]]:
+        if tool := _called(request):
+            yield [CallStart(index, 0, f"call_{next(self._calls):024x}", tool.name)]
+            for piece in _ARGUMENTS:
+                yield [CallArguments(index, 0, piece)]
+            yield [End("tool_calls", index)]
+            return
+        pieces = self._script or tuple(_pieces(_told(request, index)))
+        most = request.stopping.max_tokens
+        allowed = pieces if most is None else pieces[:most]
+        stops = StopFilter(request.stopping.stop, include=bool(request.stopping.include_stop))
+        for piece in allowed:
+            text, matched = stops.feed(piece)
+            yield [_say(request, text, piece, index)]
+            if matched is not None:
+                yield [End("stop", index, matched)]
+                return
+        if rest := stops.flush():
+            yield [Text(rest, index, tokens=0)]
+        yield [End("length" if cut or len(allowed) < len(pieces) else "eos", index)]
+
+
+def _say(request: GenerateRequest, text: str, piece: str, index: int) -> Text:
+    if request.logprobs is None:
+        return Text(text, index)
+    named = (piece, *(f"alt{i}" for i in range(1, request.logprobs.top)))
+    top = tuple(TopLogprob(name, -0.5 - i) for i, name in enumerate(named))
+    return Text(text, index, logprobs=(TokenLogprob(piece, -0.5, top[: request.logprobs.top]),))
+
+
+def _called(request: GenerateRequest) -> Tool | None:
+    """The tool that is called: one that must be, or any when the user's last words ask for it."""
+    match request.tool_choice:
+        case _ if not request.tools:
+            return None
+        case "none":
+            return None
+        case "required":
+            return request.tools[0]
+        case NamedTool(name):
+            return next((tool for tool in request.tools if tool.name == name), None)
+        case _:
+            users = [m for m in request.messages if m.role == "user"]
+            return request.tools[0] if users and "tool" in users[-1].text else None
+
+
+def _told(request: GenerateRequest, index: int) -> str:
+    if request.messages:
+        return request.messages[-1].text
+    prompt = request.prompts[index // (request.n or 1)]
+    return prompt if isinstance(prompt, str) else " ".join(map(str, prompt))
+
+
+def _pieces(text: str) -> Iterator[str]:
+    """The words of ``text``, each but the first with the space before it."""
+    for i, word in enumerate(text.split()):
+        yield word if i == 0 else " " + word
+
+
+def words(prompt: Prompt) -> int:
+    """How many tokens a prompt has here: its words, or its token ids."""
+    return len(prompt.split()) if isinstance(prompt, str) else len(prompt)
+
+
+def _embed(request: EmbedRequest) -> Sequence[Event]:
+    prefix = request.instruction or ""
+    inputs = [prefix + i if isinstance(i, str) else i for i in request.inputs]
+    events: list[Event] = [
+        Vector(n, (float(len(i)), float(words(i)), 0.5, -0.25)[: request.dimensions])
+        for n, i in enumerate(inputs)
+    ]
+    return [*events, Usage(sum(map(words, inputs))), Done()]

@@ -1,0 +1,149 @@
+"""The scripted echo says exactly what the conformance cases rely on."""
+
+from contextlib import aclosing
+from typing import Any
+
+import pytest
+
+from backends.echo import EchoBackend, Fail
+from gateway.core.aggregate import Answer, Fold
+from gateway.core.context import Context, Deadline
+from gateway.core.errors import (
+    ContextTooLong,
+    GatewayError,
+    Overloaded,
+    RateLimited,
+    StreamBroken,
+    WorkerFailed,
+)
+from gateway.core.types import (
+    EmbedRequest,
+    GenerateRequest,
+    Logprobs,
+    Message,
+    NamedTool,
+    Request,
+    Stopping,
+    TextPart,
+    Tool,
+)
+
+HELLO = EchoBackend(script=["Hello", " world", "!"])
+
+
+def clock() -> float:
+    return 0.0
+
+
+CONTEXT = Context("r", Deadline(clock, 1), clock)
+
+
+def chat(text: str = "say hi", **fields: Any) -> GenerateRequest:
+    messages = (Message("user", (TextPart(text),)),)
+    return GenerateRequest(model="m", kind="chat", messages=messages, **fields)
+
+
+async def ask(backend: EchoBackend, request: Request) -> Answer:
+    fold = Fold()
+    async with aclosing(backend.answer(request, CONTEXT)) as batches:
+        async for batch in batches:
+            fold.add(batch)
+    return fold.result()
+
+
+async def test_it_says_its_script_and_counts_words() -> None:
+    answer = await ask(HELLO, chat())
+
+    assert (answer.choices[0].text, answer.choices[0].reason) == ("Hello world!", "eos")
+    assert answer.usage is not None
+    assert (answer.usage.prompt_tokens, answer.usage.completion_tokens) == (2, 3)
+
+
+async def test_without_a_script_it_says_what_it_was_told() -> None:
+    backend = EchoBackend()
+    prompts = GenerateRequest(model="m", kind="completion", prompts=("a b", (1, 2)), n=2)
+
+    assert (await ask(backend, chat("so be it"))).choices[0].text == "so be it"
+    assert [c.text for c in (await ask(backend, prompts)).choices] == ["a b", "a b", "1 2", "1 2"]
+
+
+@pytest.mark.parametrize(
+    ("stopping", "text", "reason"),
+    [
+        (Stopping(max_tokens=2), "Hello world", "length"),
+        (Stopping(max_tokens=3), "Hello world!", "eos"),
+        (Stopping(stop=("lo wor",)), "Hel", "stop"),
+        (Stopping(stop=(" world",), include_stop=True), "Hello world", "stop"),
+        (Stopping(stop=("!?",)), "Hello world!", "eos"),
+    ],
+)
+async def test_it_stops_where_it_is_told(stopping: Stopping, text: str, reason: str) -> None:
+    [choice] = (await ask(HELLO, chat(stopping=stopping))).choices
+
+    assert (choice.text, choice.reason) == (text, reason)
+
+
+async def test_each_token_has_its_alternatives() -> None:
+    [choice] = (await ask(HELLO, chat(logprobs=Logprobs(2)))).choices
+
+    assert [one.token for one in choice.logprobs] == ["Hello", " world", "!"]
+    assert [(top.token, top.logprob) for top in choice.logprobs[0].top] == [
+        ("Hello", -0.5),
+        ("alt1", -1.5),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("text", "choice", "called"),
+    [
+        ("use a tool", None, "f"),
+        ("use a tool", "auto", "f"),
+        ("say hi", "auto", None),
+        ("say hi", "required", "f"),
+        ("say hi", NamedTool("g"), "g"),
+        ("use a tool", "none", None),
+    ],
+)
+async def test_it_calls_tools_when_asked(text: str, choice: Any, called: str | None) -> None:
+    request = chat(text, tools=(Tool("f"), Tool("g")), tool_choice=choice)
+
+    [answer] = (await ask(HELLO, request)).choices
+
+    assert [call.name for call in answer.calls] == ([called] if called else [])
+    assert answer.reason == ("tool_calls" if called else "eos")
+    if called:
+        assert answer.calls[0].arguments == '{"x":1}'
+
+
+async def test_a_long_prompt_is_refused_or_cut() -> None:
+    backend = EchoBackend(script=["x"], context=8)
+    long = "w " * 20
+
+    with pytest.raises(ContextTooLong) as e:
+        await ask(backend, chat(long))
+    assert (e.value.param, e.value.tokens, e.value.limit) == ("messages", 20, 8)
+    cut = await ask(backend, chat(long, stopping=Stopping(overflow="truncate")))
+    assert cut.choices[0].reason == "length"
+
+
+async def test_an_embedding_is_made_of_the_text() -> None:
+    request = EmbedRequest(model="m", inputs=("a b", (1, 2)), instruction="q: ")
+
+    answer = await ask(HELLO, request)
+
+    assert answer.vectors == [(6.0, 3.0, 0.5, -0.25), (2.0, 2.0, 0.5, -0.25)]
+    assert answer.usage is not None
+    assert answer.usage.prompt_tokens == 5
+
+
+@pytest.mark.parametrize(
+    ("how", "error"),
+    [("error", WorkerFailed), ("cut", StreamBroken), ("rate", RateLimited), ("down", Overloaded)],
+)
+@pytest.mark.parametrize("after", [0, 2])
+async def test_it_fails_when_it_is_told_to(how: Any, error: type[GatewayError], after: int) -> None:
+    backend = EchoBackend(script=["a", "b", "c"], delay=0.001, fail=Fail(how, after))
+
+    with pytest.raises(error):
+        await ask(backend, chat())
+    assert backend.running == 0
