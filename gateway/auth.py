@@ -1,0 +1,68 @@
+"""Who asks: a key to a Principal. Keys are known by their digest only."""
+
+import binascii
+import hashlib
+import hmac
+from base64 import b64decode
+from collections.abc import Mapping, Sequence
+
+from msgspec import Struct
+
+from gateway.core.errors import Forbidden, Unauthorized
+
+
+class Principal(Struct, frozen=True):
+    """The holder of a key. ``models``: those it may ask for; None means all."""
+
+    name: str
+    sha256: str
+    models: frozenset[str] | None = None
+
+
+class Keyring:
+    """The keys of a configuration. Without any, everybody may ask for everything."""
+
+    def __init__(self, principals: Sequence[Principal]) -> None:
+        self._by_digest = {p.sha256.lower(): p for p in principals}
+
+    def authenticate(self, headers: Mapping[str, str]) -> Principal | None:
+        """The principal, or None where no keys are configured. Raises Unauthorized."""
+        if not self._by_digest:
+            return None
+        key = presented(headers)
+        if key is None:
+            raise Unauthorized("no API key was given", missing=True)
+        digest = hashlib.sha256(key.encode("utf-8", "surrogateescape")).hexdigest()
+        principal = self._by_digest.get(digest)
+        if principal is None or not hmac.compare_digest(principal.sha256.lower(), digest):
+            raise Unauthorized("the API key is not known", missing=False)
+        return principal
+
+
+def authorize(principal: Principal | None, model: str) -> None:
+    """Raises Forbidden unless the principal may ask for this model."""
+    if principal is None or principal.models is None or model in principal.models:
+        return
+    raise Forbidden(f"this key may not use the model {model!r}")
+
+
+def presented(headers: Mapping[str, str]) -> str | None:
+    """The key of a request: Bearer, Basic (its password), ``api-key`` or ``x-api-key``."""
+    scheme, _, value = headers.get("authorization", "").partition(" ")
+    value = value.strip()
+    match scheme.lower():
+        case "bearer" if value:
+            return value
+        case "basic":
+            return _password(value)
+        case _:
+            pass
+    return headers.get("api-key") or headers.get("x-api-key") or None
+
+
+def _password(value: str) -> str | None:
+    try:
+        text = b64decode(value, validate=True).decode("utf-8", "surrogateescape")
+    except (binascii.Error, ValueError):
+        return None
+    return text.partition(":")[2] or None

@@ -1,0 +1,48 @@
+"""What the gateway does around a backend, for every backend alike.
+
+A prompt that is text is put in front of the answer (``echo``), and a ``suffix`` behind it, here
+and nowhere else; so a client gets both whichever worker answers. An echo with logprobs needs the
+model's own view of the prompt, and stays with the backend.
+"""
+
+from collections.abc import Sequence
+
+from msgspec.structs import replace
+
+from gateway.core.types import End, Event, GenerateRequest, PromptEcho, Request, Text
+
+
+class Around:
+    """Puts the prompt before and the suffix behind each choice."""
+
+    def __init__(self, request: GenerateRequest, *, echo: bool) -> None:
+        self._prompts = request.prompts if echo else ()
+        self._n = request.n or 1
+        self._suffix = request.suffix or ""
+        self._begun: set[int] = set()
+
+    def apply(self, events: Sequence[Event]) -> Sequence[Event]:
+        """These events, with what belongs around them."""
+        out: list[Event] = []
+        for event in events:
+            if isinstance(event, Text | End):
+                if self._prompts and event.index not in self._begun:
+                    self._begun.add(event.index)
+                    out.append(PromptEcho(event.index, str(self._prompts[event.index // self._n])))
+                if self._suffix and isinstance(event, End):
+                    out.append(Text(self._suffix, event.index, tokens=0))
+            out.append(event)
+        return out
+
+
+def around(request: Request) -> tuple[Request, Around | None]:
+    """The request as the backend sees it, and what is left to do around its answer."""
+    if not isinstance(request, GenerateRequest) or not (request.echo or request.suffix):
+        return request, None
+    echo = bool(request.echo) and request.logprobs is None and _texts(request)
+    inner = replace(request, echo=None if echo else request.echo, suffix=None)
+    return inner, Around(request, echo=echo)
+
+
+def _texts(request: GenerateRequest) -> bool:
+    return bool(request.prompts) and all(isinstance(prompt, str) for prompt in request.prompts)

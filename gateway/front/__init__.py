@@ -1,0 +1,1 @@
+"""What turns sockets into a request and a sink (``gateway.seam``)."""

@@ -1,0 +1,172 @@
+"""The reference front: aiohttp's low-level server, below its applications and routes."""
+
+import asyncio
+import logging
+from collections.abc import Awaitable, Callable, Mapping
+from ssl import SSLContext
+
+from aiohttp import hdrs, web
+
+from gateway.core.errors import Malformed, TooLarge
+from gateway.core.ports import Headers
+from gateway.seam import Request, Sink
+
+Serve = Callable[[Request, Sink], Awaitable[None]]
+
+
+class _Request:
+    """A gateway.seam.Request."""
+
+    __slots__ = ("_raw", "headers", "method", "path", "peer", "query")
+
+    def __init__(self, raw: web.BaseRequest) -> None:
+        self._raw = raw
+        self.method = raw.method
+        path, _, query = raw.raw_path.partition("?")
+        self.path = path
+        self.query = query
+        self.headers: Mapping[str, str] = raw.headers
+        self.peer = raw.remote or ""
+
+    async def body(self, limit: int) -> bytes:
+        declared = self._raw.content_length
+        if declared is not None and declared > limit:
+            raise _too_large(limit)
+        pieces: list[bytes] = []
+        size = 0
+        try:
+            while piece := await self._raw.content.readany():
+                size += len(piece)
+                if size > limit:
+                    raise _too_large(limit)
+                pieces.append(piece)
+        except web.RequestPayloadError:
+            raise Malformed("the body did not arrive whole") from None
+        return b"".join(pieces)
+
+
+def _too_large(limit: int) -> TooLarge:
+    return TooLarge(f"the body is larger than {limit} bytes", limit=limit)
+
+
+class _Sink:
+    """A gateway.seam.Sink. Nothing is sent before ``drain``, so a short answer is one write."""
+
+    pressure = True
+
+    def __init__(self, raw: web.BaseRequest) -> None:
+        self._raw = raw
+        self._response: web.StreamResponse | None = None
+        self._status = 0
+        self._headers: Headers = ()
+        self._pending: list[bytes] = []
+        self.started = False
+        self.finished = False
+
+    def start(self, status: int, headers: Headers) -> None:
+        self.started = True
+        self._status, self._headers = status, headers
+
+    def write(self, data: bytes) -> None:
+        self._pending.append(data)
+
+    def finish(self) -> None:
+        self.finished = True
+
+    async def drain(self) -> None:
+        if self._response is None:
+            self._response = self._make(web.StreamResponse(status=self._status))
+            self._response.headers[hdrs.CACHE_CONTROL] = "no-cache"
+            self._response.headers["X-Accel-Buffering"] = "no"
+            await self._response.prepare(self._raw)
+        data = b"".join(self._pending)
+        self._pending.clear()
+        if data:
+            await self._response.write(data)
+
+    async def close(self) -> web.StreamResponse:
+        """Send what is left. The connection is cut when the answer was not finished."""
+        if self._response is None and self.finished:
+            body = b"".join(self._pending)
+            return self._make(web.Response(status=self._status, body=body))
+        if self._response is None:
+            self._response = web.Response(status=500)
+            self._response.force_close()
+            return self._response
+        await self.drain()
+        if self.finished:
+            await self._response.write_eof()
+        elif self._raw.transport is not None:
+            self._raw.transport.abort()
+        return self._response
+
+    def _make(self, response: web.StreamResponse) -> web.StreamResponse:
+        headers = response.headers
+        headers[hdrs.SERVER] = "interlingua"
+        headers.pop(hdrs.CONTENT_TYPE, None)
+        for name, value in self._headers:
+            if name == hdrs.TRANSFER_ENCODING:
+                response.enable_chunked_encoding()
+            elif name == hdrs.CONNECTION:
+                response.force_close()
+            else:
+                headers[name] = value
+        return response
+
+
+class Front:
+    """One listening address.
+
+    ``serve`` is called for each request, in a task that is cancelled when the client leaves.
+    """
+
+    def __init__(self, serve: Serve, *, header_limit: int) -> None:
+        self._serve = serve
+        self._server = web.Server(
+            self._answer,
+            handler_cancellation=True,
+            access_log=None,
+            logger=logging.getLogger("interlingua.http"),
+            auto_decompress=False,
+            max_line_size=header_limit,
+            max_field_size=header_limit,
+        )
+        self._runner = web.ServerRunner(self._server, handle_signals=False)
+        self._site: web.TCPSite | None = None
+        self._busy = 0
+        self._idle = asyncio.Event()
+        self._idle.set()
+
+    async def listen(self, host: str, port: int, tls: SSLContext | None = None) -> int:
+        """Bind; gives the port, which the system chooses for 0."""
+        await self._runner.setup()
+        self._site = web.TCPSite(self._runner, host, port, ssl_context=tls)
+        await self._site.start()
+        bound: int = self._runner.addresses[0][1]
+        return bound
+
+    async def drain(self, seconds: float) -> None:
+        """Take no more connections, and wait for the exchanges that run, so long at most."""
+        if self._site is not None:
+            await self._site.stop()
+        try:
+            async with asyncio.timeout(seconds):
+                await self._idle.wait()
+        except TimeoutError:
+            pass
+
+    async def close(self) -> None:
+        """Cut what is left."""
+        await self._runner.cleanup()
+
+    async def _answer(self, raw: web.BaseRequest) -> web.StreamResponse:
+        sink = _Sink(raw)
+        self._busy += 1
+        self._idle.clear()
+        try:
+            await self._serve(_Request(raw), sink)
+            return await sink.close()
+        finally:
+            self._busy -= 1
+            if not self._busy:
+                self._idle.set()

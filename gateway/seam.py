@@ -1,0 +1,44 @@
+"""What the life of an exchange sees of the network: a request, and a sink for the answer.
+
+A front (``gateway.front``) makes both out of sockets. Nothing above it knows which front it is.
+"""
+
+from collections.abc import Mapping
+from typing import Protocol
+
+from gateway.core.ports import Headers
+
+
+class Request(Protocol):
+    """One HTTP request, its body not yet read."""
+
+    method: str
+    path: str
+    """Raw, still percent-encoded, without the query."""
+    query: str
+    headers: Mapping[str, str]
+    """Found by lower-case name."""
+    peer: str
+
+    async def body(self, limit: int) -> bytes:
+        """The whole body. Raises TooLarge past ``limit`` bytes, having read no more than that."""
+
+
+class Sink(Protocol):
+    """Takes one answer. ``start``, ``write`` and ``finish`` only note what is to be sent."""
+
+    started: bool
+    pressure: bool
+    """Whether ``drain`` must be awaited before writing more."""
+
+    def start(self, status: int, headers: Headers) -> None:
+        """Begin the answer."""
+
+    def write(self, data: bytes) -> None:
+        """A piece of the body."""
+
+    def finish(self) -> None:
+        """The body is complete."""
+
+    async def drain(self) -> None:
+        """Send what was written, as fast as the client takes it."""

@@ -1,0 +1,335 @@
+"""The life of one exchange, from a request to its sink.
+
+find        which dialect and endpoint the path belongs to, before anything of the body is read
+admit       who asks
+peek        which model (protocols/<dialect>)
+route       which target (gateway/router.py)
+decode      the one internal request
+answer      events (backends/<backend>), written by the dialect's encoder as they come, or folded
+
+Whatever goes wrong is told in the caller's dialect: by ``refuse`` while nothing was sent, and by
+``Encoder.error`` after that. An end is never made up.
+"""
+
+import asyncio
+import logging
+import zlib
+from collections.abc import Callable, Mapping
+from contextlib import aclosing
+
+from msgspec import Struct
+from msgspec.structs import replace
+
+from gateway.auth import Keyring, Principal, authorize
+from gateway.core import loss
+from gateway.core.aggregate import Fold
+from gateway.core.context import Clock, Context, Deadline, Timeouts
+from gateway.core.errors import (
+    ClientError,
+    DeadlineExceeded,
+    GatewayError,
+    InternalError,
+    Malformed,
+    StreamBroken,
+    TooLarge,
+    Unsupported,
+)
+from gateway.core.ports import About, Backend, Call, Dialect, Encoder, Reply
+from gateway.core.types import Done, Request, Usage
+from gateway.emulation import Around, around
+from gateway.paths import Paths
+from gateway.router import Route, Router
+from gateway.seam import Request as HttpRequest
+from gateway.seam import Sink
+from gateway.telemetry import Observer, Record
+
+log = logging.getLogger("interlingua")
+
+
+class Settings(Struct, frozen=True):
+    """The limits of every exchange. ``body`` is in bytes."""
+
+    body: int = 8 << 20
+    timeouts: Timeouts = Timeouts()
+
+
+class Surroundings(Struct, frozen=True):
+    """What the outside world gives an exchange; a test gives its own."""
+
+    clock: Clock
+    now: Callable[[], float]
+    """Unix seconds."""
+    new_id: Callable[[], str]
+    draw: Callable[[], float]
+    """A number in [0, 1), for splits."""
+    observe: Observer
+
+
+class _Work(Struct):
+    """An exchange that has a target: what the writing of its answer needs."""
+
+    request: Request
+    route: Route
+    encoder: Encoder
+    context: Context
+    sink: Sink
+    record: Record
+    headers: tuple[tuple[str, str], ...] = ()
+    around: Around | None = None
+
+    @property
+    def backend(self) -> Backend:
+        return self.route.target.backend
+
+
+class Server:
+    """Serves one listener."""
+
+    def __init__(
+        self,
+        paths: Paths,
+        router: Router,
+        keyring: Keyring,
+        settings: Settings,
+        surroundings: Surroundings,
+    ) -> None:
+        self._paths = paths
+        self._router = router
+        self._keyring = keyring
+        self._settings = settings
+        self._clock = surroundings.clock
+        self._now = surroundings.now
+        self._new_id = surroundings.new_id
+        self._observe = surroundings.observe
+
+    async def serve(self, http: HttpRequest, sink: Sink) -> None:
+        """Answer one request. Raises only what cancels its task."""
+        began = self._clock()
+        record = Record(_request_id(http.headers) or self._new_id(), path=http.path[:200])
+        try:
+            await self._serve(http, sink, record)
+        except asyncio.CancelledError:
+            record.outcome = "cancelled"
+            raise
+        finally:
+            record.duration = self._clock() - began
+            self._observe(record)
+
+    async def _serve(self, http: HttpRequest, sink: Sink, record: Record) -> None:
+        if http.path == "/health" and not self._paths.claims("/health"):
+            self._send(sink, Reply(200, b'{"status":"ok"}'), record)
+            return
+        mount = self._paths.owner(http.path)
+        call = None
+        try:
+            found = self._paths.find(http.method, http.path)
+            mount = found.mount
+            call = Call(found.endpoint, found.params, http.headers, http.query, b"", http.path)
+            principal = self._admit(call, record)
+            call = replace(call, body=await self._body(http))
+            match call.endpoint.task:
+                case "inform":
+                    self._send(sink, mount.dialect.inform(call, self._router), record)
+                case "generate":
+                    await self._generate(mount.dialect, call, principal, sink, record)
+                case "stop":
+                    raise Unsupported("requests can't be stopped by id here")
+        except GatewayError as error:
+            self._refuse(mount.dialect, error, call, sink, record)
+        except Exception:
+            log.exception("exchange %s failed", record.id)
+            bug = InternalError("the gateway failed; its log has the cause")
+            self._refuse(mount.dialect, bug, call, sink, record)
+        finally:
+            record.dialect = mount.dialect.name
+
+    def _admit(self, call: Call, record: Record) -> Principal | None:
+        if call.endpoint.open:
+            return None
+        principal = self._keyring.authenticate(call.headers)
+        record.key = principal.name if principal else ""
+        return principal
+
+    async def _body(self, http: HttpRequest) -> bytes:
+        body = await http.body(self._settings.body)
+        if encoding := http.headers.get("content-encoding", ""):
+            return _decompress(body, encoding, self._settings.body)
+        return body
+
+    async def _generate(
+        self,
+        dialect: Dialect,
+        call: Call,
+        principal: Principal | None,
+        sink: Sink,
+        record: Record,
+    ) -> None:
+        envelope = dialect.peek(call)
+        route = self._router.route(envelope.model, envelope.version)
+        authorize(principal, route.model.info.name)
+        self._label(record, route, envelope.stream)
+        request = replace(dialect.decode(call), model=route.target.model)
+        context = self._context(call, request, record)
+        headers = self._judge(dialect, call, request, route, record)
+        about = About(
+            context.id,
+            int(self._now()),
+            envelope.model,
+            route.target.version,
+            route.target.model,
+            context,
+        )
+        encoder = dialect.encoder(call, request, about)
+        request, outside = around(request)
+        work = _Work(request, route, encoder, context, sink, record, headers, outside)
+        try:
+            async with asyncio.timeout(context.deadline.remaining()):
+                await (self._stream(work) if envelope.stream else self._whole(work))
+        except TimeoutError:
+            self._fail(work, DeadlineExceeded("the request's time is up"))
+        except GatewayError as error:
+            self._fail(work, error)
+
+    async def _stream(self, work: _Work) -> None:
+        """Write events as they come.
+
+        The answer is opened by its first bytes, so that what fails before them gets a true status.
+        """
+        sink, encoder = work.sink, work.encoder
+        done = False
+        async with aclosing(work.backend.answer(work.request, work.context)) as batches:
+            async for batch in batches:
+                events = work.around.apply(batch) if work.around else batch
+                data = encoder.write(events)
+                for event in events:
+                    if type(event) is Usage:
+                        work.record.usage = event
+                    elif type(event) is Done:
+                        done = True
+                if data:
+                    if not sink.started:
+                        self._open(work)
+                    sink.write(data)
+                    if sink.pressure:
+                        await sink.drain()
+        if not done:
+            raise StreamBroken("the answer stopped before its end")
+        if not sink.started:
+            self._open(work)
+        sink.finish()
+
+    async def _whole(self, work: _Work) -> None:
+        fold = Fold()
+        async with aclosing(work.backend.answer(work.request, work.context)) as batches:
+            async for batch in batches:
+                fold.add(work.around.apply(batch) if work.around else batch)
+        answer = fold.result()
+        work.record.usage = answer.usage
+        reply = work.encoder.whole(answer)
+        extra = (*work.encoder.headers(), *work.headers)
+        self._send(work.sink, replace(reply, headers=(*reply.headers, *extra)), work.record)
+
+    def _open(self, work: _Work) -> None:
+        encoder = work.encoder
+        headers = (("Content-Type", encoder.content_type), *encoder.headers(), *work.headers)
+        work.record.status = 200
+        work.sink.start(200, (("x-request-id", work.record.id), *headers))
+
+    def _fail(self, work: _Work, error: GatewayError) -> None:
+        if not work.sink.started:
+            raise error
+        self._note(work.record, error)
+        work.record.outcome = "truncated"
+        work.sink.write(work.encoder.error(error))
+        work.sink.finish()
+
+    def _judge(
+        self, dialect: Dialect, call: Call, request: Request, route: Route, record: Record
+    ) -> tuple[tuple[str, str], ...]:
+        """The headers that report losses. Raises Unsupported where a loss is not accepted."""
+        rule = "reject" if call.headers.get("x-interlingua-strict") == "1" else route.model.on_loss
+        if rule == "ignore":
+            return ()
+        found = route.target.backend.losses(request, dialect.names(call))
+        if not found:
+            return ()
+        if rule == "reject":
+            names = ", ".join(one.field for one in found)
+            raise Unsupported(
+                f"the model {route.model.info.name!r} can't honour: {names}", param=found[0].field
+            )
+        record.losses = found
+        return (("x-interlingua-loss", loss.header(found)),)
+
+    def _context(self, call: Call, request: Request, record: Record) -> Context:
+        timeouts = self._settings.timeouts
+        deadline = Deadline(self._clock, timeouts.total)
+        if request.timeout is not None:
+            deadline.shorten(request.timeout)
+        if (asked := _seconds(call.headers.get("x-interlingua-timeout"))) is not None:
+            deadline.shorten(asked)
+        return Context(record.id, deadline, self._clock, timeouts, record.key or None)
+
+    @staticmethod
+    def _label(record: Record, route: Route, stream: bool) -> None:  # noqa: FBT001 - a label's value
+        record.model = route.model.info.name
+        record.version = route.target.version
+        record.backend = route.target.backend_name
+        record.stream = stream
+
+    def _refuse(
+        self, dialect: Dialect, error: GatewayError, call: Call | None, sink: Sink, record: Record
+    ) -> None:
+        self._note(record, error)
+        if sink.started:  # only a bug comes here: what was begun is cut off, not ended
+            record.outcome = "truncated"
+            return
+        self._send(sink, dialect.refuse(error, call), record)
+
+    @staticmethod
+    def _note(record: Record, error: GatewayError) -> None:
+        record.error = type(error).__name__
+        if isinstance(error, ClientError):
+            record.outcome = "client_error"
+        else:
+            record.outcome = "worker_error" if error.blame == "worker" else "gateway_error"
+
+    @staticmethod
+    def _send(sink: Sink, reply: Reply, record: Record) -> None:
+        record.status = reply.status
+        sink.start(reply.status, (("x-request-id", record.id), *reply.headers))
+        sink.write(reply.body)
+        sink.finish()
+
+
+def _request_id(headers: Mapping[str, str]) -> str | None:
+    """The client's own name for the request, where it is fit to be repeated."""
+    given = headers.get("x-request-id") or headers.get("x-client-request-id") or ""
+    fit = 0 < len(given) <= 128 and given.isascii() and given.isprintable() and " " not in given  # noqa: PLR2004
+    return given if fit else None
+
+
+def _seconds(text: str | None) -> float | None:
+    try:
+        seconds = float(text) if text else 0.0
+    except ValueError:
+        return None
+    return seconds if 0 < seconds < float("inf") else None
+
+
+def _decompress(body: bytes, encoding: str, limit: int) -> bytes:
+    """A body sent with a content encoding. Raises ClientError or TooLarge."""
+    match encoding.strip().lower():
+        case "identity":
+            return body
+        case "gzip":
+            stream = zlib.decompressobj(zlib.MAX_WBITS | 16)
+        case _:
+            raise ClientError("the body's content encoding is not one that is read here")
+    try:
+        out = stream.decompress(body, limit + 1)
+    except zlib.error:
+        raise Malformed("the body is not gzip", problem="encoding") from None
+    if len(out) > limit:
+        raise TooLarge(f"the body is larger than {limit} bytes", limit=limit)
+    return out

@@ -1,0 +1,64 @@
+"""A key is found in any of the places where clients put it, and is known by its digest only."""
+
+import hashlib
+from base64 import b64encode
+
+import pytest
+
+from gateway.auth import Keyring, Principal, authorize
+from gateway.core.errors import Forbidden, Unauthorized
+
+KEY = "sk-test"
+APP = Principal("app", hashlib.sha256(KEY.encode()).hexdigest(), frozenset({"chat"}))
+RING = Keyring([APP])
+
+
+@pytest.mark.parametrize(
+    "headers",
+    [
+        {"authorization": f"Bearer {KEY}"},
+        {"authorization": f"bearer   {KEY} "},
+        {"authorization": "Basic " + b64encode(f"token:{KEY}".encode()).decode()},
+        {"api-key": KEY},
+        {"x-api-key": KEY},
+    ],
+)
+def test_the_key_is_found(headers: dict[str, str]) -> None:
+    assert RING.authenticate(headers) is APP
+
+
+@pytest.mark.parametrize(
+    "headers",
+    [
+        {},
+        {"authorization": ""},
+        {"authorization": "Bearer"},
+        {"authorization": "Bearer "},
+        {"authorization": "Basic !!"},
+        {"authorization": "Basic " + b64encode(b"token").decode()},
+    ],
+)
+def test_no_key_is_said_to_be_missing(headers: dict[str, str]) -> None:
+    with pytest.raises(Unauthorized) as e:
+        RING.authenticate(headers)
+    assert e.value.missing
+
+
+@pytest.mark.parametrize("key", ["sk-wrong", "sk-test ' OR 1=1", "ü" * 1000, "\udcff", "x" * 10**6])
+def test_a_wrong_key_is_refused_without_being_repeated(key: str) -> None:
+    with pytest.raises(Unauthorized) as e:
+        RING.authenticate({"authorization": f"Bearer {key}"})
+    assert not e.value.missing
+    assert key not in e.value.message
+
+
+def test_without_keys_everybody_may_ask() -> None:
+    assert Keyring([]).authenticate({}) is None
+    authorize(None, "anything")
+
+
+def test_a_key_is_for_its_models() -> None:
+    authorize(APP, "chat")
+    authorize(Principal("all", APP.sha256), "anything")
+    with pytest.raises(Forbidden, match="'other'"):
+        authorize(APP, "other")

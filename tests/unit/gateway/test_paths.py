@@ -1,0 +1,81 @@
+"""A path leads to a dialect and an endpoint before anything of the body is read."""
+
+from typing import Any, cast
+
+import pytest
+from msgspec import Struct
+
+from gateway.core.errors import MethodNotAllowed, PathNotFound
+from gateway.core.ports import Dialect, Endpoint
+from gateway.paths import Mount, Paths
+
+
+class Fake(Struct):
+    """As much of a dialect as paths need."""
+
+    name: str
+    roots: tuple[str, ...]
+    endpoints: tuple[Endpoint, ...]
+
+
+ONE = Fake(
+    "one",
+    ("/v1",),
+    (
+        Endpoint("POST", "/v1/chat"),
+        Endpoint("GET", "/v1/models/{model}"),
+        Endpoint("GET", "/v1/models/{model}/ready", exact=True),
+    ),
+)
+TWO = Fake(
+    "two", ("/v1/deep", "/v2"), (Endpoint("POST", "/v1/chat"), Endpoint("GET", "/v2", exact=True))
+)
+
+
+def mount(fake: Fake, prefix: str = "") -> Mount:
+    return Mount(cast("Dialect", cast("Any", fake)), prefix)
+
+
+PATHS = Paths([mount(ONE), mount(TWO), mount(TWO, "/other")])
+
+
+@pytest.mark.parametrize(
+    ("method", "path", "dialect", "params"),
+    [
+        ("POST", "/v1/chat", "one", {}),
+        ("POST", "/v1/chat/", "one", {}),
+        ("POST", "/other/v1/chat", "two", {}),
+        ("GET", "/v2", "two", {}),
+        ("GET", "/v1/models/m", "one", {"model": "m"}),
+        ("GET", "/v1/models/m/", "one", {"model": "m"}),
+        ("GET", "/v1/models/org%2Fm", "one", {"model": "org/m"}),
+        ("GET", "/v1/models/m/ready", "one", {"model": "m"}),
+    ],
+)
+def test_a_path_is_found(method: str, path: str, dialect: str, params: dict[str, str]) -> None:
+    found = PATHS.find(method, path)
+
+    assert found.mount.dialect.name == dialect
+    assert found.params == params
+
+
+@pytest.mark.parametrize(
+    "path", ["/", "/v3", "/v2/", "/V1/chat", "/v1/chat/x", "/v1/models/a/b", "/v1/models/m/ready/"]
+)
+def test_any_other_path_is_not(path: str) -> None:
+    with pytest.raises(PathNotFound):
+        PATHS.find("GET", path)
+
+
+def test_a_wrong_method_is_told_the_right_ones() -> None:
+    with pytest.raises(MethodNotAllowed) as e:
+        PATHS.find("DELETE", "/v1/chat")
+    assert e.value.allowed == ("POST",)
+
+
+@pytest.mark.parametrize(
+    ("path", "dialect"),
+    [("/v1/nope", "one"), ("/v1/deep/x", "two"), ("/v2/x", "two"), ("/nope", "one")],
+)
+def test_an_unknown_path_belongs_to_the_longest_root(path: str, dialect: str) -> None:
+    assert PATHS.owner(path).dialect.name == dialect

@@ -1,0 +1,84 @@
+"""The table sends each name where the configuration says, and nothing else does."""
+
+import pytest
+
+from backends.echo import EchoBackend
+from gateway.core.catalog import ModelInfo
+from gateway.core.errors import ModelNotFound, VersionNotFound
+from gateway.router import Model, Router, Target, compile_model
+
+BACKEND = EchoBackend()
+
+
+def target(version: str, model: str) -> Target:
+    return Target(version, model, BACKEND, "echo")
+
+
+def model(name: str, weights: dict[str, int], **info: object) -> Model:
+    targets = {version: target(version, f"{name}-{version}") for version in weights}
+    return compile_model(ModelInfo(name, (), **info), targets, weights)  # type: ignore[arg-type]
+
+
+def router(*models: Model, draw: float = 0.0) -> Router:
+    return Router({one.info.name: one for one in models}, draw=lambda: draw)
+
+
+@pytest.mark.parametrize(("draw", "version"), [(0.0, "1"), (0.89, "1"), (0.9, "2"), (0.999, "2")])
+def test_a_split_follows_its_weights(draw: float, version: str) -> None:
+    table = router(model("chat", {"1": 90, "2": 10}), draw=draw)
+
+    route = table.route("chat")
+
+    assert (route.target.version, route.pinned) == (version, False)
+
+
+def test_a_version_without_weight_is_reached_by_its_name_only() -> None:
+    table = router(model("chat", {"1": 1, "2": 0}), draw=0.9999)
+
+    assert table.route("chat").target.version == "1"
+    assert table.route("chat", "2").target.model == "chat-2"
+    assert table.route("chat@2").pinned
+
+
+def test_an_alias_is_the_model() -> None:
+    table = router(model("chat", {"1": 1}, aliases=("gpt-4o",)))
+
+    assert table.route("gpt-4o").model.info.name == "chat"
+    assert table.find("gpt-4o").name == "chat"
+
+
+def test_what_does_not_exist_is_named() -> None:
+    table = router(model("chat", {"1": 1}))
+
+    with pytest.raises(ModelNotFound, match="'nope'"):
+        table.route("nope")
+    with pytest.raises(ModelNotFound, match="'nope@1'"):
+        table.route("nope@1")
+    with pytest.raises(VersionNotFound, match="'9'"):
+        table.route("chat", "9")
+    with pytest.raises(VersionNotFound):
+        table.route("chat@9")
+    with pytest.raises(ModelNotFound) as e:
+        table.route("x" * 10_000)
+    assert len(e.value.message) < 300
+
+
+def test_the_model_for_every_name_passes_the_name_on() -> None:
+    table = router(model("*", {"1": 1}), model("chat", {"1": 1}))
+
+    route = table.route("any/thing")
+
+    assert (route.model.info.name, route.target.model) == ("any/thing", "any/thing")
+    assert table.route("chat").target.model == "chat-1"
+    assert [info.name for info in table.models()] == ["chat"]
+    with pytest.raises(ModelNotFound):
+        table.route("")
+
+
+def test_the_listing_says_shares_in_percent_and_readiness() -> None:
+    [info] = router(model("chat", {"1": 3, "2": 1})).models()
+
+    assert [(v.name, v.served_model, v.share, v.ready) for v in info.versions] == [
+        ("1", "chat-1", 75, True),
+        ("2", "chat-2", 25, True),
+    ]
