@@ -1,6 +1,6 @@
 """The vocabulary: what dialects, backends and the router share. No I/O; stdlib and msgspec only.
 
-types       the one internal request, and the events that answer it
+types       the one internal request (request) and the events that answer it (events)
 errors      the one tree of everything that can go wrong
 loss        what a translation could not carry, and how that is found out
 ports       what a dialect and a backend must offer

@@ -11,6 +11,7 @@ GatewayError
 │   ├── ModelNotFound
 │   │   └── VersionNotFound
 │   ├── PathNotFound
+│   ├── RequestNotFound         no running request of this id
 │   ├── MethodNotAllowed        carries ``allowed``
 │   ├── TooLarge                the body, or a header
 │   ├── Unauthorized            no key, or a wrong one
@@ -161,6 +162,14 @@ class PathNotFound(ClientError):
         self.method = method
 
 
+class RequestNotFound(ClientError):
+    """No running request has this ``id``, which its client chose."""
+
+    def __init__(self, message: str, *, id: str) -> None:  # noqa: A002 - the wire's word
+        super().__init__(message)
+        self.id = id
+
+
 class MethodNotAllowed(ClientError):
     """The path exists, for other methods."""
 
@@ -205,7 +214,7 @@ class QuotaExceeded(ClientError):
 
 
 class ClientGone(ClientError):
-    """The client left."""
+    """The client left, or told us to stop."""
 
 
 class Overloaded(GatewayError):

@@ -9,10 +9,16 @@ import re
 from collections.abc import Iterator, Mapping
 from typing import Any, Literal
 
-import msgspec
 from msgspec import Struct
 
-from gateway.core.types import EmbedRequest, GenerateRequest, Request
+from gateway.core.types import (
+    EmbedRequest,
+    GenerateRequest,
+    Request,
+    Sampling,
+    Stopping,
+    Templating,
+)
 
 Reason = Literal["renamed", "clamped", "defaulted", "approximated", "emulated", "dropped"]
 """``emulated``: the gateway did it in the target's stead; only ``renamed`` loses nothing."""
@@ -38,6 +44,7 @@ class Carry(Struct, frozen=True):
 
 _UNSAFE = re.compile(r"[^A-Za-z0-9_.\-\[\]]")
 _SECTIONS = ("sampling", "stopping", "templating", "reasoning", "logprobs")
+_SILENT = {"sampling": Sampling(), "stopping": Stopping(), "templating": Templating()}
 _NEVER_LOST = frozenset(
     {"model", "kind", "messages", "prompts", "inputs", "stream", "want", "given", "client_id",
      "labels", "extra", "timeout", "encoding", "templating.mode", "legacy_functions", "tool_choice"}
@@ -47,21 +54,21 @@ _NEVER_LOST = frozenset(
 
 def set_fields(request: Request) -> Iterator[tuple[str, Any]]:
     """The path and value of every field that differs from "the client did not say"."""
-    for field in msgspec.structs.fields(request):
-        name = field.name
+    for name in request.__struct_fields__:
         value = getattr(request, name)
+        if value is None or value is False or value == ():
+            continue
         if name in _SECTIONS:
-            if value is not None:
+            if value != _SILENT.get(name):
                 yield from _section(name, value)
-        elif name not in _NEVER_LOST and value not in (None, (), False):
+        elif name not in _NEVER_LOST:
             yield name, value
 
 
 def _section(name: str, section: Struct) -> Iterator[tuple[str, Any]]:
-    for field in msgspec.structs.fields(section):
-        path = f"{name}.{field.name}"
-        value = getattr(section, field.name)
-        if path not in _NEVER_LOST and value is not None and value != ():
+    for field in section.__struct_fields__:
+        value = getattr(section, field)
+        if value is not None and value != () and (path := f"{name}.{field}") not in _NEVER_LOST:
             yield path, value
 
 

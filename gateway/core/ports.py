@@ -13,7 +13,7 @@ from typing import Literal, Protocol
 from msgspec import Struct
 
 from gateway.core.aggregate import Answer
-from gateway.core.catalog import Catalog
+from gateway.core.catalog import Catalog, ModelInfo
 from gateway.core.context import Context
 from gateway.core.errors import GatewayError
 from gateway.core.loss import Loss
@@ -115,8 +115,11 @@ class Dialect(Protocol):
     def peek(self, call: Call) -> Envelope:
         """Which model, and whether streamed."""
 
-    def decode(self, call: Call) -> Request:
-        """The whole request, checked after this dialect's rules."""
+    def decode(self, call: Call, model: ModelInfo | None = None) -> Request:
+        """The whole request, checked after this dialect's rules.
+
+        ``model`` is the model that it goes to: some rules are of a model. None is a plain one.
+        """
 
     def encoder(self, call: Call, request: Request, about: About) -> Encoder:
         """What writes the answer to this request."""

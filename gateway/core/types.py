@@ -1,478 +1,109 @@
-"""The one internal request, and the events that answer it.
+"""The one internal request and the events that answer it, under one name.
 
 A dialect decodes into these types and a backend consumes them, so that a new dialect costs one
 codec and not one translator for each backend.
-
-Two rules hold throughout. ``None`` (or an empty tuple) means that the client did not say: a default
-is the target's own, and is written down here only where the client's dialect promises another. And
-what no field here stands for is kept in ``extra`` as the client wrote it, for a worker of the same
-mind.
 """
 
-from collections.abc import Mapping
-from typing import Literal
-
-from msgspec import Raw, Struct, field
-
-# --- what is asked ----------------------------------------------------------------------------
-
-Role = Literal["system", "developer", "user", "assistant", "tool", "function"]
-
-
-class TextPart(Struct, frozen=True, tag="text"):
-    """Plain text."""
-
-    text: str
-
-
-class ImagePart(Struct, frozen=True, tag="image"):
-    """An image by ``https:`` or ``data:`` URL; ``detail`` is auto, low or high."""
-
-    url: str
-    detail: str | None = None
-
-
-class AudioPart(Struct, frozen=True, tag="audio"):
-    """Audio: base64 ``data`` in ``format`` (wav, mp3), or a URL."""
-
-    data: str
-    format: str | None = None
-
-
-class VideoPart(Struct, frozen=True, tag="video"):
-    """A video by URL."""
-
-    url: str
-
-
-class FilePart(Struct, frozen=True, tag="file"):
-    """A file: an id known to the worker, or base64 data with its name."""
-
-    file_id: str | None = None
-    file_data: str | None = None
-    filename: str | None = None
-
-
-class RefusalPart(Struct, frozen=True, tag="refusal"):
-    """What an assistant said when it declined."""
-
-    text: str
-
-
-class ReasoningPart(Struct, frozen=True, tag="reasoning"):
-    """What an assistant thought; ``signature`` lets its author recognise it."""
-
-    text: str
-    signature: str | None = None
-
-
-Part = TextPart | ImagePart | AudioPart | VideoPart | FilePart | RefusalPart | ReasoningPart
-
-
-class ToolCall(Struct, frozen=True):
-    """A call that the model made; ``arguments`` is JSON text, not parsed."""
-
-    id: str
-    name: str
-    arguments: str
-    kind: str = "function"
-
-
-class Message(Struct, frozen=True, omit_defaults=True):
-    """One turn of a conversation. No parts: the client sent no content."""
-
-    role: Role
-    parts: tuple[Part, ...] = ()
-    name: str | None = None
-    tool_calls: tuple[ToolCall, ...] = ()
-    tool_call_id: str | None = None
-    is_error: bool = False
-
-    @property
-    def text(self) -> str:
-        """The text parts, joined."""
-        return "".join(part.text for part in self.parts if isinstance(part, TextPart))
-
-
-class Tool(Struct, frozen=True):
-    """A function the model may call; ``parameters`` is a JSON Schema as the client wrote it."""
-
-    name: str
-    description: str | None = None
-    parameters: Raw | None = None
-    strict: bool | None = None
-    kind: Literal["function", "custom"] = "function"
-
-
-class NamedTool(Struct, frozen=True, tag="named"):
-    """This tool must be called."""
-
-    name: str
-
-
-class AllowedTools(Struct, frozen=True, tag="allowed"):
-    """Only these tools may be called; ``mode`` says whether one must be."""
-
-    mode: Literal["auto", "required"]
-    names: tuple[str, ...]
-
-
-ToolChoice = Literal["none", "auto", "required"] | NamedTool | AllowedTools
-
-
-class JsonObject(Struct, frozen=True, tag="json_object"):
-    """Any JSON object."""
-
-
-class JsonSchema(Struct, frozen=True, tag="json_schema"):
-    """JSON after a schema; ``schema`` is kept as the client wrote it."""
-
-    schema: Raw
-    name: str = "schema"
-    description: str | None = None
-    strict: bool | None = None
-
-
-class Regex(Struct, frozen=True, tag="regex"):
-    """Text that matches a regular expression."""
-
-    pattern: str
-
-
-class Choice(Struct, frozen=True, tag="choice"):
-    """One of these texts."""
-
-    options: tuple[str, ...]
-
-
-class Grammar(Struct, frozen=True, tag="grammar"):
-    """Text of a context-free grammar."""
-
-    text: str
-
-
-OutputFormat = JsonObject | JsonSchema | Regex | Choice | Grammar
-
-
-class Sampling(Struct, frozen=True, omit_defaults=True):
-    """How a token is picked. The canonical forms: greedy is temperature 0; "all" is top_k None."""
-
-    temperature: float | None = None
-    top_p: float | None = None
-    top_k: int | None = None
-    min_p: float | None = None
-    typical_p: float | None = None
-    do_sample: bool | None = None
-    seed: int | None = None
-    """0 to 2**64 - 1; dialects that allow negative seeds map them by two's complement."""
-    repetition_penalty: float | None = None
-    presence_penalty: float | None = None
-    frequency_penalty: float | None = None
-    logit_bias: Mapping[int, float] | None = None
-    allowed_token_ids: tuple[int, ...] | None = None
-    bad_words: tuple[str, ...] = ()
-    watermark: bool | None = None
-    beam_width: int | None = None
-    """Beam search of this width; None is sampling."""
-    diversity_penalty: float | None = None
-    length_penalty: float | None = None
-
-
-class Stopping(Struct, frozen=True, omit_defaults=True):
-    """When a choice ends, and what its end leaves in the text."""
-
-    max_tokens: int | None = None
-    min_tokens: int | None = None
-    stop: tuple[str, ...] = ()
-    stop_token_ids: tuple[int, ...] = ()
-    include_stop: bool | None = None
-    ignore_eos: bool | None = None
-    truncate_prompt: int | None = None
-    """Keep the last so many prompt tokens; -1 keeps as many as the model takes."""
-    overflow: Literal["error", "truncate"] | None = None
-    skip_special_tokens: bool | None = None
-    spaces_between_special_tokens: bool | None = None
-
-
-class Logprobs(Struct, frozen=True):
-    """``top`` alternatives beside each token (0: the token alone); ``prompt``: for the prompt too.
-
-    ``top`` -1 asks for the whole vocabulary.
-    """
-
-    top: int = 0
-    prompt: int | None = None
-
-
-class Reasoning(Struct, frozen=True, omit_defaults=True):
-    """How much to think, and whether to show it. ``budget`` is in tokens."""
-
-    effort: str | None = None
-    budget: int | None = None
-    include: bool | None = None
-    summary: str | None = None
-
-
-class Templating(Struct, frozen=True, omit_defaults=True):
-    """How the prompt becomes the model's input.
-
-    ``mode``: ``chat`` runs the messages through the model's chat template; ``raw`` gives prompts to
-    the model as they are; ``server`` lets the server wrap a prompt as it would a user's message.
-    """
-
-    mode: Literal["chat", "raw", "server"] = "chat"
-    template: str | None = None
-    arguments: Mapping[str, Raw] | None = None
-    continue_final: bool | None = None
-    add_generation_prompt: bool | None = None
-    add_special_tokens: bool | None = None
-
-
-class Want(Struct, frozen=True, omit_defaults=True):
-    """What the client wants told besides the text. A backend that knows it may say more."""
-
-    usage: Literal["none", "final", "each"] = "final"
-    """``none``: the answer has no place for usage; ``each``: running usage in every event."""
-    details: bool = False
-    timing: bool = False
-    token_ids: bool = False
-
-
-Prompt = str | tuple[int, ...]
-"""Text, or token ids."""
-
-
-class GenerateRequest(Struct, frozen=True, kw_only=True):
-    """A request for text: a conversation (``messages``), or one or more ``prompts``.
-
-    The answer has ``n`` choices for a conversation, and ``n`` for each prompt: choice ``i`` of
-    prompt ``p`` has the index ``p * n + i``.
-    """
-
-    model: str
-    kind: Literal["chat", "completion"]
-    messages: tuple[Message, ...] = ()
-    prompts: tuple[Prompt, ...] = ()
-    templating: Templating = Templating()
-    sampling: Sampling = Sampling()
-    stopping: Stopping = Stopping()
-    n: int | None = None
-    best_of: int | None = None
-    """Make so many by sampling and return the ``n`` likeliest."""
-    tools: tuple[Tool, ...] = ()
-    tool_choice: ToolChoice | None = None
-    parallel_tools: bool | None = None
-    legacy_functions: bool = False
-    """The client speaks of functions and expects ``function_call`` back."""
-    output: OutputFormat | None = None
-    reasoning: Reasoning | None = None
-    logprobs: Logprobs | None = None
-    echo: bool | None = None
-    """Return the prompt in front of the text."""
-    suffix: str | None = None
-    """Put this behind the text."""
-    insert_before: str | None = None
-    """Generate what comes between the prompt and this text."""
-    stream: bool = False
-    want: Want = Want()
-    adapter: str | None = None
-    priority: int | None = None
-    """0 to 255, lower first."""
-    timeout: float | None = None
-    """Seconds the client is willing to wait."""
-    client_id: str | None = None
-    """The client's own name for this request."""
-    labels: Mapping[str, str] = field(default_factory=dict[str, str])
-    """user, metadata and the like: for routing, logs and like-minded workers."""
-    given: frozenset[str] = frozenset()
-    """The wire names of the fields that the client sent with a value."""
-    extra: Mapping[str, Raw] = field(default_factory=dict[str, Raw])
-
-    @property
-    def choices(self) -> int:
-        """How many choices the answer has."""
-        return max(len(self.prompts), 1) * (self.n or 1)
-
-
-class EmbedRequest(Struct, frozen=True, kw_only=True):
-    """A request for one vector for each input."""
-
-    model: str
-    inputs: tuple[Prompt, ...]
-    instruction: str | None = None
-    dimensions: int | None = None
-    encoding: Literal["float", "base64"] = "float"
-    normalize: bool | None = None
-    truncate: int | None = None
-    overflow: Literal["error", "truncate"] | None = None
-    priority: int | None = None
-    timeout: float | None = None
-    client_id: str | None = None
-    labels: Mapping[str, str] = field(default_factory=dict[str, str])
-    given: frozenset[str] = frozenset()
-    extra: Mapping[str, Raw] = field(default_factory=dict[str, Raw])
-    stream: Literal[False] = False
-
-
-Request = GenerateRequest | EmbedRequest
-
-# --- what is answered -------------------------------------------------------------------------
-#
-# Every stream of events ends in exactly one of Done or an exception. Each choice has one End, and
-# usage comes at most once (unless running usage was asked for; then the last one counts).
-
-FinishReason = Literal["eos", "stop", "length", "tool_calls", "content_filter", "unknown"]
-"""``eos``: the model ended; ``stop``: a stop string or token; ``unknown``: the worker named a
-reason that we do not know. A cancelled or failed choice has no End: it ends in an exception.
-"""
-
-
-class TopLogprob(Struct, frozen=True, gc=False):
-    """An alternative that the model had."""
-
-    token: str
-    logprob: float
-    id: int | None = None
-    data: bytes | None = None
-
-
-class TokenLogprob(Struct, frozen=True, gc=False):
-    """A token and its natural-log probability (None for a first prompt token).
-
-    ``data`` is the token's bytes where they are not the UTF-8 of ``token``.
-    """
-
-    token: str
-    logprob: float | None
-    top: tuple[TopLogprob, ...] = ()
-    id: int | None = None
-    data: bytes | None = None
-
-
-class Start(Struct, frozen=True, gc=False, tag=True):
-    """The backend has begun. Comes once, first, if it comes at all."""
-
-    prompt_tokens: int | None = None
-
-
-class PromptEcho(Struct, frozen=True, tag=True):
-    """The prompt of a choice, before its first Text, where ``echo`` was asked for."""
-
-    index: int
-    text: str
-    logprobs: tuple[TokenLogprob, ...] = ()
-
-
-class Text(Struct, frozen=True, gc=False, tag=True):
-    """A piece of a choice's text. ``tokens`` is how many tokens it stands for."""
-
-    text: str
-    index: int = 0
-    tokens: int = 1
-    token_ids: tuple[int, ...] = ()
-    logprobs: tuple[TokenLogprob, ...] = ()
-
-
-class Thought(Struct, frozen=True, gc=False, tag=True):
-    """A piece of reasoning."""
-
-    text: str
-    index: int = 0
-    signature: str | None = None
-
-
-class Refusal(Struct, frozen=True, gc=False, tag=True):
-    """A piece of a refusal."""
-
-    text: str
-    index: int = 0
-
-
-class CallStart(Struct, frozen=True, gc=False, tag=True):
-    """The model calls a tool: its ``call``-th in this choice."""
-
-    index: int
-    call: int
-    id: str
-    name: str
-
-
-class CallArguments(Struct, frozen=True, gc=False, tag=True):
-    """A piece of the JSON text of a call's arguments."""
-
-    index: int
-    call: int
-    text: str
-
-
-class End(Struct, frozen=True, gc=False, tag=True):
-    """A choice is complete. ``stop`` is the string or token id that ended it, where known."""
-
-    reason: FinishReason
-    index: int = 0
-    stop: str | int | None = None
-
-
-class Vector(Struct, frozen=True, gc=False, tag=True):
-    """The embedding of one input."""
-
-    index: int
-    values: tuple[float, ...]
-
-
-class Usage(Struct, frozen=True, gc=False, tag=True):
-    """Tokens spent, and who says so.
-
-    ``worker``: the worker's own figures; ``counted``: counted by us from what it sent;
-    ``estimated``: a guess.
-    """
-
-    prompt_tokens: int
-    completion_tokens: int = 0
-    cached_tokens: int | None = None
-    reasoning_tokens: int | None = None
-    source: Literal["worker", "counted", "estimated"] = "worker"
-
-    @property
-    def total_tokens(self) -> int:
-        """Prompt and completion together."""
-        return self.prompt_tokens + self.completion_tokens
-
-
-class Timing(Struct, frozen=True, gc=False, tag=True):
-    """What the backend measured: seconds, and the batch it computed in."""
-
-    queue: float | None = None
-    prefill: float | None = None
-    decode: float | None = None
-    batch_size: int | None = None
-
-
-class Served(Struct, frozen=True, gc=False, tag=True):
-    """Who answers, in the worker's words."""
-
-    model: str | None = None
-    fingerprint: str | None = None
-    id: str | None = None
-    created: int | None = None
-
-
-class Done(Struct, frozen=True, gc=False, tag=True):
-    """Everything has been said."""
-
-
-Event = (
-    Start
-    | PromptEcho
-    | Text
-    | Thought
-    | Refusal
-    | CallStart
-    | CallArguments
-    | End
-    | Vector
-    | Usage
-    | Timing
-    | Served
-    | Done
+from gateway.core.events import (
+    CallArguments,
+    CallStart,
+    Done,
+    End,
+    Event,
+    FinishReason,
+    PromptEcho,
+    Refusal,
+    Served,
+    Start,
+    Text,
+    Thought,
+    Timing,
+    TokenLogprob,
+    TopLogprob,
+    Usage,
+    Vector,
 )
+from gateway.core.request import (
+    AllowedTools,
+    AudioPart,
+    Choice,
+    EmbedRequest,
+    FilePart,
+    GenerateRequest,
+    Grammar,
+    ImagePart,
+    JsonObject,
+    JsonSchema,
+    Logprobs,
+    Message,
+    NamedTool,
+    OutputFormat,
+    Part,
+    Prompt,
+    Reasoning,
+    ReasoningPart,
+    RefusalPart,
+    Regex,
+    Request,
+    Role,
+    Sampling,
+    Stopping,
+    Templating,
+    TextPart,
+    Tool,
+    ToolCall,
+    ToolChoice,
+    VideoPart,
+    Want,
+)
+
+__all__ = [
+    "AllowedTools",
+    "AudioPart",
+    "CallArguments",
+    "CallStart",
+    "Choice",
+    "Done",
+    "EmbedRequest",
+    "End",
+    "Event",
+    "FilePart",
+    "FinishReason",
+    "GenerateRequest",
+    "Grammar",
+    "ImagePart",
+    "JsonObject",
+    "JsonSchema",
+    "Logprobs",
+    "Message",
+    "NamedTool",
+    "OutputFormat",
+    "Part",
+    "Prompt",
+    "PromptEcho",
+    "Reasoning",
+    "ReasoningPart",
+    "Refusal",
+    "RefusalPart",
+    "Regex",
+    "Request",
+    "Role",
+    "Sampling",
+    "Served",
+    "Start",
+    "Stopping",
+    "Templating",
+    "Text",
+    "TextPart",
+    "Thought",
+    "Timing",
+    "TokenLogprob",
+    "Tool",
+    "ToolCall",
+    "ToolChoice",
+    "TopLogprob",
+    "Usage",
+    "Vector",
+    "VideoPart",
+    "Want",
+]
