@@ -1,0 +1,85 @@
+"""Where to listen, and where workers are: addresses and URLs, checked before anyone goes there."""
+
+import ipaddress
+import re
+from typing import NoReturn
+from urllib.parse import SplitResult, urlsplit
+
+Host = ipaddress.IPv4Address | ipaddress.IPv6Address
+
+PRINTABLE = re.compile(r"[\x21-\x7e]+")
+"""What a URL is made of, and a key in a header."""
+_HOSTNAME = re.compile(r"(?=.{1,253}\Z)([A-Za-z0-9_]([A-Za-z0-9_-]{0,61}[A-Za-z0-9_])?\.?)+")
+_NUMERIC = re.compile(r"(.*\.)?(0x[0-9a-f]*|[0-9]+)\.?", re.IGNORECASE)
+_PORTS = 65535
+
+
+def address(text: str) -> str:
+    """Where to listen, as ``host:port`` or ``[host]:port``."""
+    host, port = split_address(text)
+    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+
+
+def split_address(text: str) -> tuple[str, int]:
+    """Host, without brackets, and port."""
+    host, colon, port = text.rpartition(":")
+    if not colon or not re.fullmatch(r"[0-9]{1,5}", port) or int(port) > _PORTS:
+        raise ValueError("is not an address; write host:port, such as 127.0.0.1:8000")
+    bracketed = host.startswith("[") and host.endswith("]")
+    inner = host[1:-1] if bracketed else host
+    if bracketed != (":" in inner) or (bracketed and literal(inner) is None):
+        raise ValueError("is not an address; an IPv6 host stands in brackets: [::1]:8000")
+    if literal(inner) is None and not is_hostname(inner):
+        raise ValueError("names no host; write host:port, such as 127.0.0.1:8000 or 0.0.0.0:8000")
+    return inner.lower(), int(port)
+
+
+def literal(host: str) -> Host | None:
+    """The IP address that ``host`` is, if it is one."""
+    try:
+        found = ipaddress.ip_address(host)
+    except ValueError:
+        return None
+    mapped = found.ipv4_mapped if isinstance(found, ipaddress.IPv6Address) else None
+    return mapped or found
+
+
+def is_hostname(host: str) -> bool:
+    """Whether it is a name; ``2130706433`` and ``0x7f.1`` are addresses in disguise."""
+    return bool(_HOSTNAME.fullmatch(host)) and not _NUMERIC.fullmatch(host)
+
+
+def worker(text: str) -> str:
+    """A worker's base URL, without a slash at its end."""
+    if not PRINTABLE.fullmatch(text) or "\\" in text:
+        _no_url("has blanks, backslashes or letters that no URL has")
+    try:
+        url = urlsplit(text)
+        port = url.port
+    except ValueError:
+        _no_url("is not a URL")
+    if url.scheme not in ("http", "https") or "//" not in text:
+        _no_url("does not start with http:// or https://")
+    if "@" in url.netloc:
+        _no_url("holds a user or password (give a worker's key as auth: {bearer: ...})")
+    if "?" in text or "#" in text:
+        _no_url("has a query or a fragment")
+    if port == 0 or url.netloc.endswith(":"):
+        _no_url("has no port after its colon")
+    _check_host(url)
+    if any(step in ("", ".", "..") for step in url.path.rstrip("/").split("/")[1:]):
+        _no_url("has an empty step, '.' or '..' in its path")
+    return text.rstrip("/")
+
+
+def _check_host(url: SplitResult) -> None:
+    host = url.hostname or ""
+    found = literal(host)
+    if found is None and not is_hostname(host):
+        _no_url("names no host" if not host else "has a host that is neither a name nor an address")
+    if found and (found.is_link_local or found.is_multicast or found.is_unspecified):
+        _no_url("names an address that is no worker's (link-local, multicast or unspecified)")
+
+
+def _no_url(why: str) -> NoReturn:
+    raise ValueError(f"{why}; write a worker's base, such as http://10.0.0.11:8000")

@@ -1,0 +1,205 @@
+"""Whether a configuration makes sense: names that lead somewhere, and traffic that gets there."""
+
+from collections.abc import Mapping
+from typing import Any
+from urllib.parse import urlsplit
+
+from gateway.config import mounts
+from gateway.config.complaints import Steps, instead, quoted
+from gateway.config.dialects import mismatch
+from gateway.config.ground import Ground, known
+from gateway.config.shape import Config, Key, Model, Pool, Split
+
+_WHOLE = 100
+
+
+def check(config: Config, ground: Ground, *, insecure: bool) -> None:
+    """Complain of whatever can be read and still can't be meant."""
+    mounts.check(config, ground, insecure=insecure)
+    if known(config.backends):
+        for name, backend in config.backends.items():
+            if known(backend) and isinstance(backend, Pool):
+                _check_pool(backend, ("backends", name), ground)
+    if known(config.models):
+        _check_aliases(config.models, ground)
+        backends = list(config.backends) if known(config.backends) else None
+        for name, model in config.models.items():
+            if known(model):
+                _check_model(model, ("models", name), backends, ground)
+    if known(config.keys):
+        _check_keys(config, ground)
+
+
+# --- backends ------------------------------------------------------------------------------------
+
+
+def _check_pool(pool: Pool, path: Steps, ground: Ground) -> None:
+    if known(pool.dialect):
+        _check_pool_dialect(pool, path, ground)
+    if not known(pool.workers):
+        return
+    seen: dict[str, int] = {}
+    for n, worker in enumerate(pool.workers):
+        if not known(worker) or not known(worker.url):
+            continue
+        at = (*path, "workers", n, "url")
+        first = seen.setdefault(worker.url, n)
+        if first != n:
+            ground.say(at, f"this is workers[{first}] again; give that one a greater weight")
+    if pool.tls is not None and seen and not any(url.startswith("https:") for url in seen):
+        ground.say(
+            (*path, "tls"),
+            "no worker is spoken to over TLS, so this has no effect; write https:// or remove it",
+            key=True,
+        )
+
+
+def _check_pool_dialect(pool: Pool, path: Steps, ground: Ground) -> None:
+    name = pool.dialect
+    at = (*path, "dialect")
+    if not ground.check_dialect(name, pool.profile, at, (*path, "profile")):
+        return
+    if not ground.dialects.speaks_to_workers(name):
+        ground.say(at, f"no worker is spoken to in {name}; it is for clients alone")
+        return
+    if not known(pool.workers):
+        return
+    roots = ground.dialects.make(name, pool.profile, {}).roots
+    for n, worker in enumerate(pool.workers):
+        if not known(worker) or not known(worker.url):
+            continue
+        end = urlsplit(worker.url).path
+        root = next((root for root in roots if root.strip("/") and end.endswith(root)), None)
+        if root is not None:
+            at = (*path, "workers", n, "url")
+            ground.say(at, f"the dialect {name} adds {root} itself; write the URL without it")
+
+
+# --- models --------------------------------------------------------------------------------------
+
+
+def _check_aliases(models: Mapping[str, Model], ground: Ground) -> None:
+    owners = {name: name for name in models}
+    for name, model in models.items():
+        if not known(model) or not known(model.aliases):
+            continue
+        for n, alias in enumerate(model.aliases):
+            if not known(alias):
+                continue
+            at = ("models", name, "aliases", n)
+            if alias in owners:
+                what = "a model" if alias in models else f"an alias of {quoted(owners[alias])}"
+                ground.say(at, f"{quoted(ground.text(at))} is {what} already; choose another name")
+            owners.setdefault(alias, name)
+
+
+def _check_model(model: Model, path: Steps, backends: list[str] | None, ground: Ground) -> None:
+    _check_options(model.options, path, ground)
+    single, several = model.backend is not None, model.versions is not None
+    if single and several:
+        ground.say(
+            (*path, "versions"), "give either backend and model, or versions; not both", key=True
+        )
+    elif several:
+        if model.model is not None:
+            message = "each version has its own model; move this into the versions"
+            ground.say((*path, "model"), message, key=True)
+    elif not single:
+        ground.say(path, "the model leads nowhere; give it a backend, or versions with backends")
+    if model.backend is not None:
+        _check_backend(model.backend, (*path, "backend"), backends, ground)
+    if known(model.versions) and model.versions is not None:
+        for version, target in model.versions.items():
+            if known(target):
+                at = (*path, "versions", version, "backend")
+                _check_backend(target.backend, at, backends, ground)
+    _check_split(model, path, ground)
+
+
+def _check_backend(name: str, path: Steps, backends: list[str] | None, ground: Ground) -> None:
+    if known(name) and backends is not None and name not in backends:
+        shown = quoted(ground.text(path))
+        ground.say(path, f"there is no backend {shown}; {instead(name, backends)}")
+
+
+def _check_split(model: Model, path: Steps, ground: Ground) -> None:
+    if not known(model.versions) or not known(model.split):
+        return
+    versions = list(model.versions or ())
+    if model.split is None:
+        if len(versions) > 1:
+            weights = ", ".join(f'"{version}": 1' for version in versions)
+            mend = f"add split: {{weights: {{{weights}}}}}"
+            message = f"nothing says which version gets the traffic; {mend}"
+            ground.say((*path, "versions"), message, key=True)
+        return
+    if not versions:
+        message = "there is nothing to split; it shares the traffic among versions"
+        ground.say((*path, "split"), message, key=True)
+    elif known(model.split.weights):
+        _check_weights(model.split, versions, (*path, "split", "weights"), ground)
+
+
+def _check_weights(split: Split, versions: list[str], path: Steps, ground: Ground) -> None:
+    for version in split.weights:
+        if version not in versions:
+            message = f"there is no version {quoted(version)}; {instead(version, versions)}"
+            ground.say((*path, version), message, key=True)
+    weights = list(split.weights.values())
+    if not all(map(known, weights)):
+        return
+    percent = [ground.text((*path, version)).endswith("%") for version in split.weights]
+    if not any(weights):
+        ground.say(path, "every weight is 0, so no request gets anywhere; give one a weight")
+    elif all(percent) and sum(weights) != _WHOLE:
+        ground.say(path, f"the shares make {sum(weights)}%; they must make 100%")
+    elif any(percent) and not all(percent):
+        ground.say(path, "some weights are percentages and some are not; write all in one way")
+
+
+def _check_options(options: Mapping[str, Any], path: Steps, ground: Ground) -> None:
+    """What only one dialect asks of a model."""
+    for name, given in options.items():
+        if not known(given) or not ground.check_dialect(name, None, (*path, name)):
+            continue
+        takes = ground.dialects.model_options(name)
+        if takes is None:
+            continue
+        for key, value in given.items():
+            at = (*path, name, key)
+            if key not in takes:
+                message = f"{name} asks no {quoted(key)} of a model; {instead(key, takes)}"
+                ground.say(at, message, key=True)
+            elif known(value) and (wrong := mismatch(value, takes[key])):
+                ground.say(at, wrong)
+
+
+# --- keys ----------------------------------------------------------------------------------------
+
+
+def _check_keys(config: Config, ground: Ground) -> None:
+    keys = [(n, key) for n, key in enumerate(config.keys) if known(key)]
+    for field in ("name", "sha256"):
+        seen: dict[str, int] = {}
+        for n, key in keys:
+            value = getattr(key, field)
+            if known(value) and seen.setdefault(value, n) != n:
+                message = f"keys[{seen[value]}] has the same {field}; each key has its own"
+                ground.say(("keys", n, field), message)
+    if not known(config.models):
+        return
+    names = [*config.models]
+    for model in config.models.values():
+        if known(model) and known(model.aliases):
+            names += [alias for alias in model.aliases if known(alias)]
+    for n, key in keys:
+        _check_key_models(key, ("keys", n, "models"), names, ground)
+
+
+def _check_key_models(key: Key, path: Steps, names: list[str], ground: Ground) -> None:
+    if not known(key.models) or "*" in names:
+        return
+    for n, name in enumerate(key.models or ()):
+        if known(name) and name not in names:
+            shown = quoted(ground.text((*path, n)))
+            ground.say((*path, n), f"there is no model {shown}; {instead(name, names)}")

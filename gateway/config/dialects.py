@@ -1,0 +1,74 @@
+"""The registered dialects, as a configuration may name them. Each is imported when it is named."""
+
+import importlib
+import inspect
+import typing
+from collections.abc import Mapping
+from typing import Any
+
+import msgspec
+
+from gateway.core.ports import Dialect
+
+_OURS = frozenset({"self", "profile", "prefix"})
+"""Parameters that are no setting of a dialect's own."""
+
+_WORDS: Mapping[Any, str] = {
+    bool: "true or false",
+    int: "a whole number",
+    float: "a number",
+    str: "a text",
+}
+
+
+class Dialects:
+    """A view of a registry of ``module:class`` by name."""
+
+    def __init__(self, registry: Mapping[str, str]) -> None:
+        self.names = tuple(registry)
+        self._registry = registry
+
+    def made_by(self, name: str) -> type:
+        """The class of a registered dialect."""
+        module, _, attribute = self._registry[name].partition(":")
+        found: type = getattr(importlib.import_module(module), attribute)
+        return found
+
+    def profiles(self, name: str) -> tuple[str, ...]:
+        """Its profiles, the default one first."""
+        found: tuple[str, ...] = self.made_by(name).profiles  # type: ignore[attr-defined]
+        return found
+
+    def speaks_to_workers(self, name: str) -> bool:
+        """Whether a pool of workers may speak it."""
+        return hasattr(self.made_by(name), "read_error")
+
+    def options(self, name: str) -> Mapping[str, Any]:
+        """The types of its own settings, by name: what its class takes beside a profile."""
+        init = self.made_by(name).__init__  # type: ignore[misc]
+        hints = typing.get_type_hints(init)
+        return {
+            one.name: hints.get(one.name, Any)
+            for one in inspect.signature(init).parameters.values()
+            if one.name not in _OURS and one.kind is not one.VAR_KEYWORD
+        }
+
+    def model_options(self, name: str) -> Mapping[str, Any] | None:
+        """The types of what it asks of a model, by name; None where it does not say."""
+        return getattr(self.made_by(name), "model_options", None)
+
+    def make(self, name: str, profile: str | None, options: Mapping[str, Any]) -> Dialect:
+        """The dialect itself."""
+        made: Dialect = self.made_by(name)(profile, **options)
+        return made
+
+
+def mismatch(value: Any, wanted: Any) -> str | None:
+    """What is wrong with a dialect's setting; None when nothing is."""
+    try:
+        msgspec.convert(value, wanted)
+    except msgspec.ValidationError:
+        parts = (wanted,) if wanted in _WORDS else typing.get_args(wanted)
+        words = [_WORDS.get(one, str(one)) for one in parts if one is not type(None)]
+        return f"must be {' or '.join(words)}"
+    return None

@@ -1,0 +1,61 @@
+"""What every check of a configuration's sense stands on: where things are, and what is registered.
+
+A check sees a configuration in which whatever could not be read is UNSET, and stays silent on that.
+"""
+
+from collections.abc import Mapping
+
+from msgspec import UNSET
+
+from gateway.config.complaints import Complaints, Steps, instead, quoted
+from gateway.config.dialects import Dialects
+from gateway.config.reader import Place
+
+
+def known(value: object) -> bool:
+    """Whether it could be read."""
+    return value is not UNSET
+
+
+class Ground:
+    """Takes complaints by path."""
+
+    def __init__(
+        self, complaints: Complaints, places: Mapping[Steps, Place], dialects: Dialects
+    ) -> None:
+        self._complaints = complaints
+        self._places = places
+        self.dialects = dialects
+
+    def say(self, path: Steps, message: str, *, key: bool = False) -> None:
+        """Complain of the value at a path, or of its key. What is not there is said further up."""
+        place = self._places.get(path)
+        steps = path
+        while place is None:
+            steps = steps[:-1]
+            place = self._places.get(steps)
+        self._complaints.add((key and place.key) or place.value, message, path)
+
+    def text(self, path: Steps) -> str:
+        """The scalar at a path as it is written: what the environment put in may be a secret."""
+        return self._places[path].text
+
+    def check_dialect(
+        self, name: str, profile: str | None, path: Steps, profile_path: Steps = ()
+    ) -> bool:
+        """Complain of an unknown dialect, named at ``path``, or profile. False if there is none."""
+        names = self.dialects.names
+        if name not in names:
+            self.say(path, f"{quoted(self.text(path))} is no dialect; {instead(name, names)}")
+            return False
+        try:
+            profiles = self.dialects.profiles(name)
+        except ImportError as error:
+            self.say(path, f"the dialect {name} can't be used here: {error}")
+            return False
+        if profile is not None and known(profile) and profile not in profiles:
+            shown = quoted(self.text(profile_path))
+            message = f"{shown} is no profile of {name}; {instead(profile, profiles)}"
+            self.say(profile_path, message)
+            return False
+        return known(profile)

@@ -1,0 +1,202 @@
+"""Scalar nodes to values: texts, numbers, words, units and secrets."""
+
+import os.path
+from collections.abc import Mapping
+from typing import Any
+
+import msgspec.inspect as types
+import yaml
+from msgspec import UNSET
+
+from gateway.config import scalars
+from gateway.config.complaints import Complaints, Steps, listed, nearest, quoted
+from gateway.config.document import at
+from gateway.config.pairs import pairs, told
+from gateway.config.scalars import Scalar
+from gateway.config.units import Unit, bearer
+
+_EMPTY = "has no value; give it one or remove the key"
+_ELSEWHERE = "a secret is a text, {env: NAME} or {file: PATH}"
+_LONGEST = 1 << 16
+_KINDS = {"int": "a number", "float": "a number", "bool": "true or false"}
+
+
+class Leaves:
+    """Reads what has no parts. Whatever can't be read is UNSET, after a complaint."""
+
+    def __init__(self, complaints: Complaints, env: Mapping[str, str]) -> None:
+        self._complaints = complaints
+        self._env = env
+        self._folder = os.path.dirname(complaints.filename)  # noqa: PTH120 - "" is to stay ""
+
+    def plain(self, node: yaml.Node, kind: types.Type, path: Steps) -> Any:
+        """A text, a whole number, or one of several words."""
+        scalar = self._scalar(node, _wanted(kind), path)
+        if scalar is None:
+            return UNSET
+        try:
+            return _converted(scalar, kind)
+        except ValueError as error:
+            return self._complain(node, str(error), path)
+
+    def option(self, node: yaml.Node, path: Steps) -> Any:
+        """A text, a number or a truth: whichever it says."""
+        scalar = self._scalar(node, "a text, a number, true or false", path)
+        if scalar is None:
+            return UNSET
+        if not scalar.plain:
+            return scalar.text
+        try:
+            return scalars.value(scalar.text)
+        except ValueError as error:
+            return self._complain(node, f"{scalar.shown} {error}", path)
+
+    def unit(self, node: yaml.Node, unit: Unit, path: Steps) -> Any:
+        """A value with a form of its own."""
+        scalar = self._scalar(node, "a text or number", path)
+        if scalar is None:
+            return UNSET
+        text = scalar.text
+        if unit.path == "always" or (unit.path == "dotted" and text.startswith(".")):
+            text = self._placed(text)
+        try:
+            return unit.read(text)
+        except ValueError as error:
+            what = "this" if unit.hidden else scalar.shown
+            return self._complain(node, f"{what} {error}", path)
+
+    def secret(self, node: yaml.Node, path: Steps) -> Any:
+        """A text, ``{env: NAME}`` or ``{file: PATH}``. No complaint shows it."""
+        if isinstance(node, yaml.ScalarNode):
+            scalar = self._scalar(node, "a text", path)
+            text, where = None if scalar is None else scalar.text, "this secret"
+        else:
+            text, where = self._fetched(node, path)
+        if text is None:
+            return UNSET
+        try:
+            return bearer(text)
+        except ValueError as error:
+            return self._complain(node, f"{where} {error}", path)
+
+    def _fetched(self, node: yaml.Node, path: Steps) -> tuple[str | None, str]:
+        """A secret that is kept elsewhere, and where."""
+        found = pairs(node, "a text, {env: NAME} or {file: PATH}", self._complaints, path)
+        if found is None:
+            return None, ""
+        if len(found) != 1 or not found.keys() <= {"env", "file"}:
+            return self._complain(node, _ELSEWHERE, path) or None, ""
+        ((source, (_, value)),) = found.items()
+        steps = (*path, source)
+        named = self.plain(value, types.StrType(min_length=1), steps)
+        if named is UNSET:
+            return None, ""
+        if source == "env":
+            if named not in self._env:
+                self._complain(value, f"{named} is not set in the environment; set it", steps)
+            return self._env.get(named), f"what {named} holds"
+        try:
+            with open(self._placed(named), encoding="utf-8") as file:  # noqa: PTH123
+                return file.read(_LONGEST).rstrip("\r\n"), f"what the file {quoted(named)} holds"
+        except (OSError, ValueError) as error:
+            why = getattr(error, "strerror", None) or "it is not a text"
+            self._complain(value, f"the file {quoted(named)} can't be read: {why}", steps)
+        return None, ""
+
+    def _placed(self, path: str) -> str:
+        """A path as seen from where the configuration lies."""
+        return os.path.join(self._folder, os.path.expanduser(path))  # noqa: PTH111, PTH118
+
+    def _scalar(self, node: yaml.Node, wanted: str, path: Steps) -> Scalar | None:
+        """A scalar with the environment put in. None after a complaint, and for null."""
+        if not isinstance(node, yaml.ScalarNode):
+            self._complain(node, f"must be {wanted}, not {told(node)}", path)
+            return None
+        try:
+            text = scalars.replace(node.value, self._env)
+        except ValueError as error:
+            self._complain(node, str(error), path)
+            return None
+        scalar = Scalar(node.value, text, not node.style)
+        if scalar.null:
+            self._complain(node, _EMPTY, path)
+            return None
+        return scalar
+
+    def _complain(self, node: yaml.Node, message: str, path: Steps) -> Any:
+        self._complaints.add(at(node.start_mark), message, path)
+        return UNSET
+
+
+def _wanted(kind: types.Type) -> str:
+    match kind:
+        case types.IntType():
+            return "a whole number"
+        case types.FloatType():
+            return "a number"
+        case types.LiteralType(values):
+            return f"one of {listed(map(str, values))}"
+        case _:
+            return "a text"
+
+
+def _converted(scalar: Scalar, kind: types.Type) -> Any:
+    """The value. Raises ValueError with the whole complaint."""
+    match kind:
+        case types.StrType():
+            return _text(scalar, kind)
+        case types.IntType():
+            return _whole(scalar, kind)
+        case types.FloatType():
+            return _number(scalar, kind)
+        case types.LiteralType(values):
+            return _word(scalar, values)
+        case _:
+            raise TypeError(f"no configuration holds {kind}")
+
+
+def _text(scalar: Scalar, kind: types.StrType) -> str:
+    if not scalar.replaced and scalar.kind in _KINDS:
+        raise ValueError(
+            f'must be a text, not {_KINDS[scalar.kind]}; write it in quotes: "{scalar.text}"'
+        )
+    if len(scalar.text) < (kind.min_length or 0):
+        raise ValueError("is empty; give it a value or remove the key")
+    return scalar.text
+
+
+def _whole(scalar: Scalar, kind: types.IntType) -> int:
+    if not scalar.plain and not scalar.replaced:
+        raise ValueError(f"must be a whole number, not the text {scalar.shown}; remove the quotes")
+    try:
+        found = scalars.integer(scalar.text)
+    except ValueError as error:
+        raise ValueError(f"{error}, not {scalar.shown}") from None
+    low, high = kind.ge, kind.le
+    if (low is not None and found < low) or (high is not None and found > high):
+        raise ValueError(f"must be from {low} to {high}, not {scalar.shown}")
+    return found
+
+
+def _number(scalar: Scalar, kind: types.FloatType) -> float:
+    if not scalar.plain and not scalar.replaced:
+        raise ValueError(f"must be a number, not the text {scalar.shown}; remove the quotes")
+    found = scalars.value(scalar.text)
+    if isinstance(found, bool) or not isinstance(found, int | float):
+        raise ValueError(f"must be a number, not {scalar.shown}")  # noqa: TRY004 - a complaint
+    if found < (kind.ge or 0) or found > (kind.le or found) or found == kind.gt:
+        low = f"from {kind.ge:g}" if kind.gt is None else f"more than {kind.gt:g}, up"
+        raise ValueError(f"must be {low} to {kind.le:g}, not {scalar.shown}")
+    return float(found)
+
+
+def _word(scalar: Scalar, values: tuple[Any, ...]) -> Any:
+    for one in values:
+        if scalar.text == str(one) and (isinstance(one, str) or scalar.plain or scalar.replaced):
+            return one
+    known = [str(one) for one in values]
+    if len(known) == 1:
+        raise ValueError(f"must be {known[0]}, not {scalar.shown}")
+    meant = nearest(scalar.text, known)
+    hint = f"; did you mean {meant}?" if meant else ""
+    raise ValueError(f"must be one of {listed(known)}, not {scalar.shown}{hint}")

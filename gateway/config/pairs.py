@@ -1,0 +1,62 @@
+"""The keys of a mapping node: merged, and never given twice."""
+
+from collections.abc import Iterator, Mapping
+
+import yaml
+
+from gateway.config.complaints import Complaints, Steps, quoted
+from gateway.config.document import at
+from gateway.config.scalars import Scalar
+
+Pairs = Mapping[str, tuple[yaml.Node, yaml.Node]]
+"""The nodes of key and value, by the key's text."""
+
+_MERGE = "<<"
+
+
+def pairs(node: yaml.Node, wanted: str, complaints: Complaints, path: Steps) -> Pairs | None:
+    """The mapping's own keys, then those merged into it. None where it is no mapping."""
+    if not isinstance(node, yaml.MappingNode):
+        complaints.add(at(node.start_mark), f"must be {wanted}, not {told(node)}", path)
+        return None
+    own: dict[str, tuple[yaml.Node, yaml.Node]] = {}
+    merged: list[Pairs] = []
+    for key, value in node.value:
+        mark = at(key.start_mark)
+        if not isinstance(key, yaml.ScalarNode):
+            complaints.add(mark, "a key must be a plain name", path)
+        elif key.value == _MERGE and not key.style:
+            merged += _merged(value, complaints, (*path, _MERGE))
+        elif key.value in own:
+            line = own[key.value][0].start_mark.line + 1
+            message = f"{quoted(key.value)} was already given on line {line}; keep one of the two"
+            complaints.add(mark, message, (*path, key.value))
+        else:
+            own[key.value] = key, value
+    for more in merged:
+        own |= {key: value for key, value in more.items() if key not in own}
+    return own
+
+
+def _merged(node: yaml.Node, complaints: Complaints, path: Steps) -> Iterator[Pairs]:
+    """In the order of their weight: of two that give one key, the first counts."""
+    for one in node.value if isinstance(node, yaml.SequenceNode) else [node]:
+        found = pairs(one, "a mapping, or a list of mappings, to merge", complaints, path)
+        if found is not None:
+            yield found
+
+
+def told(node: yaml.Node) -> str:
+    """What a node is, for a complaint. A value is not shown: it may be a misplaced secret."""
+    match node:
+        case yaml.MappingNode():
+            return "a mapping"
+        case yaml.SequenceNode():
+            return "a list"
+        case _:
+            return "nothing" if says_nothing(node) else "a single value"
+
+
+def says_nothing(node: yaml.Node) -> bool:
+    """Whether it is null."""
+    return isinstance(node, yaml.ScalarNode) and Scalar(node.value, "", not node.style).null

@@ -1,0 +1,207 @@
+"""Nodes to the values of Structs, by walking the tree and the types side by side.
+
+Nothing stops at the first complaint: what can't be read is left UNSET, and the reading goes on. A
+result that came with complaints is good for nothing but finding more of them.
+"""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import msgspec.inspect as types
+import yaml
+from msgspec import UNSET, Struct
+
+from gateway.config.complaints import (
+    START,
+    Complaints,
+    Mark,
+    Steps,
+    instead,
+    listed,
+    nearest,
+    quoted,
+)
+from gateway.config.document import at
+from gateway.config.leaves import Leaves
+from gateway.config.pairs import Pairs, pairs, says_nothing, told
+from gateway.config.units import UNITS, Secret
+
+Kinds = Sequence[types.StructType]
+
+
+class Place(Struct, frozen=True):
+    """Where a value stands, and its key; ``text`` is a scalar's as it is written."""
+
+    value: Mark
+    key: Mark | None = None
+    text: str = ""
+
+
+class Reader:
+    """Reads one document. ``places`` tells afterwards where everything was."""
+
+    def __init__(self, complaints: Complaints, env: Mapping[str, str]) -> None:
+        self._complaints = complaints
+        self._leaves = Leaves(complaints, env)
+        self.places: dict[Steps, Place] = {}
+
+    def document(self, root: yaml.Node, kind: types.Type) -> Any:
+        """The value of the whole document."""
+        self.places[()] = Place(START)
+        return self._read(root, kind, ())
+
+    def _at(self, node: yaml.Node, kind: types.Type, path: Steps, key: yaml.Node | None) -> Any:
+        text = node.value if isinstance(node, yaml.ScalarNode) else ""
+        mark = at(key.start_mark) if key is not None else None
+        self.places[path] = Place(at(node.start_mark), mark, text)
+        return self._read(node, kind, path)
+
+    def _read(self, node: yaml.Node, kind: types.Type, path: Steps) -> Any:
+        match kind:
+            case types.Metadata():
+                return self._leaves.unit(node, _unit(kind), path)
+            case types.UnionType():
+                return self._union(node, kind.types, path)
+            case types.StructType():
+                return self._struct(node, kind, path)
+            case types.DictType():
+                return self._mapping(node, kind, path)
+            case types.VarTupleType():
+                return self._list(node, kind, path)
+            case types.CustomType(cls) if cls is Secret:
+                return self._leaves.secret(node, path)
+            case _:
+                return self._leaves.plain(node, kind, path)
+
+    def _union(self, node: yaml.Node, kinds: tuple[types.Type, ...], path: Steps) -> Any:
+        some = [kind for kind in kinds if not isinstance(kind, types.NoneType)]
+        if len(some) < len(kinds) and says_nothing(node):
+            return None
+        if len(some) == 1:
+            return self._read(node, some[0], path)
+        structs = [kind for kind in some if isinstance(kind, types.StructType)]
+        return self._tagged(node, structs, path) if structs else self._leaves.option(node, path)
+
+    def _list(self, node: yaml.Node, kind: types.VarTupleType, path: Steps) -> Any:
+        if not isinstance(node, yaml.SequenceNode):
+            return self._complain(node, f"must be a list, not {told(node)}; write [one, two]", path)
+        if len(node.value) < (kind.min_length or 0):
+            return self._complain(node, "is empty; give at least one, or remove the key", path)
+        return tuple(
+            self._at(one, kind.item_type, (*path, n), None) for n, one in enumerate(node.value)
+        )
+
+    def _mapping(self, node: yaml.Node, kind: types.DictType, path: Steps) -> Any:
+        found = pairs(node, "a mapping", self._complaints, path)
+        if found is None:
+            return UNSET
+        if len(found) < (kind.min_length or 0):
+            return self._complain(node, "is empty; give at least one", path)
+        for key, (key_node, _) in found.items():
+            self._check_key(key, key_node, kind.key_type, (*path, key))
+        return {
+            key: self._at(value, kind.value_type, (*path, key), key_node)
+            for key, (key_node, value) in found.items()
+        }
+
+    def _check_key(self, key: str, node: yaml.Node, kind: types.Type, path: Steps) -> None:
+        if isinstance(kind, types.Metadata):
+            try:
+                _unit(kind).read(key)
+            except ValueError as error:
+                self._complain(node, f"{quoted(key)} {error}", path)
+
+    # --- structs ---------------------------------------------------------------------------------
+
+    def _struct(self, node: yaml.Node, kind: types.StructType, path: Steps) -> Any:
+        short = getattr(kind.cls, "short", None)
+        if short and isinstance(node, yaml.ScalarNode) and not says_nothing(node):
+            self.places[*path, short] = self.places[path]
+            field = next(one for one in kind.fields if one.name == short)
+            return kind.cls(**{short: self._read(node, field.type, path)})
+        wanted = f"a {short}, or a mapping" if short else "a mapping"
+        found = pairs(node, wanted, self._complaints, path)
+        return UNSET if found is None else self._fields(node, kind, found, path)
+
+    def _tagged(self, node: yaml.Node, kinds: Kinds, path: Steps) -> Any:
+        """One of several Structs: told by its tag, or by a key that implies it."""
+        found = pairs(node, "a mapping", self._complaints, path)
+        if found is None:
+            return UNSET
+        field = str(kinds[0].tag_field)
+        by_tag = {str(kind.tag): kind for kind in kinds}
+        if field not in found:
+            for kind in kinds:
+                if kind.cls.implied_by in found:  # type: ignore[attr-defined]
+                    return self._fields(node, kind, found, path, kinds)
+            return self._complain(node, _untagged(field, by_tag, found), path)
+        key, value = found[field]
+        tag = self._at(value, types.StrType(), (*path, field), key)
+        if tag in by_tag:
+            return self._fields(node, by_tag[tag], found, path, kinds)
+        if tag is not UNSET:
+            message = f"{quoted(str(value.value))} is no {field}; {instead(tag, by_tag)}"
+            self._complain(value, message, (*path, field))
+        return UNSET
+
+    def _fields(
+        self, node: yaml.Node, kind: types.StructType, found: Pairs, path: Steps, others: Kinds = ()
+    ) -> Any:
+        rest = getattr(kind.cls, "rest", None)
+        fields = {one.name: one for one in kind.fields if one.name != rest}
+        given: dict[str, Any] = {}
+        more: dict[str, Any] = {}
+        meant: set[str | None] = set()
+        for key, (key_node, value) in found.items():
+            steps = (*path, key)
+            if key in fields:
+                given[key] = self._at(value, fields[key].type, steps, key_node)
+            elif rest and key in (getattr(kind.cls, "rest_keys", None) or {key}):
+                more[key] = self._at(value, _rest_type(kind), steps, key_node)
+            elif key != kind.tag_field and (path or not key.startswith("x-")):
+                self._complain(key_node, _unknown(key, kind, others), steps)
+                meant.add(nearest(key, keys(kind)))
+        for name, field in fields.items():
+            if field.required and name not in given:
+                given[name] = UNSET
+                if name not in meant:
+                    self._complain(node, f"{name!r} is missing; add it", path)
+        if rest:
+            given[rest] = more
+        return kind.cls(**given)
+
+    def _complain(self, node: yaml.Node, message: str, path: Steps) -> Any:
+        self._complaints.add(at(node.start_mark), message, path)
+        return UNSET
+
+
+def keys(kind: types.StructType) -> list[str]:
+    """What may stand in a Struct's mapping."""
+    rest = getattr(kind.cls, "rest", None)
+    names = [one.name for one in kind.fields if one.name != rest]
+    return [*names, *sorted(getattr(kind.cls, "rest_keys", ()))]
+
+
+def _unit(kind: types.Metadata) -> Any:
+    return UNITS[(kind.extra or {})["unit"]]
+
+
+def _rest_type(kind: types.StructType) -> types.Type:
+    rest = getattr(kind.cls, "rest", None)
+    field = next(one.type for one in kind.fields if one.name == rest)
+    return field.value_type if isinstance(field, types.DictType) else field
+
+
+def _untagged(field: str, by_tag: Mapping[str, types.StructType], found: Pairs) -> str:
+    fitting = [tag for tag, kind in by_tag.items() if found and found.keys() <= set(keys(kind))]
+    if len(fitting) == 1:
+        return f"{field!r} is missing; add {field}: {fitting[0]}"
+    return f"{field!r} is missing; give one of {listed(by_tag)}"
+
+
+def _unknown(key: str, kind: types.StructType, others: Kinds) -> str:
+    """What to say of a key that is no field's: perhaps it is another kind's."""
+    owners = [str(other.tag) for other in others if key in keys(other)]
+    if owners:
+        return f"{quoted(key)} belongs to {kind.tag_field} {listed(owners)}, and this is {kind.tag}"
+    return f"there is no {quoted(key)} here; {instead(key, keys(kind))}"

@@ -1,0 +1,290 @@
+"""Every Struct that the file may hold. What is no field here is an error there.
+
+Some classes say more of how they are written: ``short`` is the field that a lone scalar stands for,
+``rest`` the field that takes the keys which are no field's (``rest_keys``, where not just any), and
+``implied_by`` the key that makes ``kind`` needless.
+"""
+
+from collections.abc import Mapping
+from typing import Annotated, ClassVar, Literal
+
+from msgspec import Meta, Struct
+from msgspec.structs import asdict
+
+from gateway.config.units import (
+    Address,
+    Alias,
+    Device,
+    Digest,
+    Duration,
+    FilePath,
+    ModelName,
+    Name,
+    Prefix,
+    Secret,
+    Size,
+    Text,
+    Timeout,
+    Weight,
+    WeightsPath,
+    WorkerUrl,
+)
+from protocols import DIALECTS
+
+OnLoss = Literal["report", "reject", "ignore"]
+Option = str | int | float | bool
+"""What a dialect's own setting may be."""
+
+Several = Annotated[int, Meta(ge=1, le=100_000)]
+Tokens = Annotated[int, Meta(ge=1, le=1_000_000_000)]
+
+
+class Section(Struct, frozen=True, forbid_unknown_fields=True):
+    """A mapping of the file."""
+
+
+# --- where clients come in -----------------------------------------------------------------------
+
+
+class Tls(Section, frozen=True):
+    """A listener's certificate chain and private key, in PEM."""
+
+    cert: FilePath
+    key: FilePath
+
+
+class ListenerDialect(Section, frozen=True):
+    """A dialect as a listener has it. Its own settings stand beside ``name``."""
+
+    short: ClassVar[str] = "name"
+    rest: ClassVar[str] = "options"
+
+    name: Text
+    profile: Text | None = None
+    prefix: Prefix = ""
+    options: Mapping[str, Option] = {}
+
+
+class Listener(Section, frozen=True):
+    """An address and the dialects mounted on it; port 0 is any that is free."""
+
+    address: Address
+    dialects: Annotated[tuple[ListenerDialect, ...], Meta(min_length=1)]
+    tls: Tls | None = None
+
+
+class Limits(Section, frozen=True):
+    """What the gateway takes in. ``drain`` is how long running answers may go on at the end."""
+
+    body: Size = 8 << 20
+    header: Size = 16 << 10
+    connections: Several = 10_000
+    drain: Duration = 60.0
+
+
+class Key(Section, frozen=True):
+    """An API key, known by its SHA-256. ``models``: those it may ask for; None means all."""
+
+    name: Name
+    sha256: Digest
+    models: Annotated[tuple[Text, ...], Meta(min_length=1)] | None = None
+
+
+# --- who answers ---------------------------------------------------------------------------------
+
+
+class Timeouts(Section, frozen=True):
+    """Separate limits of an exchange, in seconds."""
+
+    connect: Timeout = 2.0
+    first_token: Timeout = 60.0
+    idle: Timeout = 30.0
+    total: Timeout = 600.0
+
+
+class Defaults(Section, frozen=True):
+    """What holds where nothing nearer says otherwise."""
+
+    timeouts: Timeouts = Timeouts()
+    on_loss: OnLoss = "report"
+
+
+class Settings(Section, frozen=True, tag_field="kind"):
+    """What one backend is made from."""
+
+    implied_by: ClassVar[str | None] = None
+
+    @property
+    def kind(self) -> str:
+        """Its name in the registry of backends."""
+        return str(self.__struct_config__.tag)
+
+
+class Fail(Section, frozen=True):
+    """Fail after so many pieces: as a worker that errs, is cut, is at its limit, or is down."""
+
+    how: Literal["error", "cut", "rate", "down"]
+    after: Annotated[int, Meta(ge=0, le=1_000_000)] = 0
+    retry_after: Duration = 2.0
+
+
+class Echo(Settings, frozen=True, tag=str.lower):
+    """Answers without a model: the pieces of ``script``, or what it was told."""
+
+    script: tuple[str, ...] = ()
+    delay: Duration = 0.0
+    context: Tokens | None = None
+    fail: Fail | None = None
+
+
+class Torch(Settings, frozen=True, tag=str.lower):
+    """A local model."""
+
+    path: WeightsPath
+    device: Device = "auto"
+    dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto"
+    max_concurrency: Several = 16
+    threads: Annotated[int, Meta(ge=1, le=1024)] | None = None
+
+
+class Auth(Section, frozen=True):
+    """What a worker wants to be shown."""
+
+    bearer: Secret
+
+
+class Worker(Section, frozen=True):
+    """One process behind a URL, which is its base, without the dialect's path."""
+
+    short: ClassVar[str] = "url"
+
+    url: WorkerUrl
+    weight: Annotated[int, Meta(ge=1, le=1000)] = 1
+    max_concurrency: Several | None = None
+    auth: Auth | None = None
+
+
+class Queue(Section, frozen=True):
+    """How many requests may wait for a worker with a free place, and how long."""
+
+    max: Annotated[int, Meta(ge=0, le=100_000)] = 200
+    wait: Duration = 10.0
+
+
+class Trust(Section, frozen=True):
+    """Who has signed the workers' certificates, in PEM."""
+
+    ca: FilePath
+
+
+class Pool(Settings, frozen=True, tag=str.lower):
+    """Workers that speak one dialect. ``timeouts`` left out are those of the defaults.
+
+    ``max_concurrency`` holds for each worker that does not say its own.
+    """
+
+    implied_by: ClassVar[str | None] = "workers"
+
+    dialect: Text
+    workers: Annotated[tuple[Worker, ...], Meta(min_length=1)]
+    profile: Text | None = None
+    policy: Literal["round_robin", "least_load"] = "least_load"
+    max_concurrency: Several | None = None
+    queue: Queue = Queue()
+    timeouts: Timeouts | None = None
+    tls: Trust | None = None
+
+
+Backend = Echo | Torch | Pool
+
+
+# --- what clients ask for ------------------------------------------------------------------------
+
+
+class Target(Section, frozen=True):
+    """A backend, and that backend's name for the model (None: the public one)."""
+
+    backend: Text
+    model: Text | None = None
+
+
+class Split(Section, frozen=True, kw_only=True):
+    """How much of the traffic each version takes."""
+
+    name: Name | None = None
+    weights: Annotated[Mapping[Name, Weight], Meta(min_length=1)]
+
+
+class ModelLimits(Section, frozen=True):
+    """In tokens: prompt and answer together, and the answer alone."""
+
+    context: Tokens | None = None
+    max_tokens: Tokens | None = None
+
+
+class ModelDefaults(Section, frozen=True):
+    """What holds where a client was silent. A dialect's own promise to its clients comes first."""
+
+    temperature: Annotated[float, Meta(ge=0, le=2)] | None = None
+    top_p: Annotated[float, Meta(gt=0, le=1)] | None = None
+    top_k: Annotated[int, Meta(ge=1, le=1_000_000)] | None = None
+    min_p: Annotated[float, Meta(ge=0, le=1)] | None = None
+    repetition_penalty: Annotated[float, Meta(gt=0, le=10)] | None = None
+    max_tokens: Tokens | None = None
+
+    def sampling(self) -> Mapping[str, float | int]:
+        """Those that say how a token is picked."""
+        return {name: value for name, value in self._said().items() if name != "max_tokens"}
+
+    def stopping(self) -> Mapping[str, float | int]:
+        """Those that say when to stop."""
+        return {name: value for name, value in self._said().items() if name == "max_tokens"}
+
+    def _said(self) -> dict[str, float | int]:
+        return {name: value for name, value in asdict(self).items() if value is not None}
+
+
+class Model(Section, frozen=True):
+    """A public model: one target, or numbered versions of it and how they share the traffic.
+
+    What only one dialect asks of a model stands under that dialect's name.
+    """
+
+    rest: ClassVar[str] = "options"
+    rest_keys: ClassVar[frozenset[str]] = frozenset(DIALECTS)
+
+    aliases: tuple[Alias, ...] = ()
+    backend: Text | None = None
+    model: Text | None = None
+    versions: Annotated[Mapping[Name, Target], Meta(min_length=1)] | None = None
+    split: Split | None = None
+    task: Literal["chat", "embedding"] = "chat"
+    limits: ModelLimits = ModelLimits()
+    defaults: ModelDefaults = ModelDefaults()
+    on_loss: OnLoss | None = None
+    options: Mapping[str, Mapping[str, Option]] = {}
+
+    def targets(self) -> Mapping[str, Target]:
+        """Every version's target, by the version's name; a lone target is version 1."""
+        if self.versions is not None:
+            return self.versions
+        assert self.backend is not None  # noqa: S101 - the loader refuses a model without a target
+        return {"1": Target(backend=self.backend, model=self.model)}
+
+    def weights(self) -> Mapping[str, int]:
+        """Each version's share of the traffic; without a split there is one version."""
+        if self.split is not None:
+            return self.split.weights
+        return dict.fromkeys(self.targets(), 1)
+
+
+class Config(Section, frozen=True, kw_only=True):
+    """The whole file."""
+
+    version: Literal[1] = 1
+    listeners: Annotated[tuple[Listener, ...], Meta(min_length=1)] = ()
+    limits: Limits = Limits()
+    defaults: Defaults = Defaults()
+    backends: Annotated[Mapping[Name, Backend], Meta(min_length=1)]
+    models: Annotated[Mapping[ModelName, Model], Meta(min_length=1)]
+    keys: tuple[Key, ...] = ()

@@ -1,0 +1,246 @@
+"""What a scalar of the configuration may be beside a text, a number and a truth: the units.
+
+A unit reads a scalar's text into the value that the gateway works with. Durations become seconds,
+sizes become bytes.
+"""
+
+import os.path
+import re
+from collections.abc import Callable, Mapping
+from typing import Annotated, Any, Final, Literal
+
+from msgspec import Meta, Struct
+
+from gateway.config.addresses import PRINTABLE, address, worker
+
+_DURATION = re.compile(r"([0-9]{1,9}(?:\.[0-9]{1,9})?)(ms|s|m|h)")
+_SECONDS: Final[Mapping[str, float]] = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0}
+_LONGEST = 168 * 3600.0
+_SIZE = re.compile(r"([0-9]{1,12})(B|[kKMGT]B|[KMGT]iB)")
+_BYTES: Final[Mapping[str, int]] = {
+    "B": 1,
+    **{f"{letter}B": 1000**n for letter, n in zip("kKMGT", (1, 1, 2, 3, 4), strict=True)},
+    **{f"{letter}iB": 1024**n for n, letter in enumerate("KMGT", 1)},
+}
+_LARGEST = 1 << 40
+_WEIGHT = re.compile(r"([0-9]{1,7})(%?)")
+_HEAVIEST = 1_000_000
+_NAME = re.compile(r"[A-Za-z0-9._-]{1,100}")
+_MODEL = re.compile(r"[A-Za-z0-9._:/-]{1,200}")
+_DIGEST = re.compile(r"[0-9a-fA-F]{64}")
+_PREFIX = re.compile(r"(/[A-Za-z0-9._~-]+)+")
+_RELATIVE = "what is relative starts at the configuration's own folder"
+_DEVICE = re.compile(r"auto|[a-z]+(:[0-9]{1,3})?")
+
+
+def _masked(*_: object) -> str:
+    return "***"
+
+
+class Secret(str):
+    """A text that is shown as ``***``. ``reveal`` gives what it holds."""
+
+    __slots__ = ()
+
+    __repr__ = _masked
+    __str__ = _masked
+    __format__ = _masked
+
+    def reveal(self) -> str:
+        """The text itself, as a plain string."""
+        return str.__str__(self)
+
+
+class Unit(Struct, frozen=True):
+    """``read`` raises ValueError with what is wrong; ``write`` is its inverse, for people.
+
+    ``path``: the text is a file's path, relative to the configuration; ``dotted`` where it is one
+    only if it starts with a dot.
+    """
+
+    read: Callable[[str], Any]
+    schema: Mapping[str, Any]
+    write: Callable[[Any], Any] = str
+    path: Literal["", "always", "dotted"] = ""
+    hidden: bool = False
+    """A complaint must not show the text, which may be the secret itself."""
+
+
+def duration(text: str) -> float:
+    """Seconds."""
+    found = _DURATION.fullmatch(text)
+    if found is None:
+        raise ValueError("is not a duration; write a number and its unit: 500ms, 2s, 10m or 1h")
+    seconds = float(found[1]) * _SECONDS[found[2]]
+    if seconds > _LONGEST:
+        raise ValueError(f"is too long; at most {_LONGEST / 3600:g}h")
+    return seconds
+
+
+def timeout(text: str) -> float:
+    """Seconds, more than none."""
+    seconds = duration(text)
+    if seconds == 0:
+        raise ValueError("leaves no time at all; write more than 0s")
+    return seconds
+
+
+def write_duration(seconds: float) -> str:
+    """The shortest way to say it."""
+    for unit in ("h", "m"):
+        if seconds and seconds % _SECONDS[unit] == 0:
+            return f"{seconds // _SECONDS[unit]:.0f}{unit}"
+    return f"{seconds:.9f}".rstrip("0").rstrip(".") + "s"
+
+
+def size(text: str) -> int:
+    """Bytes."""
+    found = _SIZE.fullmatch(text)
+    if found is None:
+        raise ValueError("is not a size; write a number and its unit: 512B, 16KiB, 8MiB or 1GB")
+    unit = found[2]
+    count = int(found[1]) * _BYTES[unit]
+    if not 0 < count <= _LARGEST:
+        raise ValueError("is out of range; write from 1B to 1TiB")
+    return count
+
+
+def write_size(count: int) -> str:
+    """The shortest way to say it."""
+    unit = max((unit for unit in _BYTES if count % _BYTES[unit] == 0), key=_BYTES.__getitem__)
+    return f"{count // _BYTES[unit]}{unit}"
+
+
+def weight(text: str) -> int:
+    """A share of the whole: a number, or a percentage."""
+    found = _WEIGHT.fullmatch(text)
+    most = 100 if found and found[2] else _HEAVIEST
+    if found is None or int(found[1]) > most:
+        raise ValueError(
+            f"is not a weight; write a whole number from 0 to {_HEAVIEST}, or a percentage: 90%"
+        )
+    return int(found[1])
+
+
+def name(text: str) -> str:
+    """The name of a backend, a version, a split or a key."""
+    return _checked(_NAME, text, "letters, digits, '.', '_' and '-', at most 100")
+
+
+def alias(text: str) -> str:
+    """A further name of a model."""
+    checked = _checked(_MODEL, text, "letters, digits and ._:/-, at most 200")
+    if ".." in checked:
+        raise ValueError("holds '..', which paths read as a step up; write another name")
+    return checked
+
+
+def model(text: str) -> str:
+    """The public name of a model; ``*`` stands for every name that no other model has."""
+    return text if text == "*" else alias(text)
+
+
+def _checked(pattern: re.Pattern[str], text: str, allowed: str) -> str:
+    if not pattern.fullmatch(text):
+        raise ValueError(f"is not a name; names are made of {allowed} characters")
+    return text
+
+
+def digest(text: str) -> str:
+    """A SHA-256 in lower case."""
+    if not _DIGEST.fullmatch(text):
+        raise ValueError(
+            "is not a SHA-256, which has 64 digits from 0 to f; "
+            "make it with: printf %s KEY | sha256sum"
+        )
+    return text.lower()
+
+
+def prefix(text: str) -> str:
+    """What stands before a dialect's own paths."""
+    if not _PREFIX.fullmatch(text) or "/." in text:
+        raise ValueError("is not a path prefix; write it as /name, without a slash at its end")
+    return text
+
+
+def device(text: str) -> str:
+    """Where a local model computes."""
+    if not _DEVICE.fullmatch(text):
+        raise ValueError("is not a device; write auto, cpu, cuda or cuda:1")
+    return text
+
+
+def bearer(text: str) -> Secret:
+    """What a header may carry."""
+    if not PRINTABLE.fullmatch(text):
+        raise ValueError("is empty, or has blanks or characters that no header can carry")
+    return Secret(text)
+
+
+def file(text: str) -> str:
+    """A file that exists."""
+    if not os.path.isfile(text):  # noqa: PTH113 - that of Path may raise
+        raise ValueError(f"names no file; {_RELATIVE}")
+    return text
+
+
+def weights_path(text: str) -> str:
+    """A local model: a folder, a file, a hub's name or ``package:NAME``."""
+    if not text:
+        raise ValueError("is empty; name a folder, a file, a hub's model or package:NAME")
+    there = os.path.exists(os.path.expanduser(text))  # noqa: PTH110, PTH111 - those of Path may raise
+    if text.startswith(("/", ".", "~")) and not there:
+        raise ValueError(f"names no file or folder; {_RELATIVE}")
+    return text
+
+
+# --- the registry of them ------------------------------------------------------------------------
+
+
+def _text(pattern: re.Pattern[str] | None = None) -> dict[str, Any]:
+    if pattern is None:
+        return {"type": "string", "minLength": 1}
+    return {"type": "string", "pattern": f"^({pattern.pattern})$"}
+
+
+UNITS: Final[Mapping[str, Unit]] = {
+    "duration": Unit(duration, _text(_DURATION), write_duration),
+    "timeout": Unit(timeout, _text(_DURATION), write_duration),
+    "size": Unit(size, _text(_SIZE), write_size),
+    "weight": Unit(
+        weight,
+        {"anyOf": [{"type": "integer", "minimum": 0, "maximum": _HEAVIEST}, _text(_WEIGHT)]},
+        int,
+    ),
+    "name": Unit(name, _text(_NAME)),
+    "model": Unit(model, {"type": "string", "pattern": f"^(\\*|{_MODEL.pattern})$"}),
+    "alias": Unit(alias, _text(_MODEL)),
+    "digest": Unit(digest, _text(_DIGEST), hidden=True),
+    "prefix": Unit(prefix, _text(_PREFIX)),
+    "device": Unit(device, _text(_DEVICE)),
+    "address": Unit(address, _text()),
+    "worker": Unit(worker, _text(re.compile(r"https?://.+"))),
+    "file": Unit(file, _text(), path="always"),
+    "weights": Unit(weights_path, _text(), path="dotted"),
+}
+
+
+def _unit(name: str) -> Meta:
+    return Meta(extra={"unit": name}, extra_json_schema={"x-unit": name})
+
+
+Duration = Annotated[float, _unit("duration")]
+Timeout = Annotated[float, _unit("timeout")]
+Size = Annotated[int, _unit("size")]
+Weight = Annotated[int, _unit("weight")]
+Name = Annotated[str, _unit("name")]
+ModelName = Annotated[str, _unit("model")]
+Alias = Annotated[str, _unit("alias")]
+Digest = Annotated[str, _unit("digest")]
+Prefix = Annotated[str, _unit("prefix")]
+Device = Annotated[str, _unit("device")]
+Address = Annotated[str, _unit("address")]
+WorkerUrl = Annotated[str, _unit("worker")]
+FilePath = Annotated[str, _unit("file")]
+WeightsPath = Annotated[str, _unit("weights")]
+Text = Annotated[str, Meta(min_length=1)]

@@ -1,0 +1,47 @@
+"""Whole files: the wrong ones beside every complaint they bring, and the good ones."""
+
+from pathlib import Path
+
+import pytest
+
+from gateway.config import Config, ConfigError, dump, load
+
+HERE = Path(__file__).parent
+WRONG = sorted((HERE / "wrong").glob("*.yaml"))
+GOOD = sorted((HERE / "good").glob("*.yaml"))
+SECRETS = ("canary-password", "canary-from-the-environment", "token-from-a-file")
+ENV = {
+    "PORT": "8000",
+    "NUMBER": "4096",
+    "WORD": "tea",
+    "EMPTY": "",
+    "SECRET": "canary-from-the-environment",
+}
+
+
+def read(path: Path) -> Config:
+    return load(path.read_text("utf-8"), str(path), env=ENV)
+
+
+@pytest.mark.parametrize("path", WRONG, ids=lambda path: path.stem)
+def test_every_complaint_of_a_wrong_file(path: Path) -> None:
+    with pytest.raises(ConfigError) as caught:
+        read(path)
+    said = str(caught.value).replace(f"{path.parent}/", "")
+    assert said.splitlines() == path.with_suffix(".txt").read_text("utf-8").splitlines()
+    assert not any(secret in said for secret in SECRETS)
+
+
+@pytest.mark.parametrize("path", GOOD, ids=lambda path: path.stem)
+def test_a_good_file_is_taken(path: Path) -> None:
+    config = read(path)
+    assert config.models
+    shown = f"{config!r} {dump(config)}"
+    assert not any(secret in shown for secret in SECRETS)
+
+
+def test_each_wrong_file_has_its_complaints() -> None:
+    complaints = {path.stem for path in (HERE / "wrong").glob("*.txt")}
+    assert complaints == {path.stem for path in WRONG}
+    assert len(WRONG) >= 45
+    assert len(GOOD) >= 8

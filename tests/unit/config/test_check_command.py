@@ -1,0 +1,87 @@
+import json
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner
+
+from gateway.commands.check import check, schema
+
+GOOD = """\
+listeners: [{address: "127.0.0.1:0", dialects: [openai]}]
+backends: {a: {kind: echo}}
+models: {chat: {backend: a}, talk: {backend: a}}
+"""
+
+
+@pytest.fixture
+def file(tmp_path: Path) -> Path:
+    path = tmp_path / "g.yaml"
+    path.write_text(GOOD)
+    return path
+
+
+def test_a_good_file_is_said_to_be_good(file: Path) -> None:
+    result = CliRunner().invoke(check, [str(file)])
+    assert result.exit_code == 0
+    assert result.stdout == f"{file}: good: 1 listener, 1 backend, 2 models, 0 keys\n"
+
+
+def test_complaints_go_to_stderr_one_a_line(file: Path) -> None:
+    file.write_text(GOOD.replace("kind: echo", "kind: ecco").replace("talk", "t/../k"))
+    result = CliRunner().invoke(check, [str(file)])
+    assert result.exit_code == 1
+    assert result.stdout == ""
+    first, second = result.stderr.splitlines()
+    assert first == f"{file}:2:22: 'ecco' is no kind; did you mean 'echo'? (at backends.a.kind)"
+    assert second.startswith(f"{file}:3:30: 't/../k' holds '..'")
+
+
+def test_json_says_the_same_for_programs(file: Path) -> None:
+    good = CliRunner().invoke(check, [str(file), "--json"])
+    assert (good.exit_code, json.loads(good.stdout)) == (0, {"file": str(file), "complaints": []})
+    file.write_text(GOOD.replace("backend: a", "backend: b", 1))
+    wrong = CliRunner().invoke(check, [str(file), "--json"])
+    assert wrong.exit_code == 1
+    assert json.loads(wrong.stdout)["complaints"] == [
+        {
+            "line": 3,
+            "column": 26,
+            "message": "there is no backend 'b'; known: a",
+            "path": "models.chat.backend",
+        }
+    ]
+
+
+def test_a_file_that_cant_be_read_is_wrong_usage(tmp_path: Path) -> None:
+    missing = CliRunner().invoke(check, [str(tmp_path / "none.yaml")])
+    folder = CliRunner().invoke(check, [str(tmp_path)])
+    assert (missing.exit_code, folder.exit_code) == (2, 2)
+    assert "No such file" in missing.stderr
+    assert CliRunner().invoke(check, []).exit_code == 2
+
+
+def test_a_file_of_other_bytes_is_complained_of(file: Path) -> None:
+    file.write_bytes(b"a: \xff\n")
+    result = CliRunner().invoke(check, [str(file)])
+    assert result.exit_code == 1
+    assert "1:4: the byte 0xff is not UTF-8" in result.stderr
+
+
+def test_the_flag_takes_an_open_listener(file: Path) -> None:
+    file.write_text(GOOD.replace("127.0.0.1:0", "0.0.0.0:0"))
+    assert CliRunner().invoke(check, [str(file)]).exit_code == 1
+    assert CliRunner().invoke(check, [str(file), "--insecure-no-auth"]).exit_code == 0
+
+
+def test_the_environment_is_the_commands(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    file.write_text(GOOD.replace("backend: a", 'backend: "${WHICH}"'))
+    monkeypatch.setenv("WHICH", "a")
+    assert CliRunner().invoke(check, [str(file)]).exit_code == 0
+    monkeypatch.delenv("WHICH")
+    assert CliRunner().invoke(check, [str(file)]).exit_code == 1
+
+
+def test_the_schema_is_printed_as_json() -> None:
+    result = CliRunner().invoke(schema)
+    assert result.exit_code == 0
+    assert json.loads(result.stdout)["$ref"] == "#/$defs/Config"

@@ -1,0 +1,116 @@
+"""What the checks ask of a dialect's class, with one that asks for everything."""
+
+import sys
+from types import ModuleType
+from typing import Any, ClassVar, Literal
+
+import pytest
+
+from gateway.config import ConfigError, load
+from gateway.config.dialects import mismatch
+from gateway.core.ports import Endpoint
+
+
+class Demanding:
+    """Has settings of its own, and asks something of a model."""
+
+    profiles: ClassVar[tuple[str, ...]] = ("new", "old")
+    model_options: ClassVar[dict[str, Any]] = {"price": float, "tier": Literal["a", "b"]}
+    roots = ("/d",)
+    endpoints = (Endpoint("POST", "/d/{model}/run"), Endpoint("GET", "/d/{name}/run"))
+
+    def __init__(
+        self, profile: str | None = None, *, depth: int | None = None, prefix: str = "/d"
+    ) -> None:
+        if depth == 13:
+            raise ValueError("13 is no depth")
+        self.made = (profile, depth, prefix)
+
+
+@pytest.fixture(autouse=True)
+def registry(monkeypatch: pytest.MonkeyPatch) -> None:
+    module = ModuleType("demanding")
+    module.Demanding = Demanding  # type: ignore[attr-defined]
+    monkeypatch.setitem(sys.modules, "demanding", module)
+    names = {"openai": "demanding:Demanding", "ovms": "there.is.no.such.module:X"}
+    monkeypatch.setattr("gateway.config.loading.DIALECTS", names)
+
+
+def complaints(mount: str, model: str = "backend: a") -> list[str]:
+    text = (
+        f'listeners: [{{address: "127.0.0.1:0", dialects: [{mount}]}}]\n'
+        f"backends: {{a: {{kind: echo}}}}\nmodels: {{m: {{{model}}}}}\n"
+    )
+    try:
+        load(text, "g", env={})
+    except ConfigError as error:
+        return str(error).splitlines()
+    return []
+
+
+@pytest.mark.parametrize(
+    ("mount", "said"),
+    [
+        ("openai", ""),
+        ("{name: openai, depth: 3, profile: old}", ""),
+        ("{name: openai, depth: deep}", "must be a whole number"),
+        ("{name: openai, depth: 13}", "13 is no depth"),
+        ("{name: openai, depth: ~}", "has no value; give it one or remove the key"),
+        ("{name: openai, depth: 99999999999999999999}", "must be a number of at most 18 digits"),
+        ('{name: openai, depth: "3"}', "must be a whole number"),
+        ("{name: openai, dept: 3}", "there is no 'dept' here; did you mean 'depth'?"),
+        ("{name: openai, profile: ole}", "'ole' is no profile of openai; did you mean 'old'?"),
+        ("{name: openai, profile: [], depth: x}", "must be a text, not a list"),
+        ("ovms", "the dialect ovms can't be used here: No module named 'there'"),
+        ("triton", "'triton' is no dialect; known: openai, ovms"),
+        ("openai, openai", "GET /d/{}/run is openai's on this listener already"),
+        ("openai, {name: openai, prefix: /x}", ""),
+    ],
+)
+def test_a_mount_is_what_the_class_takes(mount: str, said: str) -> None:
+    found = complaints(mount)
+    assert len(found) == bool(said)
+    assert said in "".join(found)
+
+
+@pytest.mark.parametrize(
+    ("asked", "said"),
+    [
+        ("{price: 1.5, tier: a}", ""),
+        ("{price: 2}", ""),
+        ("{price: cheap}", "must be a number (at models.m.openai.price)"),
+        ("{tier: c}", "must be a or b (at models.m.openai.tier)"),
+        ("{prise: 1}", "openai asks no 'prise' of a model; did you mean 'price'?"),
+        ("{price: [1]}", "must be a text, a number, true or false, not a list"),
+        ("[price]", "must be a mapping, not a list (at models.m.openai)"),
+    ],
+)
+def test_what_a_dialect_asks_of_a_model_is_what_it_says(asked: str, said: str) -> None:
+    found = complaints("openai", f"backend: a, openai: {asked}")
+    assert len(found) == bool(said)
+    assert said in "".join(found)
+
+
+def test_a_pool_speaks_only_what_workers_speak() -> None:
+    with pytest.raises(ConfigError, match="no worker is spoken to in openai"):
+        load(
+            'backends: {a: {dialect: openai, workers: ["http://w:1"]}}\n'
+            "models: {m: {backend: a}}\n",
+            "g",
+            env={},
+        )
+
+
+@pytest.mark.parametrize(
+    ("value", "wanted", "said"),
+    [
+        (True, bool, None),
+        ("true", bool, "must be true or false"),
+        (None, int | None, None),
+        ("x", int | str, None),
+        (1.5, int | None, "must be a whole number"),
+        (1, Literal["a"], "must be a"),
+    ],
+)
+def test_a_setting_is_of_its_parameters_type(value: object, wanted: Any, said: str | None) -> None:
+    assert mismatch(value, wanted) == said

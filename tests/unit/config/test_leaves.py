@@ -1,0 +1,86 @@
+"""The corners of reading scalars that whole files seldom show."""
+
+from pathlib import Path
+
+import msgspec.inspect
+import pytest
+import yaml
+
+from gateway.config import ConfigError, load
+from gateway.config.complaints import Complaints, Mark, Steps, written
+from gateway.config.dialects import Dialects
+from gateway.config.ground import Ground
+from gateway.config.leaves import Leaves
+from gateway.config.reader import Place
+
+MARK = yaml.Mark("g", 0, 0, 0, "", 0)
+START = 'listeners: [{address: "127.0.0.1:0", dialects: [openai]}]\n'
+
+
+def complaints(backend: str) -> list[str]:
+    text = f"{START}backends: {{a: {backend}}}\nmodels: {{m: {{backend: a}}}}\n"
+    with pytest.raises(ConfigError) as caught:
+        load(text, "g", env={})
+    return [one.message for one in caught.value.complaints]
+
+
+@pytest.mark.parametrize(
+    ("backend", "said"),
+    [
+        ("{kind: echo, delay: }", "has no value; give it one or remove the key"),
+        ("{kind: echo, delay: [1s]}", "must be a text or number, not a list"),
+        ("{kind: [echo]}", "must be a text, not a list"),
+        ("{kind: echo, fail: {how: [cut]}}", "must be one of cut, down, error, rate, not a list"),
+        ("{kind: echo, fail: {how: cutt}}", "must be one of cut, down, error, rate, not 'cutt'; "),
+        ("{kind: echo, context: {}}", "must be a whole number, not a mapping"),
+        ("{kind: echo, script: [a, ~]}", "has no value; give it one or remove the key"),
+        ("{kind: torch, path: m, dtype: ''}", "must be one of auto, bfloat16, float16, float32"),
+        (
+            "{dialect: openai, workers: [{url: http://w, auth: {bearer: {env: [A]}}}]}",
+            "must be a text, not a list",
+        ),
+        (
+            "{dialect: openai, workers: [{url: http://w, auth: {bearer: }}]}",
+            "has no value; give it one or remove the key",
+        ),
+        ('{dialect: "", workers: [http://w]}', "is empty; give it a value or remove the key"),
+    ],
+)
+def test_what_is_wrong_and_what_would_be_right(backend: str, said: str) -> None:
+    (found,) = complaints(backend)
+    assert found.startswith(said)
+
+
+def test_a_number_in_quotes_is_none_unless_the_environment_put_it_in() -> None:
+    assert complaints('{kind: echo, context: "5"}')[0].endswith("remove the quotes")
+    text = f'{START}backends: {{a: {{kind: echo, context: "${{N:-5}}"}}}}\n'
+    assert load(text + "models: {m: {backend: a}}\n", "g", env={}).backends
+
+
+def test_a_secret_file_must_be_a_text(tmp_path: Path) -> None:
+    (tmp_path / "token").write_bytes(b"\xff\xfe")
+    backend = f"{{dialect: openai, workers: [{{url: http://w, auth: {{bearer: {{file: {tmp_path}"
+    (found,) = complaints(backend + "/token}}}]}")
+    assert found.endswith("can't be read: it is not a text")
+
+
+def test_a_type_that_no_setting_has_is_a_fault_of_the_program() -> None:
+    node = yaml.ScalarNode("", "1.5", MARK, MARK)
+    with pytest.raises(TypeError, match="no configuration holds"):
+        Leaves(Complaints("g"), {}).plain(node, msgspec.inspect.NoneType(), ())
+
+
+def test_paths_are_written_as_a_person_would() -> None:
+    assert written(()) == ""
+    assert written(("backends", "gpu-1", "workers", 1, "url")) == "backends.gpu-1.workers[1].url"
+    assert written(("models", "a.b", "x")) == "models['a.b'].x"
+
+
+def test_what_is_not_there_is_said_where_it_would_be() -> None:
+    complaints = Complaints("g")
+    places: dict[Steps, Place] = {(): Place(Mark(1, 1)), ("models",): Place(Mark(3, 9), Mark(3, 1))}
+    ground = Ground(complaints, places, Dialects({}))
+    ground.say(("models", "chat", "backend"), "is missing")
+    ground.say(("models",), "is wrong", key=True)
+    found = [(one.line, one.column, one.path) for one in complaints.found]
+    assert found == [(3, 9, "models.chat.backend"), (3, 1, "models")]

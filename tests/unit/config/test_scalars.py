@@ -1,0 +1,81 @@
+import pytest
+
+from gateway.config import scalars
+
+
+@pytest.mark.parametrize(
+    ("text", "value"),
+    [
+        ("", None),
+        ("~", None),
+        ("null", None),
+        ("true", True),
+        ("FALSE", False),
+        ("017", 17),
+        ("-5", -5),
+        ("0o17", 15),
+        ("0x1F", 31),
+        ("1.5", 1.5),
+        (".5e3", 500.0),
+        ("-.inf", float("-inf")),
+        ("no", "no"),
+        ("on", "on"),
+        ("12:30:45", "12:30:45"),
+        ("1_000", "1_000"),
+        ("0b11", "0b11"),
+        ("2026-11-21", "2026-11-21"),
+    ],
+)
+def test_types_are_those_of_yaml_1_2(text: str, value: object) -> None:
+    found = scalars.value(text)
+    assert found == value
+    assert type(found) is type(value)
+
+
+def test_a_number_is_never_so_long_that_reading_it_costs() -> None:
+    with pytest.raises(ValueError, match="at most 18 digits"):
+        scalars.value("9" * 5000)
+
+
+ENV = {"NAME": "value", "EMPTY": "", "TRICK": "${NAME} $$ {a: b}"}
+
+
+@pytest.mark.parametrize(
+    ("text", "result"),
+    [
+        ("plain", "plain"),
+        ("${NAME}", "value"),
+        ("a ${NAME} b ${NAME}", "a value b value"),
+        ("${NAME:-other}", "value"),
+        ("${GONE:-other}", "other"),
+        ("${GONE:-}", ""),
+        ("${EMPTY}", ""),
+        ("${EMPTY:-other}", "other"),
+        ("${NAME:?it has to be there}", "value"),
+        ("$$", "$"),
+        ("$${NAME}", "${NAME}"),
+        ("$5 and $NAME", "$5 and $NAME"),
+        ("${TRICK}", "${NAME} $$ {a: b}"),
+    ],
+)
+def test_the_environment_is_put_in_once(text: str, result: str) -> None:
+    assert scalars.replace(text, ENV) == result
+
+
+@pytest.mark.parametrize(
+    ("text", "complaint"),
+    [
+        ("${GONE}", "GONE is not set in the environment; set it, or write ${GONE:-default}"),
+        ("${GONE:?ask the team}", "GONE is not set in the environment: ask the team"),
+        ("${EMPTY:?}", "EMPTY is not set in the environment: set it"),
+        ("${}", "'${}' names nothing of the environment"),
+        ("${1A}", "'${1A}' names nothing of the environment"),
+        ("${A", "'${' names nothing of the environment"),
+        ("${A:-${B}}", "'${' names nothing of the environment"),
+        ("${A:+b}", "'${A:+b}' names nothing of the environment"),
+    ],
+)
+def test_what_the_environment_does_not_hold_is_told(text: str, complaint: str) -> None:
+    with pytest.raises(ValueError, match="environment") as caught:
+        scalars.replace(text, ENV)
+    assert str(caught.value).startswith(complaint)

@@ -1,0 +1,92 @@
+import copy
+
+import msgspec
+import pytest
+
+from gateway.config import Secret, units
+from gateway.config.units import UNITS
+
+
+@pytest.mark.parametrize(
+    ("unit", "text", "value", "written"),
+    [
+        ("duration", "500ms", 0.5, "0.5s"),
+        ("duration", "2s", 2.0, "2s"),
+        ("duration", "1.5s", 1.5, "1.5s"),
+        ("duration", "90s", 90.0, "90s"),
+        ("duration", "10m", 600.0, "10m"),
+        ("duration", "60m", 3600.0, "1h"),
+        ("duration", "0s", 0.0, "0s"),
+        ("size", "512B", 512, "512B"),
+        ("size", "16KiB", 16384, "16KiB"),
+        ("size", "8MiB", 8 << 20, "8MiB"),
+        ("size", "1GB", 10**9, "1GB"),
+        ("size", "1000kB", 10**6, "1MB"),
+        ("size", "1TiB", 1 << 40, "1TiB"),
+        ("weight", "90", 90, 90),
+        ("weight", "90%", 90, 90),
+        ("model", "*", "*", "*"),
+        ("model", "org/name:tag_1.0-x", "org/name:tag_1.0-x", "org/name:tag_1.0-x"),
+        ("digest", "AB" * 32, "ab" * 32, "ab" * 32),
+        ("prefix", "/a/b.c", "/a/b.c", "/a/b.c"),
+        ("address", "LOCALHOST:80", "localhost:80", "localhost:80"),
+        ("address", "[::1]:0", "[::1]:0", "[::1]:0"),
+        ("worker", "HTTP://w", "HTTP://w", "HTTP://w"),
+        ("worker", "https://w.example:1/base/", "https://w.example:1/base", None),
+        ("worker", "http://localhost:8001", "http://localhost:8001", None),
+        ("worker", "http://my_service-1:80", "http://my_service-1:80", None),
+        ("device", "cuda:1", "cuda:1", "cuda:1"),
+    ],
+)
+def test_a_unit_reads_and_writes(unit: str, text: str, value: object, written: object) -> None:
+    found = UNITS[unit].read(text)
+    assert found == value
+    assert type(found) is type(value)
+    if written is not None:
+        assert UNITS[unit].write(found) == written
+        assert UNITS[unit].read(str(written)) == value
+
+
+@pytest.mark.parametrize(
+    ("unit", "text"),
+    [
+        *[
+            ("duration", text)
+            for text in ("", "2", "s", "2 s", "-1s", "1e3s", "2S", "1h30m", "\u0661s")
+        ],
+        *[("duration", text) for text in ("169h", "999999999h", "2s\n")],
+        *[
+            ("size", text)
+            for text in ("", "8", "8M", "8Mib", "8 MiB", "1.5GiB", "-1B", "0B", "2TiB")
+        ],
+        *[("weight", text) for text in ("", "-1", "1.5", "101%", "10000000", "+5", "\u0665")],
+        *[("model", text) for text in ("", "a b", "a..b", "a@1", "ü", "a" * 201, "a\n", "**")],
+        *[("name", text) for text in ("", "a/b", "a:b", "a" * 101)],
+        *[("digest", text) for text in ("", "ab" * 31, "xy" * 32, "ab" * 33)],
+        *[("prefix", text) for text in ("", "/", "a", "/a/", "//a", "/a//b", "/.", "/..", "/a?b")],
+        *[("address", text) for text in ("", ":", "a", "a:", "a:-1", "a b:1", "1.2.3:80", "[a]:1")],
+        *[("device", text) for text in ("", "CPU", "cuda:", "cuda:1:2")],
+        *[("worker", text) for text in ("", "http:", "//w", "http://w:0", "http://w//a", "w:80")],
+    ],
+)
+def test_a_unit_refuses(unit: str, text: str) -> None:
+    with pytest.raises(ValueError, match=r"\w"):
+        UNITS[unit].read(text)
+
+
+def test_a_timeout_leaves_some_time() -> None:
+    assert units.timeout("1ms") == 0.001
+    with pytest.raises(ValueError, match="more than 0s"):
+        units.timeout("0s")
+
+
+def test_a_secret_shows_itself_only_when_asked() -> None:
+    secret = Secret("canary")
+    shown = (repr(secret), str(secret), f"{secret}", f"{secret!r:>5}", f"{secret:>9}")
+    assert not any("canary" in text for text in shown)
+    assert "canary" not in repr({"a": [secret]})
+    assert secret.reveal() == "canary"
+    assert type(secret.reveal()) is str
+    assert copy.deepcopy(secret).reveal() == "canary"
+    with pytest.raises(TypeError):
+        msgspec.json.encode(secret)
