@@ -1,0 +1,306 @@
+"""Answers to conversations and completions, whole and streamed, in a configurable style.
+
+A family makes one ``Style`` of its own and hands it to the encoders; all else comes with it::
+
+    STYLE = Style(
+        answer=("choices", "created", "model", "object", "usage"),     # keys, in their order
+        opening=b'{"role":"assistant","content":null}',
+        usage="finish",
+        absent={"logprobs": b"null"},                                  # keys there without a value
+        error_event=lambda error: ...,
+    )
+    encoder = ChatEncoder(STYLE, request, about, model=about.served_model)
+
+Bytes in a style are JSON. What the events and the style leave constant in a chunk is encoded once
+for each choice, so that a token costs one string and three joins.
+"""
+
+from collections.abc import Sequence
+
+from gateway.core.aggregate import Answer, ChoiceAnswer
+from gateway.core.errors import GatewayError
+from gateway.core.ports import About, Headers, Reply
+from gateway.core.types import (
+    CallArguments,
+    CallStart,
+    Done,
+    End,
+    Event,
+    FinishReason,
+    GenerateRequest,
+    PromptEcho,
+    Refusal,
+    Served,
+    Text,
+    Thought,
+    TokenLogprob,
+    Usage,
+)
+from protocols.openai.chunks import Chunks, choice_values, served_headers, shared_values, whole
+from protocols.openai.pieces import (
+    CallPiece,
+    Function,
+    calls_of,
+    chat_logprobs,
+    encode,
+    ordered,
+    reason_of,
+    text_logprobs,
+)
+from protocols.openai.style import REASONS, STREAM_HEADERS, Style
+
+__all__ = ["REASONS", "STREAM_HEADERS", "ChatEncoder", "Style", "TextEncoder"]
+
+
+class ChatEncoder:
+    """Writes the answer to a conversation.
+
+    ``id`` and ``model`` replace what would come from ``about``; ``headers`` are added to those of
+    the style.
+    """
+
+    def __init__(
+        self,
+        style: Style,
+        request: GenerateRequest,
+        about: About,
+        *,
+        id: str | None = None,  # noqa: A002 - the wire's word
+        model: str | None = None,
+        headers: Headers = (),
+    ) -> None:
+        self.content_type = style.content_type
+        self._style, self._request = style, request
+        self._shared = shared_values(style.chat_prefix, about, id, model)
+        self._headers = served_headers(style, about) + headers
+        shared = {**self._shared, "object": encode(style.chat_chunk_object)}
+        self._chunks = Chunks(style, request, shared, chat=True)
+        self._open: set[int] = set()
+        self._called: set[int] = set()
+        role = b'"role":"assistant",' if style.role == "each" else b""
+        self._delta = b"{" + role + b"%b}"
+        self._content = b"{" + role + b'"content":'
+
+    def headers(self) -> Headers:
+        """See ``gateway.core.ports.Encoder``."""
+        stream = self._style.stream_headers if self._request.stream else ()
+        return stream + self._headers
+
+    def write(self, events: Sequence[Event]) -> bytes:
+        """See ``gateway.core.ports.Encoder``."""
+        return b"".join([self._write(event) for event in events])
+
+    def error(self, error: GatewayError) -> bytes:
+        """See ``gateway.core.ports.Encoder``."""
+        return self._style.error_event(error)
+
+    def whole(self, answer: Answer) -> Reply:
+        """See ``gateway.core.ports.Encoder``."""
+        choices = [self._choice(choice) for choice in answer.choices]
+        shared = {**self._shared, "object": encode(self._style.chat_object)}
+        return whole(self._style, answer, choices, shared)
+
+    def _write(self, event: Event) -> bytes:
+        match event:
+            case Text(text, index):
+                return self._text(event) if text or event.logprobs or event.token_ids else b""
+            case Thought(text, index) if text:
+                return self._piece(index, b'"reasoning_content":' + encode(text))
+            case Refusal(text, index) if text:
+                return self._piece(index, b'"refusal":' + encode(text))
+            case PromptEcho(index, text):
+                return self._piece(index, b'"content":' + encode(text))
+            case CallStart() | CallArguments():
+                return self._call(event)
+            case End():
+                return self._end(event)
+            case Usage():
+                self._chunks.usage(event)
+            case Served():
+                self._chunks.served(event)
+            case Done():
+                return self._chunks.end()
+            case _:
+                pass
+        return b""
+
+    def _text(self, event: Text) -> bytes:
+        index = event.index
+        before = b"" if index in self._open else self._opening(index)
+        if not event.logprobs and not event.token_ids:
+            head, tail = self._chunks.template(index)
+            return b"%b%b%b%b}%b" % (before, head, self._content, encode(event.text), tail)
+        more = {}
+        if event.logprobs:
+            more["logprobs"] = encode(chat_logprobs(event.logprobs))
+        if event.token_ids and self._request.want.token_ids:
+            more["token_ids"] = encode(event.token_ids)
+        delta = self._content + encode(event.text) + b"}"
+        return before + self._chunks.chunk(index, delta, **more)
+
+    def _piece(self, index: int, fields: bytes) -> bytes:
+        before = b"" if index in self._open else self._opening(index)
+        head, tail = self._chunks.template(index)
+        return before + head + self._delta % fields + tail
+
+    def _opening(self, index: int, *, call: bool = False) -> bytes:
+        self._open.add(index)
+        delta = self._style.call_opening if call else self._style.opening
+        if delta is None:
+            return b""
+        return self._chunks.opening(index, delta)
+
+    def _call(self, event: CallStart | CallArguments) -> bytes:
+        index = event.index
+        before = b"" if index in self._open else self._opening(index, call=True)
+        self._called.add(index)
+        if isinstance(event, CallStart):
+            function = Function(event.name, "")
+            piece = CallPiece(event.call, event.id, "function", function)
+        else:
+            function = Function(arguments=event.text)
+            piece = CallPiece(event.call, function=function)
+        if self._request.legacy_functions:
+            return before + self._piece(index, b'"function_call":' + encode(function))
+        return before + self._piece(index, b'"tool_calls":[' + encode(piece) + b"]")
+
+    def _end(self, event: End) -> bytes:
+        index = event.index
+        before = b"" if index in self._open else self._opening(index)
+        reason = self._reason(event.reason, called=index in self._called)
+        more = {"finish_reason": encode(reason)}
+        if event.stop is not None:
+            more["stop_reason"] = encode(event.stop)
+        return before + self._chunks.finish(index, self._style.closing, more)
+
+    def _reason(self, reason: FinishReason, *, called: bool) -> str:
+        legacy = self._request.legacy_functions
+        return reason_of(self._style.reasons, reason, called=called, legacy=legacy)
+
+    def _choice(self, choice: ChoiceAnswer) -> bytes:
+        reason = self._reason(choice.reason, called=bool(choice.calls))
+        values = {
+            **choice_values(self._style, self._request, choice),
+            "message": self._message(choice),
+            "finish_reason": encode(reason),
+        }
+        if choice.logprobs:
+            values["logprobs"] = encode(chat_logprobs(choice.logprobs))
+        return ordered(self._style.chat_choice, values)
+
+    def _message(self, choice: ChoiceAnswer) -> bytes:
+        silent = not choice.text and bool(choice.calls or choice.refusal)
+        values = {
+            **self._style.absent,
+            "role": b'"assistant"',
+            "content": self._style.silent if silent else encode(choice.text),
+        }
+        if choice.thought:
+            values["reasoning_content"] = encode(choice.thought)
+        if choice.refusal:
+            values["refusal"] = encode(choice.refusal)
+        if choice.calls and self._request.legacy_functions:
+            call = choice.calls[0]
+            values["function_call"] = encode(Function(call.name, call.arguments))
+        elif choice.calls:
+            values["tool_calls"] = encode(calls_of(choice.calls))
+        return ordered(self._style.message, values)
+
+
+class TextEncoder:
+    """Writes the answer to a completion; the arguments are those of ``ChatEncoder``."""
+
+    def __init__(
+        self,
+        style: Style,
+        request: GenerateRequest,
+        about: About,
+        *,
+        id: str | None = None,  # noqa: A002 - the wire's word
+        model: str | None = None,
+        headers: Headers = (),
+    ) -> None:
+        self.content_type = style.content_type
+        self._style, self._request = style, request
+        self._shared = shared_values(style.text_prefix, about, id, model)
+        self._headers = served_headers(style, about) + headers
+        shared = {**self._shared, "object": encode(style.text_chunk_object)}
+        self._chunks = Chunks(style, request, shared, chat=False)
+        self._offsets: dict[int, int] = {}
+
+    def headers(self) -> Headers:
+        """See ``gateway.core.ports.Encoder``."""
+        stream = self._style.stream_headers if self._request.stream else ()
+        return stream + self._headers
+
+    def write(self, events: Sequence[Event]) -> bytes:
+        """See ``gateway.core.ports.Encoder``."""
+        return b"".join([self._write(event) for event in events])
+
+    def error(self, error: GatewayError) -> bytes:
+        """See ``gateway.core.ports.Encoder``."""
+        return self._style.error_event(error)
+
+    def whole(self, answer: Answer) -> Reply:
+        """See ``gateway.core.ports.Encoder``."""
+        choices = [self._choice(choice) for choice in answer.choices]
+        shared = {**self._shared, "object": encode(self._style.text_object)}
+        return whole(self._style, answer, choices, shared)
+
+    def _write(self, event: Event) -> bytes:
+        match event:
+            case Text(text, index):
+                ids = event.token_ids if self._request.want.token_ids else ()
+                return self._text(index, text, event.logprobs, ids)
+            case PromptEcho(index, text, logprobs):
+                return self._text(index, text, logprobs, ())
+            case End(reason, index, stop):
+                more = {"finish_reason": encode(self._style.reasons[reason])}
+                if stop is not None:
+                    more["stop_reason"] = encode(stop)
+                return self._opened(index) + self._chunks.finish(index, b'""', more)
+            case Usage():
+                self._chunks.usage(event)
+            case Served():
+                self._chunks.served(event)
+            case Done():
+                return self._chunks.end()
+            case _:
+                pass
+        return b""
+
+    def _text(
+        self, index: int, text: str, logprobs: Sequence[TokenLogprob], ids: Sequence[int]
+    ) -> bytes:
+        if not text and not logprobs and not ids:
+            return b""
+        before = self._opened(index)
+        offset = self._offsets[index]
+        self._offsets[index] = offset + len(text)
+        if not logprobs and not ids:
+            head, tail = self._chunks.template(index)
+            return b"%b%b%b%b" % (before, head, encode(text), tail)
+        more = {}
+        if logprobs:
+            more["logprobs"] = encode(text_logprobs(logprobs, offset))
+        if ids:
+            more["token_ids"] = encode(ids)
+        return before + self._chunks.chunk(index, encode(text), **more)
+
+    def _opened(self, index: int) -> bytes:
+        if index in self._offsets:
+            return b""
+        self._offsets[index] = 0
+        if not self._style.text_opening:
+            return b""
+        return self._chunks.opening(index, b'""')
+
+    def _choice(self, choice: ChoiceAnswer) -> bytes:
+        values = {
+            **choice_values(self._style, self._request, choice),
+            "text": encode(choice.text),
+            "finish_reason": encode(self._style.reasons[choice.reason]),
+        }
+        if choice.logprobs:
+            values["logprobs"] = encode(text_logprobs(choice.logprobs))
+        return ordered(self._style.text_choice, values)

@@ -1,0 +1,89 @@
+"""Tool calls in workers' answers, put in order: pieces without an index, an id or a name."""
+
+import msgspec
+
+from gateway.core.errors import StreamBroken
+from gateway.core.types import CallArguments, CallStart, Event
+from protocols.openai.incoming import WireCall, WireDelta, WireFunction
+
+_encode = msgspec.json.Encoder().encode
+
+
+class _Call:
+    __slots__ = ("id", "number", "waiting")
+
+    def __init__(self) -> None:
+        self.id: str | None = None
+        self.number: int | None = None
+        """Its place in the choice, once it has a name."""
+        self.waiting = ""
+        """Arguments that came before the name."""
+
+
+class Calls:
+    """The tool calls of one choice."""
+
+    def __init__(self, index: int) -> None:
+        self._index = index
+        self._calls: dict[int, _Call] = {}
+        self._begun = 0
+
+    def read(self, delta: WireDelta) -> list[Event]:
+        """The events of the calls in a message, or in a piece of one."""
+        events: list[Event] = []
+        for position, wire in enumerate(delta.tool_calls or ()):
+            self._piece(self._key(wire, position), wire, events)
+        if delta.function_call is not None:
+            self._piece(0, WireCall(function=delta.function_call), events)
+        return events
+
+    def close(self) -> None:
+        """The choice has ended. Raises StreamBroken for a call that never got a name."""
+        if any(call.number is None for call in self._calls.values()):
+            raise StreamBroken("The worker called a tool without its name.")
+
+    def _key(self, wire: WireCall, position: int) -> int:
+        """Which call a piece belongs to: by its index, else by its id, else the place it has."""
+        if wire.index is not None:
+            return wire.index
+        if wire.id:
+            for key, call in self._calls.items():
+                if call.id == wire.id:
+                    return key
+            return max(self._calls, default=-1) + 1
+        started = bool(wire.function and wire.function.name)
+        if started and position in self._calls:
+            return max(self._calls) + 1
+        return position if position in self._calls or started else max(self._calls, default=0)
+
+    def _piece(self, key: int, wire: WireCall, events: list[Event]) -> None:
+        call = self._calls.get(key)
+        if call is None:
+            call = self._calls[key] = _Call()
+        call.id = call.id or wire.id
+        name, arguments = _said(wire)
+        if call.number is None:
+            call.waiting += arguments
+            if not name:
+                return
+            call.number, arguments = self._begun, call.waiting
+            self._begun += 1
+            made_up = f"call_{self._index}_{call.number}"
+            events.append(CallStart(self._index, call.number, call.id or made_up, name))
+        if arguments:
+            events.append(CallArguments(self._index, call.number, arguments))
+
+
+def _said(wire: WireCall) -> tuple[str, str]:
+    """The name and the arguments in a piece."""
+    function = wire.function
+    if function is None and wire.custom is not None:
+        name, text = wire.custom.get("name"), wire.custom.get("input")
+        function = WireFunction(name if isinstance(name, str) else None)
+        function.arguments = text if isinstance(text, str) else None
+    if function is None:
+        return "", ""
+    arguments = function.arguments
+    if isinstance(arguments, dict):
+        arguments = _encode(arguments).decode()
+    return function.name or "", arguments or ""

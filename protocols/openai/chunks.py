@@ -1,0 +1,137 @@
+"""What the answers to conversations and to completions share: framing, and where usage goes."""
+
+from typing import Final
+
+from gateway.core.aggregate import Answer, ChoiceAnswer
+from gateway.core.ports import About, Headers, Reply
+from gateway.core.types import GenerateRequest, Served, Usage
+from protocols.openai.pieces import encode, ordered, usage_of
+from protocols.openai.style import Style
+
+_HOLE: Final = b"\0"
+"""JSON never holds this byte, so a template can be cut at it."""
+
+
+def shared_values(
+    prefix: str, about: About, name: str | None, model: str | None
+) -> dict[str, bytes]:
+    """The keys that are alike in every chunk and in the whole answer, as JSON."""
+    return {
+        "id": encode(prefix + about.id if name is None else name),
+        "created": b"%d" % about.created,
+        "model": encode(about.model if model is None else model),
+    }
+
+
+def served_headers(style: Style, about: About) -> Headers:
+    """The header that names the version that answered."""
+    return () if style.served_header is None else ((style.served_header, about.served),)
+
+
+def choice_values(style: Style, request: GenerateRequest, choice: ChoiceAnswer) -> dict[str, bytes]:
+    """What a whole choice holds in either kind of answer, as JSON."""
+    values = {**style.absent, "index": b"%d" % choice.index}
+    if choice.stop is not None:
+        values["stop_reason"] = encode(choice.stop)
+    if choice.token_ids and request.want.token_ids:
+        values["token_ids"] = encode(choice.token_ids)
+    return values
+
+
+def whole(style: Style, answer: Answer, choices: list[bytes], shared: dict[str, bytes]) -> Reply:
+    """The answer in one piece."""
+    values = {**shared, "choices": b"[" + b",".join(choices) + b"]"}
+    if answer.usage is not None:
+        values["usage"] = encode(usage_of(answer.usage))
+    if answer.served.fingerprint is not None:
+        values["system_fingerprint"] = encode(answer.served.fingerprint)
+    return Reply(200, ordered(style.answer, values))
+
+
+class Chunks:
+    """Frames choices into chunks: what all chunks of an answer share, and where usage goes."""
+
+    def __init__(
+        self, style: Style, request: GenerateRequest, shared: dict[str, bytes], *, chat: bool
+    ) -> None:
+        self._style = style
+        self._shared = shared
+        self._keys = style.chat_piece if chat else style.text_piece
+        self._hole = "delta" if chat else "text"
+        self._mode = "none" if request.want.usage == "none" else style.usage
+        if request.want.usage == "each" and self._mode != "none":
+            self._mode = "each"
+        self._total = request.want.usage == "each" or self._mode == "separate"
+        self._usage: Usage | None = None
+        self._held: tuple[int, bytes, dict[str, bytes]] | None = None
+        self._templates: dict[int, tuple[bytes, bytes]] = {}
+
+    def template(self, index: int) -> tuple[bytes, bytes]:
+        """An ordinary chunk of this choice, cut where its delta or text belongs."""
+        found = self._templates.get(index)
+        if found is None:
+            head, _, tail = self.chunk(index, _HOLE).partition(_HOLE)
+            found = self._templates[index] = head, tail
+        return found
+
+    def chunk(self, index: int, body: bytes, **more: bytes) -> bytes:
+        """One chunk; ``more`` are a piece's further keys."""
+        piece = {"finish_reason": b"null", **self._style.absent, **more}
+        piece["index"] = b"%d" % index
+        piece[self._hole] = body
+        return self._frame(b"[" + ordered(self._keys, piece) + b"]", self._ordinary_usage())
+
+    def opening(self, index: int, body: bytes) -> bytes:
+        """A choice's first chunk."""
+        if not self._style.bare_opening:
+            return self.chunk(index, body)
+        piece = {"index": b"%d" % index, self._hole: body, "finish_reason": b"null"}
+        return self._frame(b"[" + ordered(self._keys, piece) + b"]", None)
+
+    def finish(self, index: int, body: bytes, more: dict[str, bytes]) -> bytes:
+        """A choice's last chunk, held back if usage will go into it."""
+        if self._mode not in ("finish", "each"):
+            return self.chunk(index, body, **more)
+        before = self._release()
+        self._held = index, body, more
+        return before
+
+    def usage(self, usage: Usage) -> None:
+        """Usage has come."""
+        self._usage = usage
+        if self._mode == "each":
+            self._templates.clear()
+
+    def served(self, served: Served) -> None:
+        """The worker has told its fingerprint."""
+        if served.fingerprint is not None:
+            self._shared["system_fingerprint"] = encode(served.fingerprint)
+            self._templates.clear()
+
+    def end(self) -> bytes:
+        """The rest: a finish chunk held back, the usage chunk, the dialect's end."""
+        last = self._release(final=True)
+        if self._total and self._usage is not None:
+            last += self._frame(b"[]", encode(usage_of(self._usage)))
+        return last + self._style.done
+
+    def _release(self, *, final: bool = False) -> bytes:
+        if self._held is None:
+            return b""
+        (index, body, more), self._held = self._held, None
+        if final and self._mode == "finish" and self._usage is not None:
+            piece = {**self._style.absent, **more, "index": b"%d" % index, self._hole: body}
+            usage = encode(usage_of(self._usage))
+            return self._frame(b"[" + ordered(self._keys, piece) + b"]", usage)
+        return self.chunk(index, body, **more)
+
+    def _ordinary_usage(self) -> bytes | None:
+        if self._mode == "each":
+            return b"null" if self._usage is None else encode(usage_of(self._usage))
+        return b"null" if self._mode == "separate" else None
+
+    def _frame(self, choices: bytes, usage: bytes | None) -> bytes:
+        values = {**self._shared, "choices": choices}
+        if usage is not None:
+            values["usage"] = usage
+        return self._style.prefix + ordered(self._style.chunk, values) + b"\n\n"

@@ -1,0 +1,321 @@
+"""Reading workers' answers: streams and whole ones, conversations and completions, and vectors.
+
+A family whose workers name their finish reasons otherwise gives its own ``reasons``; one that maps
+to None is a failure of the worker.
+"""
+
+import base64
+import binascii
+import struct
+from collections.abc import Mapping, Sequence
+from typing import Any, Final
+
+import msgspec
+
+from gateway.core import sse
+from gateway.core.errors import StreamBroken, WorkerFailed
+from gateway.core.types import (
+    Done,
+    EmbedRequest,
+    End,
+    Event,
+    FinishReason,
+    GenerateRequest,
+    PromptEcho,
+    Refusal,
+    Served,
+    Text,
+    Thought,
+    Usage,
+    Vector,
+)
+from protocols.openai.calls import Calls
+from protocols.openai.faults import complain
+from protocols.openai.incoming import (
+    WireAnswer,
+    WireChoice,
+    WireDelta,
+    logprobs_in,
+    parts_in,
+    read_answer,
+    read_vectors,
+    usage_in,
+)
+
+REASONS: Final[Mapping[str, FinishReason | None]] = {
+    "stop": "eos",
+    "eos": "eos",
+    "eos_token": "eos",
+    "stop_sequence": "stop",
+    "length": "length",
+    "max_tokens": "length",
+    "tool_calls": "tool_calls",
+    "function_call": "tool_calls",
+    "content_filter": "content_filter",
+}
+_LARGEST = 1 << 28
+"""Bytes of an answer in one piece."""
+_BOM = b"\xef\xbb\xbf"
+
+
+class _Choice:
+    """What is known of one choice so far."""
+
+    __slots__ = ("calls", "ended", "prompt")
+
+    def __init__(self, calls: Calls, prompt: str | None) -> None:
+        self.calls = calls
+        self.ended = False
+        self.prompt = prompt
+        """What is still to come back of the prompt, where it was asked for."""
+
+
+class AnswerDecoder:
+    """Reads the answer to a GenerateRequest, as a stream of events or as one JSON body.
+
+    Which of the two it is shows in the first byte: some workers answer a stream's request in one
+    piece, and the other way round. ``echoes``: the worker was asked to give the prompt back.
+    """
+
+    def __init__(
+        self,
+        request: GenerateRequest,
+        *,
+        reasons: Mapping[str, FinishReason | None] = REASONS,
+        echoes: bool = False,
+    ) -> None:
+        self._request = request
+        self._echoes = echoes
+        self._reasons = reasons
+        self._splitter = sse.Splitter()
+        self._whole: bytearray | None = None
+        self._begun = False
+        self._done = False
+        self._served = False
+        self._usage: Usage | None = None
+        self._choices: dict[int, _Choice] = {}
+
+    def feed(self, data: bytes) -> Sequence[Event]:
+        """See ``gateway.core.ports.Decoder``."""
+        if not self._begun:
+            start = data.removeprefix(_BOM).lstrip()
+            if not start:
+                return ()
+            self._begun = True
+            if start.startswith(b"{"):
+                self._whole = bytearray()
+                data = start
+        if self._whole is not None:
+            self._whole += data
+            if len(self._whole) > _LARGEST:
+                raise WorkerFailed("The worker's answer is too large.")
+            return ()
+        events: list[Event] = []
+        for payload in self._splitter.feed(data):
+            if self._done:
+                break
+            self._event(payload, events)
+        return events
+
+    def close(self) -> Sequence[Event]:
+        """See ``gateway.core.ports.Decoder``."""
+        if self._done:
+            return ()
+        if self._whole is not None:
+            events: list[Event] = []
+            self._read(bytes(self._whole), events, whole=True)
+            return [*events, *self._end()]
+        try:
+            self._splitter.close()
+        except StreamBroken:
+            if not self._complete():
+                raise
+        if self._complete():
+            return self._end()
+        if self._splitter.stray is not None:
+            complain(self._splitter.stray)
+        raise StreamBroken("The worker's stream stopped before its end.")
+
+    # --- a stream ---------------------------------------------------------------------------------
+
+    def _event(self, payload: bytes, events: list[Event]) -> None:
+        if payload.strip() == b"[DONE]":
+            if not self._choices or not all(c.ended for c in self._choices.values()):
+                raise StreamBroken("The worker ended its stream without a finish reason.")
+            events += self._end()
+        elif payload.strip():
+            self._read(payload, events, whole=False)
+
+    def _complete(self) -> bool:
+        ended = sum(choice.ended for choice in self._choices.values())
+        return ended == len(self._choices) and ended >= self._request.choices
+
+    def _end(self) -> list[Event]:
+        self._done = True
+        running = self._request.want.usage == "each"
+        usage = [] if self._usage is None or running else [self._usage]
+        return [*usage, Done()]
+
+    # --- one JSON object --------------------------------------------------------------------------
+
+    def _read(self, body: bytes, events: list[Event], *, whole: bool) -> None:
+        try:
+            wire = read_answer(body)
+        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as e:
+            complain(body)
+            raise WorkerFailed("The worker's answer can't be read.") from e
+        if wire.choices is None or wire.error is not None:
+            complain(body)
+        if whole and not wire.choices:
+            raise WorkerFailed("The worker's answer has no choices.")
+        self._tell_served(wire, events)
+        usage = None if wire.usage is None else usage_in(wire.usage)
+        for position, choice in enumerate(wire.choices or ()):
+            index = position if choice.index is None and whole else choice.index or 0
+            alone = whole and len(wire.choices or ()) == 1
+            count = usage.completion_tokens if alone and usage is not None else 1
+            self._piece(choice, index, events, count=count)
+            if (choice.finish_reason or whole) and not self._choice(index).ended:
+                events.append(self._finish(choice, index))
+        if usage is not None:
+            self._usage = usage
+            if self._request.want.usage == "each":
+                events.append(usage)
+
+    def _tell_served(self, wire: WireAnswer, events: list[Event]) -> None:
+        if self._served or (wire.id is None and wire.model is None):
+            return
+        self._served = True
+        events.append(
+            Served(
+                _text(wire.model),
+                _text(wire.system_fingerprint),
+                _text(wire.id),
+                wire.created if isinstance(wire.created, int) else None,
+            )
+        )
+
+    def _choice(self, index: int) -> _Choice:
+        choice = self._choices.get(index)
+        if choice is None:
+            choice = self._choices[index] = _Choice(Calls(index), self._prompt(index))
+        return choice
+
+    def _prompt(self, index: int) -> str | None:
+        """The prompt that will come back in front of a choice."""
+        prompts = self._request.prompts
+        position = index // (self._request.n or 1)
+        if not self._echoes or position >= len(prompts):
+            return None
+        prompt = prompts[position]
+        return prompt if isinstance(prompt, str) else None
+
+    def _piece(self, wire: WireChoice, index: int, events: list[Event], *, count: int) -> None:
+        choice = self._choice(index)
+        said: list[Event] = []
+        delta = wire.delta or wire.message
+        if delta is not None:
+            said += self._thoughts(delta, index)
+            content = delta.content
+            text = content if isinstance(content, str) else ""
+            if isinstance(content, list):
+                text = parts_in(content, index, said)
+        else:
+            text = wire.text or ""
+        said += self._texts(wire, index, text, count=count)
+        if delta is not None:
+            if delta.refusal:
+                said.append(Refusal(delta.refusal, index))
+            said += choice.calls.read(delta)
+        if said and choice.ended:
+            raise StreamBroken(f"The worker went on with choice {index} after its end.")
+        events += said
+
+    def _thoughts(self, delta: WireDelta, index: int) -> list[Event]:
+        thought = delta.reasoning_content or delta.reasoning
+        return [Thought(thought, index)] if thought and isinstance(thought, str) else []
+
+    def _texts(self, wire: WireChoice, index: int, text: str, *, count: int) -> list[Event]:
+        """The text, and before it the prompt where the worker gave it back."""
+        logprobs, ids = logprobs_in(wire.logprobs), tuple(wire.token_ids or ())
+        if not text and not logprobs and not ids:
+            return []
+        choice = self._choice(index)
+        prompt, choice.prompt = choice.prompt, None
+        if prompt is not None and text.startswith(prompt):
+            at, kept = 0, 0
+            while kept < len(logprobs) and at < len(prompt):
+                at += len(logprobs[kept].token)
+                kept += 1
+            echo = PromptEcho(index, prompt, logprobs[:kept])
+            text, logprobs = text[len(prompt) :], logprobs[kept:]
+            if not text and not logprobs:
+                return [echo]
+            return [echo, Text(text, index, len(logprobs) or len(ids) or count, ids, logprobs)]
+        return [Text(text, index, len(ids) or len(logprobs) or count, ids, logprobs)]
+
+    def _finish(self, wire: WireChoice, index: int) -> End:
+        choice = self._choice(index)
+        choice.ended = True
+        choice.calls.close()
+        reason = self._reasons.get(wire.finish_reason or "", "unknown")
+        if reason is None:
+            raise WorkerFailed(f"The worker broke off ({(wire.finish_reason or '')[:32]}).")
+        stop = wire.stop_reason if wire.stop_reason is not None else wire.matched_stop
+        if reason != "eos":
+            return End(reason, index, stop if isinstance(stop, str) else None)
+        stopping = self._request.stopping
+        if isinstance(stop, str) or (isinstance(stop, int) and stop in stopping.stop_token_ids):
+            return End("stop", index, stop)
+        return End("eos", index)
+
+
+def _text(got: Any) -> str | None:
+    return got if isinstance(got, str) else None
+
+
+# --- embeddings -----------------------------------------------------------------------------------
+
+
+class VectorDecoder:
+    """Reads the answer to an EmbedRequest."""
+
+    def __init__(self, request: EmbedRequest) -> None:
+        self._count = len(request.inputs)
+        self._body = bytearray()
+
+    def feed(self, data: bytes) -> Sequence[Event]:
+        """See ``gateway.core.ports.Decoder``."""
+        self._body += data
+        if len(self._body) > _LARGEST:
+            raise WorkerFailed("The worker's answer is too large.")
+        return ()
+
+    def close(self) -> Sequence[Event]:
+        """See ``gateway.core.ports.Decoder``."""
+        body = bytes(self._body)
+        if not body.strip():
+            raise StreamBroken("The worker's answer is empty.")
+        try:
+            wire = read_vectors(body)
+        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as e:
+            complain(body)
+            raise WorkerFailed("The worker's answer can't be read.") from e
+        events: list[Event] = [Served(_text(wire.model), id=_text(wire.id))]
+        for position, item in enumerate(wire.data):
+            index = position if item.index is None else item.index
+            events.append(Vector(index, _vector(item.embedding)))
+        if {e.index for e in events if isinstance(e, Vector)} != set(range(self._count)):
+            raise WorkerFailed("The worker did not answer each input with one vector.")
+        usage = None if wire.usage is None else usage_in(wire.usage, embeds=True)
+        return [*events, *([] if usage is None else [usage]), Done()]
+
+
+def _vector(wire: list[float] | str) -> tuple[float, ...]:
+    if not isinstance(wire, str):
+        return tuple(wire)
+    try:
+        data = base64.b64decode(wire, validate=True)
+        return struct.unpack(f"<{len(data) // 4}f", data)
+    except (binascii.Error, struct.error) as e:
+        raise WorkerFailed("The worker's vector can't be read.") from e

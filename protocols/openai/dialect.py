@@ -1,0 +1,223 @@
+"""The dialect itself: paths, and what answers each of them."""
+
+from collections.abc import Mapping
+from typing import ClassVar, Final, Literal
+
+import msgspec
+from msgspec import UNSET, Struct, UnsetType
+
+from gateway.core.catalog import Catalog, ModelInfo
+from gateway.core.errors import GatewayError
+from gateway.core.loss import Loss
+from gateway.core.ports import (
+    About,
+    Call,
+    Decoder,
+    Encoder,
+    Endpoint,
+    Envelope,
+    Reply,
+    WireRequest,
+)
+from gateway.core.types import EmbedRequest, Request
+from protocols import params
+from protocols.body import read_object, value
+from protocols.openai import errors, faults
+from protocols.openai.answers import ChatEncoder, Style, TextEncoder
+from protocols.openai.decoder import AnswerDecoder, VectorDecoder
+from protocols.openai.profiles import PROFILES
+from protocols.openai.reading import given, wrong_type
+from protocols.openai.requests import (
+    READING,
+    Reading,
+    read_chat,
+    read_completion,
+    read_embedding,
+    read_model,
+)
+from protocols.openai.vectors import VectorEncoder
+from protocols.openai.worker import Writer
+
+_encode = msgspec.json.Encoder().encode
+
+_NAMES: Final[Mapping[str, str]] = {
+    "tools": "tools",
+    "parallel_tools": "parallel_tool_calls",
+    "output": "response_format",
+    "stopping.max_tokens": "max_tokens",
+    "sampling.logit_bias": "logit_bias",
+    "sampling.beam_width": "use_beam_search",
+    "templating.arguments": "chat_template_kwargs",
+    "logprobs.top": "top_logprobs",
+    "logprobs.prompt": "logprobs",
+}
+"""What is no scalar of its own."""
+
+
+class _Peek(Struct):
+    model: str
+    stream: bool | None = None
+    request_id: str | None = None
+
+
+_peek = msgspec.json.Decoder(_Peek).decode
+
+
+def endpoints(prefix: str) -> tuple[Endpoint, ...]:
+    """The paths under ``prefix``, such as ``/v1``."""
+    return (
+        Endpoint("POST", f"{prefix}/chat/completions", variant="chat"),
+        Endpoint("POST", f"{prefix}/completions", variant="completion"),
+        Endpoint("POST", f"{prefix}/embeddings", variant="embedding"),
+        Endpoint("GET", f"{prefix}/models", "inform", "models"),
+        Endpoint("GET", f"{prefix}/models/{{model}}", "inform", "model"),
+    )
+
+
+def peek(call: Call) -> Envelope:
+    """Which model, and whether streamed. Raises Malformed or InvalidParameter."""
+    client_id = call.headers.get("x-client-request-id")
+    try:
+        found = _peek(call.body)
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+        return _careful_peek(call, client_id)
+    if not found.model:
+        return _careful_peek(call, client_id)
+    return Envelope(found.model, None, bool(found.stream), client_id or found.request_id)
+
+
+def _careful_peek(call: Call, client_id: str | None) -> Envelope:
+    """The same, to find out what exactly is wrong."""
+    fields = read_object(call.body)
+    model = read_model(fields)
+    raw = given(fields.get("stream"))
+    stream = value(raw) if raw is not None else False
+    if not isinstance(stream, bool):
+        raise wrong_type("stream", "a boolean", stream)
+    return Envelope(model, None, stream, client_id)
+
+
+def timeout_in(headers: Mapping[str, str]) -> float | None:
+    """How many seconds the client will wait, as its library tells; a hint, so never wrong."""
+    try:
+        seconds = float(headers.get("x-stainless-read-timeout", ""))
+    except ValueError:
+        return None
+    return seconds if 0 < seconds < 1e9 else None  # noqa: PLR2004 - and no infinity
+
+
+class OpenAI:
+    """OpenAI's API: conversations, completions, embeddings and the list of models.
+
+    ``profile`` says what the workers are. ``prefix`` stands before every path. ``unknown``: what
+    becomes of fields that the dialect does not have. ``powers`` lets clients reach what steers a
+    worker itself: a chat template of their own, priorities, caches.
+    """
+
+    name: str = "openai"
+    profiles: ClassVar[tuple[str, ...]] = tuple(PROFILES)
+
+    def __init__(
+        self,
+        profile: str | None = None,
+        *,
+        prefix: str = "/v1",
+        unknown: Literal["forward", "ignore", "reject"] = "forward",
+        powers: bool = False,
+    ) -> None:
+        chosen = PROFILES.get(profile or self.profiles[0])
+        if chosen is None:
+            known = ", ".join(self.profiles)
+            raise ValueError(f"there is no profile {profile!r} of {self.name}; known: {known}")
+        self.roots: tuple[str, ...] = (prefix,)
+        self.endpoints: tuple[Endpoint, ...] = endpoints(prefix)
+        self.probe = WireRequest(f"{prefix}/models", b"", method="GET")
+        self._reading: Reading = msgspec.structs.replace(READING, unknown=unknown)
+        self._style = Style()
+        self._writer = Writer(chosen, prefix, powers=powers)
+        self._names: Mapping[str, Mapping[str, str]] = {
+            "chat": {**params.names(self._reading.chat), **_NAMES},
+            "completion": {**_NAMES, **params.names(self._reading.completion)},
+            "embedding": params.names(self._reading.embedding),
+        }
+
+    # --- towards clients --------------------------------------------------------------------------
+
+    def peek(self, call: Call) -> Envelope:
+        """See ``gateway.core.ports.Dialect``."""
+        return peek(call)
+
+    def decode(self, call: Call, model: ModelInfo | None = None) -> Request:
+        """See ``gateway.core.ports.Dialect``."""
+        del model
+        fields = read_object(call.body)
+        client_id = call.headers.get("x-client-request-id")
+        timeout = timeout_in(call.headers)
+        match call.endpoint.variant:
+            case "chat":
+                return read_chat(fields, self._reading, client_id=client_id, timeout=timeout)
+            case "completion":
+                return read_completion(fields, self._reading, client_id=client_id, timeout=timeout)
+            case _:
+                return read_embedding(fields, self._reading, client_id=client_id, timeout=timeout)
+
+    def encoder(self, call: Call, request: Request, about: About) -> Encoder:
+        """See ``gateway.core.ports.Dialect``."""
+        del call
+        if isinstance(request, EmbedRequest):
+            return VectorEncoder(self._style, request, about)
+        if request.kind == "chat":
+            return ChatEncoder(self._style, request, about)
+        return TextEncoder(self._style, request, about)
+
+    def refuse(self, error: GatewayError, call: Call | None) -> Reply:
+        """See ``gateway.core.ports.Dialect``."""
+        return errors.refuse(error, call)
+
+    def inform(self, call: Call, catalog: Catalog) -> Reply:
+        """See ``gateway.core.ports.Dialect``."""
+        if call.endpoint.variant == "models":
+            cards = [model_card(model, model.name) for model in catalog.models()]
+            return Reply(200, _encode({"object": "list", "data": cards}))
+        name = call.params["model"]
+        return Reply(200, _encode(model_card(catalog.find(name), name)))
+
+    def names(self, call: Call) -> Mapping[str, str]:
+        """See ``gateway.core.ports.Dialect``."""
+        return self._names.get(call.endpoint.variant, {})
+
+    # --- towards workers --------------------------------------------------------------------------
+
+    def losses(self, request: Request, names: Mapping[str, str]) -> tuple[Loss, ...]:
+        """See ``gateway.core.ports.WorkerDialect``."""
+        return self._writer.losses(request, names)
+
+    def encode(self, request: Request) -> WireRequest:
+        """See ``gateway.core.ports.WorkerDialect``."""
+        return self._writer.encode(request)
+
+    def decoder(self, request: Request) -> Decoder:
+        """See ``gateway.core.ports.WorkerDialect``."""
+        if isinstance(request, EmbedRequest):
+            return VectorDecoder(request)
+        return AnswerDecoder(request, echoes=self._writer.echoes(request))
+
+    def read_error(self, status: int, headers: Mapping[str, str], body: bytes) -> GatewayError:
+        """See ``gateway.core.ports.WorkerDialect``."""
+        return faults.read_error(status, headers, body)
+
+
+class ModelCard(Struct):
+    """A model in the list of models; the last key is vLLM's, and load generators read it."""
+
+    id: str
+    created: int
+    object: Literal["model"] = "model"
+    owned_by: str = "interlingua"
+    max_model_len: int | UnsetType = UNSET
+
+
+def model_card(model: ModelInfo, name: str) -> ModelCard:
+    """A model under the ``name`` by which it was asked for."""
+    length = UNSET if model.context is None else model.context
+    return ModelCard(name, model.created, max_model_len=length)

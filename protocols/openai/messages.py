@@ -1,0 +1,277 @@
+"""Conversations: reading ``messages`` from clients, and writing them for workers.
+
+A family reads with its own ``Rules`` and writes with its own ``Writing``::
+
+    RULES = Rules(roles=("system", "user", "assistant", "tool"), tool_turns=False)
+    messages = read_messages(fields.get("messages"), RULES)
+    wire = write_messages(request.messages, Writing(parts="joined", absent=""))
+
+and says refusals in its own words from the error's ``param`` (``messages[0].role``), ``problem``
+and ``got``. Tools, tool_choice and response_format: ``protocols.openai.tools``.
+"""
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, Literal
+
+import msgspec
+from msgspec import UNSET, Raw, Struct, UnsetType
+
+from gateway.core.errors import Unsupported
+from gateway.core.types import (
+    Message,
+    Part,
+    ReasoningPart,
+    RefusalPart,
+    TextPart,
+    ToolCall,
+)
+from protocols.body import value
+from protocols.openai.parts import object_of, optional_text, read_part, text_of, write_part
+from protocols.openai.reading import conflict, empty, missing, wrong_type, wrong_value
+
+_dump = msgspec.json.Encoder().encode
+
+MEDIA = ("text", "image_url", "input_audio", "file", "audio_url", "video_url")
+"""The part types of a user's message: OpenAI's, and the two that vLLM adds."""
+
+
+class Rules(Struct, frozen=True, kw_only=True):
+    """How strictly a conversation is read."""
+
+    roles: tuple[str, ...] = ("system", "assistant", "user", "function", "tool", "developer")
+    user_parts: tuple[str, ...] = MEDIA
+    assistant_parts: tuple[str, ...] = ("text", "refusal")
+    """``reasoning`` is known too, for those who allow it."""
+    silent: frozenset[str] = frozenset()
+    """Roles whose messages may always come without content."""
+    tool_turns: bool = True
+    """Each call must be answered by a tool message, and each tool message answer a call."""
+    argument_objects: bool = False
+    """A call's arguments may be an object instead of its JSON text."""
+
+
+RULES = Rules()
+
+
+# --- reading --------------------------------------------------------------------------------------
+
+
+def read_messages(raw: Raw | None, rules: Rules = RULES) -> tuple[Message, ...]:
+    """The conversation in a request's ``messages``. Raises InvalidParameter, or Unsupported."""
+    found = None if raw is None else value(raw)
+    if found is None:
+        raise missing("messages")
+    if not isinstance(found, list):
+        raise wrong_type("messages", "an array of objects", found)
+    if not found:
+        raise empty("messages", found)
+    messages = [_message(got, f"messages[{i}]", rules) for i, got in enumerate(found)]
+    _modernise(messages)
+    if rules.tool_turns:
+        check_tool_turns(messages)
+    return tuple(messages)
+
+
+def check_tool_turns(messages: Sequence[Message]) -> None:
+    """Calls and their answers must match. Raises InvalidParameter, as a conflict."""
+    waiting: list[str] = []
+    open_calls: set[str] = set()
+    for i, message in enumerate(messages):
+        at = f"messages.[{i}].role"
+        if message.role == "tool":
+            if message.tool_call_id not in open_calls:
+                raise conflict(
+                    at,
+                    "Invalid parameter: messages with role 'tool' must be a response to a "
+                    "preceding message with 'tool_calls'.",
+                )
+            if message.tool_call_id in waiting:
+                waiting.remove(message.tool_call_id)
+            continue
+        _check_answered(waiting, at)
+        waiting = [call.id for call in message.tool_calls]
+        open_calls = set(waiting)
+    _check_answered(waiting, f"messages.[{len(messages) - 1}].role")
+
+
+def _check_answered(waiting: Iterable[str], at: str) -> None:
+    if ids := ", ".join(waiting):
+        raise conflict(
+            at,
+            "An assistant message with 'tool_calls' must be followed by tool messages responding "
+            "to each 'tool_call_id'. The following tool_call_ids did not have response messages: "
+            f"{ids[:300]}",
+        )
+
+
+def _message(got: Any, at: str, rules: Rules) -> Message:
+    if not isinstance(got, dict):
+        raise wrong_type(at, "an object", got)
+    role = text_of(got, "role", at)
+    if role not in rules.roles:
+        raise wrong_value(f"{at}.role", role, rules.roles)
+    calls = _calls(got, at, rules) if role == "assistant" else ()
+    aside = _aside(got, at) if role == "assistant" else ()
+    refused = any(isinstance(part, RefusalPart) for part in aside)
+    optional = bool(calls) or refused or role in rules.silent or _nullable(got, role)
+    parts = aside[:-1] if refused else aside
+    parts += _content(got, role, at, rules, optional=optional)
+    if refused:
+        parts += aside[-1:]
+    tool_call_id = text_of(got, "tool_call_id", at) if role == "tool" else None
+    name = text_of(got, "name", at) if role == "function" else optional_text(got, "name", at)
+    return Message(role, parts, name, calls, tool_call_id)  # type: ignore[arg-type]
+
+
+def _nullable(got: Mapping[str, Any], role: str) -> bool:
+    return role == "function" and "content" in got
+
+
+def _aside(got: Mapping[str, Any], at: str) -> tuple[Part, ...]:
+    """What an assistant said beside the content: its thoughts, then its refusal."""
+    if got.get("audio") is not None:
+        raise Unsupported("Earlier audio answers can't be referred to.", param=f"{at}.audio")
+    parts: list[Part] = []
+    for name in ("reasoning_content", "reasoning"):
+        if thought := optional_text(got, name, at):
+            parts.append(ReasoningPart(thought))
+            break
+    if refusal := optional_text(got, "refusal", at):
+        parts.append(RefusalPart(refusal))
+    return tuple(parts)
+
+
+def _content(
+    got: Mapping[str, Any], role: str, at: str, rules: Rules, *, optional: bool
+) -> tuple[Part, ...]:
+    content = got.get("content")
+    where = f"{at}.content"
+    match content:
+        case str():
+            return (TextPart(content),)
+        case None if optional:
+            return ()
+        case None:
+            raise missing(where)
+        case []:
+            raise empty(where, content)
+        case list():
+            allowed = _allowed(role, rules)
+            parts: list[Part] = []
+            for k, part in enumerate(content):
+                parts += read_part(part, f"{where}[{k}]", allowed)
+            return tuple(parts)
+        case _:
+            raise wrong_type(where, "one of a string or array of objects", content)
+
+
+def _allowed(role: str, rules: Rules) -> tuple[str, ...]:
+    return {"user": rules.user_parts, "assistant": rules.assistant_parts}.get(role, ("text",))
+
+
+def _calls(got: Mapping[str, Any], at: str, rules: Rules) -> tuple[ToolCall, ...]:
+    if (legacy := got.get("function_call")) is not None:
+        return (_call({"id": "", "function": legacy}, f"{at}.function_call", rules, legacy=True),)
+    found = got.get("tool_calls")
+    if found is None:
+        return ()
+    if not isinstance(found, list):
+        raise wrong_type(f"{at}.tool_calls", "an array of objects", found)
+    return tuple(_call(call, f"{at}.tool_calls[{k}]", rules) for k, call in enumerate(found))
+
+
+def _call(got: Any, at: str, rules: Rules, *, legacy: bool = False) -> ToolCall:
+    if not isinstance(got, dict):
+        raise wrong_type(at, "an object", got)
+    name = "" if legacy else text_of(got, "id", at)
+    kind = got.get("type", "function")
+    if kind not in ("function", "custom"):
+        raise wrong_value(f"{at}.type", kind, ("function", "custom"))
+    body, where = object_of(got, kind, at), at if legacy else f"{at}.{kind}"
+    key = "arguments" if kind == "function" else "input"
+    arguments = body.get(key)
+    if rules.argument_objects and isinstance(arguments, dict):
+        arguments = _dump(arguments).decode()
+    elif arguments is None or not isinstance(arguments, str):
+        arguments = text_of(body, key, where)
+    return ToolCall(name, text_of(body, "name", where), arguments, kind)
+
+
+def _modernise(messages: list[Message]) -> None:
+    """Gives calls of functions an id, and turns their answers into those of tools."""
+    waiting: dict[str, str] = {}
+    for i, message in enumerate(messages):
+        if message.role == "assistant" and any(not call.id for call in message.tool_calls):
+            call = message.tool_calls[0]
+            waiting[call.name] = f"call_{i}"
+            calls = (msgspec.structs.replace(call, id=f"call_{i}"),)
+            messages[i] = msgspec.structs.replace(message, tool_calls=calls)
+        elif message.role == "function" and (call_id := waiting.pop(message.name or "", None)):
+            messages[i] = msgspec.structs.replace(message, role="tool", tool_call_id=call_id)
+
+
+# --- writing --------------------------------------------------------------------------------------
+
+
+class Writing(Struct, frozen=True, kw_only=True):
+    """What a worker wants of a conversation."""
+
+    parts: Literal["list", "joined"] = "list"
+    """Several text parts as they are, or as one string."""
+    absent: str | None = None
+    """The content of a message that has none."""
+    reasoning: bool = False
+    """Give earlier thoughts, as ``reasoning_content``."""
+    roles: tuple[tuple[str, str], ...] = ()
+    """Roles that are written otherwise, such as ``("developer", "system")``."""
+
+
+class WireMessage(Struct):
+    """A message as it is written."""
+
+    role: str
+    content: str | list[dict[str, Any]] | None
+    name: str | UnsetType = UNSET
+    reasoning_content: str | UnsetType = UNSET
+    refusal: str | UnsetType = UNSET
+    tool_calls: list[dict[str, Any]] | UnsetType = UNSET
+    tool_call_id: str | UnsetType = UNSET
+
+
+def write_messages(messages: Iterable[Message], writing: Writing) -> list[WireMessage]:
+    """The conversation for a worker, to be encoded as JSON."""
+    return [_write(message, writing) for message in messages]
+
+
+def _write(message: Message, writing: Writing) -> WireMessage:
+    said = [p for p in message.parts if not isinstance(p, ReasoningPart | RefusalPart)]
+    thought = "".join(p.text for p in message.parts if isinstance(p, ReasoningPart))
+    refusal = "".join(p.text for p in message.parts if isinstance(p, RefusalPart))
+    return WireMessage(
+        dict(writing.roles).get(message.role, message.role),
+        _write_content(said, writing),
+        message.name or UNSET,
+        thought if thought and writing.reasoning else UNSET,
+        refusal or UNSET,
+        [write_call(call) for call in message.tool_calls] or UNSET,
+        message.tool_call_id or UNSET,
+    )
+
+
+def _write_content(parts: Sequence[Part], writing: Writing) -> str | list[dict[str, Any]] | None:
+    texts = [part.text for part in parts if isinstance(part, TextPart)]
+    if not parts:
+        return writing.absent
+    if len(texts) == len(parts) and (len(parts) == 1 or writing.parts == "joined"):
+        return "".join(texts)
+    return [write_part(part) for part in parts]
+
+
+def write_call(call: ToolCall) -> dict[str, Any]:
+    """A tool call as it stands in a message."""
+    key = "arguments" if call.kind == "function" else "input"
+    return {
+        "id": call.id,
+        "type": call.kind,
+        call.kind: {"name": call.name, key: call.arguments},
+    }

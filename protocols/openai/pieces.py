@@ -1,0 +1,184 @@
+"""The small shapes inside answers: usage, tool calls, log probabilities, keys in their order."""
+
+from collections.abc import Iterable, Mapping, Sequence
+
+import msgspec
+from msgspec import UNSET, Struct, UnsetType
+
+from gateway.core.types import FinishReason, TokenLogprob, ToolCall, Usage
+
+encode = msgspec.json.Encoder().encode
+
+FLOOR = -9999.0
+"""Stands for a log probability that JSON can't say (minus infinity), as in OpenAI's own answers."""
+
+
+def ordered(keys: Iterable[str], values: Mapping[str, bytes]) -> bytes:
+    """A JSON object of those ``keys`` that have a value, in their order; values are JSON."""
+    return b"{%b}" % b",".join(b'"%b":%b' % (k.encode(), values[k]) for k in keys if k in values)
+
+
+# --- usage ----------------------------------------------------------------------------------------
+
+
+class PromptDetails(Struct):
+    """Of the prompt's tokens."""
+
+    cached_tokens: int
+
+
+class CompletionDetails(Struct):
+    """Of the answer's tokens."""
+
+    reasoning_tokens: int
+
+
+class GenerationUsage(Struct):
+    """The usage of a conversation or completion."""
+
+    prompt_tokens: int
+    completion_tokens: int
+    total_tokens: int
+    prompt_tokens_details: PromptDetails | UnsetType = UNSET
+    completion_tokens_details: CompletionDetails | UnsetType = UNSET
+
+
+class EmbeddingUsage(Struct):
+    """The usage of embeddings, which have no completion tokens."""
+
+    prompt_tokens: int
+    total_tokens: int
+
+
+def usage_of(usage: Usage) -> GenerationUsage:
+    """Usage as it is written; details only where the worker told them."""
+    cached, thought = usage.cached_tokens, usage.reasoning_tokens
+    return GenerationUsage(
+        usage.prompt_tokens,
+        usage.completion_tokens,
+        usage.total_tokens,
+        UNSET if cached is None else PromptDetails(cached),
+        UNSET if thought is None else CompletionDetails(thought),
+    )
+
+
+# --- tool calls -----------------------------------------------------------------------------------
+
+
+class Function(Struct, omit_defaults=True):
+    """A call's name and arguments; a later piece of a stream has arguments only."""
+
+    name: str | UnsetType = UNSET
+    arguments: str | UnsetType = UNSET
+
+
+class CallPiece(Struct):
+    """A tool call; in a stream with its ``index``, in later pieces without id and type."""
+
+    index: int | UnsetType = UNSET
+    id: str | UnsetType = UNSET
+    type: str | UnsetType = UNSET
+    function: Function | UnsetType = UNSET
+
+
+def calls_of(calls: Sequence[ToolCall]) -> list[CallPiece]:
+    """A whole answer's calls."""
+    return [
+        CallPiece(id=call.id, type="function", function=Function(call.name, call.arguments))
+        for call in calls
+    ]
+
+
+def reason_of(
+    reasons: Mapping[FinishReason, str], reason: FinishReason, *, called: bool, legacy: bool
+) -> str:
+    """The finish reason's wire name: an end after a tool call is ``tool_calls``."""
+    if called and reason in ("eos", "stop", "tool_calls"):
+        return "function_call" if legacy else reasons["tool_calls"]
+    return reasons[reason]
+
+
+# --- log probabilities ----------------------------------------------------------------------------
+
+
+class Alternative(Struct):
+    """A token that might have come."""
+
+    token: str
+    logprob: float
+    bytes: list[int]
+
+
+class ChatToken(Struct):
+    """A token of a conversation's answer."""
+
+    token: str
+    logprob: float
+    bytes: list[int]
+    top_logprobs: list[Alternative]
+
+
+class ChatLogprobs(Struct):
+    """Both keys are required."""
+
+    content: list[ChatToken] | None
+    refusal: list[ChatToken] | None = None
+
+
+def chat_logprobs(tokens: Iterable[TokenLogprob]) -> ChatLogprobs:
+    """The form of conversations."""
+    return ChatLogprobs(
+        [
+            ChatToken(
+                t.token,
+                _finite(t.logprob),
+                list(t.data if t.data is not None else t.token.encode()),
+                [
+                    Alternative(
+                        top.token,
+                        _finite(top.logprob),
+                        list(top.data if top.data is not None else top.token.encode()),
+                    )
+                    for top in t.top
+                ],
+            )
+            for t in tokens
+        ]
+    )
+
+
+class TextLogprobs(Struct):
+    """The older form, of completions: columns, and the offset of each token in the text."""
+
+    tokens: list[str]
+    token_logprobs: list[float | None]
+    top_logprobs: list[dict[str, float] | None] | None
+    text_offset: list[int]
+
+
+def text_logprobs(tokens: Sequence[TokenLogprob], offset: int = 0) -> TextLogprobs:
+    """The form of completions; ``offset`` is where the first token stands in the choice's text."""
+    offsets = []
+    for t in tokens:
+        offsets.append(offset)
+        offset += len(t.token)
+    return TextLogprobs(
+        [_named(t.token, t.data) for t in tokens],
+        [None if t.logprob is None else _finite(t.logprob) for t in tokens],
+        [
+            {_named(top.token, top.data): _finite(top.logprob) for top in t.top} or None
+            for t in tokens
+        ]
+        if any(t.top for t in tokens)
+        else None,
+        offsets,
+    )
+
+
+def _named(token: str, data: bytes | None) -> str:
+    """A token that is no text is shown by its bytes, as in OpenAI's own answers."""
+    return token if data is None else "bytes:" + "".join(f"\\x{byte:02x}" for byte in data)
+
+
+def _finite(logprob: float | None) -> float:
+    return FLOOR if logprob is None or not logprob > FLOOR else logprob

@@ -1,0 +1,129 @@
+"""Reading what is no scalar: objects and arrays inside a request, and complaints about them.
+
+Complaints carry the wire path of the value (``messages[0].content``), the problem, and what was
+there, so that another dialect of the family can say the same in its own words.
+"""
+
+from collections.abc import Mapping
+from typing import Any
+
+import msgspec
+from msgspec import Raw
+
+from gateway.core.errors import InvalidParameter
+from protocols.body import value
+
+_decode_object = msgspec.json.Decoder(dict[str, Raw]).decode
+_decode_array = msgspec.json.Decoder(list[Raw]).decode
+
+_NULL = Raw(b"null")
+
+_KINDS: Mapping[type, str] = {
+    str: "a string",
+    bool: "a boolean",
+    int: "an integer",
+    float: "a decimal",
+    list: "an array",
+    dict: "an object",
+    type(None): "null",
+}
+
+
+def kind(got: Any) -> str:
+    """What a JSON value is, in words."""
+    return _KINDS.get(type(got), "a value")
+
+
+def missing(at: str) -> InvalidParameter:
+    """A required value is not there, or null."""
+    return InvalidParameter(f"Missing required parameter: '{at}'.", param=at, problem="missing")
+
+
+def wrong_type(at: str, expected: str, got: Any) -> InvalidParameter:
+    """``expected`` is in words: ``an object``."""
+    text = f"Invalid type for '{at}': expected {expected}, but got {kind(got)} instead."
+    return InvalidParameter(text, param=at, problem="type", expected=expected, got=got)
+
+
+def wrong_value(at: str, got: Any, allowed: tuple[str, ...]) -> InvalidParameter:
+    """None of those allowed."""
+    shown = str(got)[:64]
+    names = ", ".join(f"'{name}'" for name in allowed)
+    text = f"Invalid value: '{shown}'. Supported values are: {names}."
+    return InvalidParameter(text, param=at, problem="value", expected=allowed, got=got)
+
+
+def empty(at: str, got: Any = ()) -> InvalidParameter:
+    """An array or a string that must hold something."""
+    what = "string" if isinstance(got, str) else "array"
+    article = "an" if what == "array" else "a"
+    text = (
+        f"Invalid '{at}': empty {what}. Expected {article} {what} with minimum length 1, "
+        f"but got an empty {what} instead."
+    )
+    return InvalidParameter(text, param=at, problem="empty", got=got)
+
+
+def too_long(at: str, limit: int, got: Any) -> InvalidParameter:
+    """A string or an array over its limit."""
+    what = "string" if isinstance(got, str) else "array"
+    article = "an" if what == "array" else "a"
+    text = (
+        f"Invalid '{at}': {what} too long. Expected {article} {what} with maximum length {limit}, "
+        f"but got {article} {what} with length {len(got)} instead."
+    )
+    return InvalidParameter(text, param=at, problem="too_long", expected=limit, got=got)
+
+
+def conflict(at: str, text: str) -> InvalidParameter:
+    """Two fields that do not go together."""
+    return InvalidParameter(text, param=at, problem="conflict")
+
+
+def given(raw: Raw | None) -> Raw | None:
+    """The value, or None where it is ``null``."""
+    return None if raw is None or raw == _NULL else raw
+
+
+def as_object(raw: Raw, at: str) -> dict[str, Raw]:
+    """An object's fields. Raises InvalidParameter, or Malformed."""
+    got = value(raw)
+    if not isinstance(got, dict):
+        raise wrong_type(at, "an object", got)
+    return _decode_object(raw)
+
+
+def as_array(raw: Raw, at: str) -> list[Raw]:
+    """An array's items. Raises InvalidParameter, or Malformed."""
+    got = value(raw)
+    if not isinstance(got, list):
+        raise wrong_type(at, "an array", got)
+    return _decode_array(raw)
+
+
+def as_text(fields: Mapping[str, Raw], name: str, at: str) -> str:
+    """A required string of an object at ``at``. Raises InvalidParameter."""
+    raw = given(fields.get(name))
+    where = f"{at}.{name}" if at else name
+    if raw is None:
+        raise missing(where)
+    got = value(raw)
+    if not isinstance(got, str):
+        raise wrong_type(where, "a string", got)
+    return got
+
+
+def as_optional_text(fields: Mapping[str, Raw], name: str, at: str) -> str | None:
+    """A string of an object at ``at``, or None. Raises InvalidParameter."""
+    return None if given(fields.get(name)) is None else as_text(fields, name, at)
+
+
+def as_optional_bool(fields: Mapping[str, Raw], name: str, at: str) -> bool | None:
+    """A boolean of an object at ``at``, or None. Raises InvalidParameter."""
+    raw = given(fields.get(name))
+    if raw is None:
+        return None
+    got = value(raw)
+    if not isinstance(got, bool):
+        raise wrong_type(f"{at}.{name}", "a boolean", got)
+    return got

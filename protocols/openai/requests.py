@@ -1,0 +1,389 @@
+"""Reading requests: conversations, completions and embeddings.
+
+A family reads with its own ``Reading``, and adds or checks what is its own around it::
+
+    READING = Reading(chat=TABLE, rules=RULES, most_tools=32)
+    request = read_chat(fields, READING, model=name_from_the_path)
+"""
+
+import math
+from collections.abc import Iterable, Mapping
+from typing import Any, Literal
+
+from msgspec import Raw, Struct
+
+from gateway.core.errors import InvalidParameter, UnknownParameter, Unsupported
+from gateway.core.types import (
+    EmbedRequest,
+    GenerateRequest,
+    OutputFormat,
+    Prompt,
+    Tool,
+    ToolChoice,
+)
+from protocols import params
+from protocols.body import value
+from protocols.openai.guides import read_structured_outputs
+from protocols.openai.messages import RULES, Rules, read_messages
+from protocols.openai.reading import (
+    as_object,
+    as_optional_bool,
+    as_text,
+    conflict,
+    empty,
+    given,
+    missing,
+    too_long,
+    wrong_type,
+    wrong_value,
+)
+from protocols.openai.tables import (
+    CHAT,
+    CHAT_EXTENSIONS,
+    COMPLETION,
+    EMBEDDING,
+    EMBEDDING_EXTENSIONS,
+    EXTENSIONS,
+)
+from protocols.openai.tools import (
+    read_functions,
+    read_response_format,
+    read_tool_choice,
+    read_tools,
+)
+from protocols.params import Param, Values
+
+GUIDES = frozenset(
+    {"structured_outputs", "guided_json", "guided_regex", "guided_choice", "guided_grammar"}
+)
+CHAT_FIELDS = GUIDES | {
+    "model", "messages", "tools", "tool_choice", "functions", "function_call", "response_format",
+    "logit_bias", "stream_options", "metadata", "chat_template_kwargs",
+}  # fmt: skip
+TEXT_FIELDS = GUIDES | {"model", "prompt", "logit_bias", "stream_options", "response_format"}
+EMBEDDING_FIELDS = frozenset({"model", "input"})
+"""What is read by its own function instead of a table's row."""
+
+_METADATA = 16, 64, 512
+_IDENTIFIER = 64
+_MOST_INPUTS = 2048
+
+
+class Reading(Struct, frozen=True, kw_only=True):
+    """What a dialect of this family reads, and how strictly."""
+
+    chat: tuple[Param, ...] = (*CHAT, *CHAT_EXTENSIONS)
+    completion: tuple[Param, ...] = (*COMPLETION, *EXTENSIONS)
+    embedding: tuple[Param, ...] = (*EMBEDDING, *EMBEDDING_EXTENSIONS)
+    rules: Rules = RULES
+    most_tools: int = 128
+    most_inputs: int = _MOST_INPUTS
+    unknown: Literal["forward", "ignore", "reject"] = "forward"
+    """What becomes of fields that are in no table."""
+    completion_default: int | None = 16
+    """A completion's tokens where the client does not say."""
+    completion_mode: Literal["raw", "server"] = "raw"
+    """Whether prompts go to the model as they are."""
+
+
+READING = Reading()
+
+
+def read_model(fields: Mapping[str, Raw]) -> str:
+    """The model's name. Raises InvalidParameter."""
+    model = as_text(fields, "model", "")
+    if not model:
+        raise missing("model")
+    return model
+
+
+# --- conversations --------------------------------------------------------------------------------
+
+
+def read_chat(
+    fields: Mapping[str, Raw],
+    reading: Reading = READING,
+    *,
+    model: str | None = None,
+    client_id: str | None = None,
+    timeout: float | None = None,
+) -> GenerateRequest:
+    """A conversation. ``model``: where the body does not name it. Raises ClientError."""
+    name = read_model(fields) if model is None else model
+    messages = read_messages(fields.get("messages"), reading.rules)
+    values = params.read(reading.chat, fields)
+    _shared(values, fields, client_id, timeout)
+    _logprobs(values)
+    _modalities(fields)
+    tools, choice, legacy = _tools(fields, reading)
+    if values.get("parallel_tools") is not None and not tools:
+        text = "'parallel_tool_calls' is only allowed when 'tools' are specified."
+        raise conflict("parallel_tool_calls", text)
+    if raw := given(fields.get("chat_template_kwargs")):
+        values.set("templating.arguments", as_object(raw, "chat_template_kwargs"))
+    if values.get("templating.continue_final") and values.get("templating.add_generation_prompt"):
+        text = "'continue_final_message' and 'add_generation_prompt' can't both be true."
+        raise conflict("continue_final_message", text)
+    return GenerateRequest(
+        model=name,
+        kind="chat",
+        messages=messages,
+        tools=tools,
+        tool_choice=choice,
+        legacy_functions=legacy,
+        output=_output(fields),
+        labels=_labels(values, fields),
+        extra=_extra(fields, reading.chat, CHAT_FIELDS, reading.unknown),
+        **values.fields(),
+    )
+
+
+def _tools(
+    fields: Mapping[str, Raw], reading: Reading
+) -> tuple[tuple[Tool, ...], ToolChoice | None, bool]:
+    tools = read_tools(fields, most=reading.most_tools)
+    choice = read_tool_choice(fields, tools)
+    functions, called = read_functions(fields)
+    if tools and functions:
+        raise conflict("functions", "'functions' and 'tools' can't be given together.")
+    return (functions, called, True) if functions else (tools, choice, False)
+
+
+def _logprobs(values: Values) -> None:
+    """``logprobs`` and ``top_logprobs`` as one."""
+    wanted, top = values.get("asked.logprobs"), values.get("asked.top_logprobs")
+    if top is not None and not wanted:
+        text = "'top_logprobs' is only allowed when 'logprobs' is true."
+        raise conflict("top_logprobs", text)
+    if wanted:
+        values.set("logprobs.top", top or 0)
+
+
+def _modalities(fields: Mapping[str, Raw]) -> None:
+    raw = given(fields.get("modalities"))
+    got = value(raw) if raw is not None else ["text"]
+    if not isinstance(got, list):
+        raise wrong_type("modalities", "an array of strings", got)
+    for i, one in enumerate(got):
+        if one == "audio":
+            raise Unsupported("Audio can't be answered.", param=f"modalities[{i}]")
+        if one != "text":
+            raise wrong_value(f"modalities[{i}]", one, ("text", "audio"))
+
+
+# --- completions ----------------------------------------------------------------------------------
+
+
+def read_completion(
+    fields: Mapping[str, Raw],
+    reading: Reading = READING,
+    *,
+    model: str | None = None,
+    client_id: str | None = None,
+    timeout: float | None = None,
+) -> GenerateRequest:
+    """A completion of one or more prompts. Raises ClientError."""
+    name = read_model(fields) if model is None else model
+    prompts = read_prompts(fields.get("prompt"), "prompt")
+    values = params.read(reading.completion, fields)
+    _shared(values, fields, client_id, timeout)
+    n, best_of = values.get("n") or 1, values.get("best_of")
+    if best_of is not None and best_of < n:
+        raise conflict("best_of", f"'best_of' ({best_of}) must be at least 'n' ({n}).")
+    if best_of is not None and best_of > n and values.get("stream"):
+        raise conflict("best_of", "'best_of' greater than 'n' can't be streamed.")
+    if values.get("stopping.max_tokens") is None and reading.completion_default is not None:
+        values.set("stopping.max_tokens", reading.completion_default)
+    if values.get("echo") and (top := values.get("logprobs.top")) is not None:
+        values.set("logprobs.prompt", top)
+    values.set("templating.mode", reading.completion_mode)
+    return GenerateRequest(
+        model=name,
+        kind="completion",
+        prompts=prompts,
+        output=_output(fields),
+        labels=_labels(values, {}),
+        extra=_extra(fields, reading.completion, TEXT_FIELDS, reading.unknown),
+        **values.fields(),
+    )
+
+
+def read_prompts(
+    raw: Raw | None, at: str, *, most: int | None = None, blank: bool = True
+) -> tuple[Prompt, ...]:
+    """One or more prompts: a string, token ids, or an array of either.
+
+    ``most`` is how many there may be; ``blank``: an empty string is allowed.
+    """
+    got = None if raw is None else value(raw)
+    match got:
+        case None:
+            raise missing(at)
+        case []:
+            raise empty(at, got)
+        case str() | [int(), *_]:
+            return (_prompt(got, at, blank=blank),)
+        case list():
+            if most is not None and len(got) > most:
+                raise too_long(at, most, got)
+            if {type(one) for one in got} not in ({str}, {list}):
+                raise wrong_type(at, _PROMPT, got)
+            return tuple(_prompt(one, f"{at}[{i}]", blank=blank) for i, one in enumerate(got))
+        case _:
+            raise wrong_type(at, _PROMPT, got)
+
+
+_PROMPT = "a string, array of strings, array of tokens, or array of token arrays"
+
+
+def _prompt(got: Any, at: str, *, blank: bool) -> Prompt:
+    if isinstance(got, str):
+        if not got and not blank:
+            raise empty(at, got)
+        return got
+    if not got:
+        raise empty(at, got)
+    for i, token in enumerate(got):
+        if type(token) is not int:
+            raise wrong_type(f"{at}[{i}]", "an integer", token)
+        if token < 0:
+            text = f"Invalid '{at}[{i}]': a token id can't be negative."
+            raise InvalidParameter(text, param=f"{at}[{i}]", problem="below", got=token)
+    return tuple(got)
+
+
+# --- embeddings -----------------------------------------------------------------------------------
+
+
+def read_embedding(
+    fields: Mapping[str, Raw],
+    reading: Reading = READING,
+    *,
+    model: str | None = None,
+    client_id: str | None = None,
+    timeout: float | None = None,
+) -> EmbedRequest:
+    """A request for vectors. Raises ClientError."""
+    name = read_model(fields) if model is None else model
+    inputs = read_prompts(fields.get("input"), "input", most=reading.most_inputs, blank=False)
+    for i, one in enumerate(inputs):
+        if len(one) > _MOST_INPUTS and not isinstance(one, str):
+            raise too_long("input" if len(inputs) == 1 else f"input[{i}]", _MOST_INPUTS, one)
+    values = params.read(reading.embedding, fields)
+    _aside(values, fields, client_id, timeout)
+    return EmbedRequest(
+        model=name,
+        inputs=inputs,
+        labels=_labels(values, {}),
+        extra=_extra(fields, reading.embedding, EMBEDDING_FIELDS, reading.unknown),
+        **values.fields(),
+    )
+
+
+# --- what they have in common ---------------------------------------------------------------------
+
+
+def _aside(
+    values: Values, fields: Mapping[str, Raw], client_id: str | None, timeout: float | None
+) -> None:
+    values.given = {name for name, raw in fields.items() if given(raw) is not None}
+    if client_id is not None:
+        values.set("client_id", client_id)
+    if timeout is not None:
+        values.set("timeout", timeout)
+
+
+def _shared(
+    values: Values, fields: Mapping[str, Raw], client_id: str | None, timeout: float | None
+) -> None:
+    _aside(values, fields, client_id, timeout)
+    for stop in values.get("stopping.stop", ()):
+        if not stop:
+            raise empty("stop", stop)
+    if (seed := values.get("sampling.seed")) is not None and seed < 0:
+        values.set("sampling.seed", seed % 2**64)
+    if raw := given(fields.get("logit_bias")):
+        values.set("sampling.logit_bias", _logit_bias(raw))
+    if values.get("asked.beam_search"):
+        values.set("sampling.beam_width", values.get("n") or 1)
+    values.set("want.usage", _usage(fields, stream=bool(values.get("stream"))))
+
+
+def _usage(fields: Mapping[str, Raw], *, stream: bool) -> Literal["none", "final", "each"]:
+    raw = given(fields.get("stream_options"))
+    if raw is None:
+        return "none" if stream else "final"
+    if not stream:
+        text = "The 'stream_options' parameter is only allowed when 'stream' is enabled."
+        raise conflict("stream_options", text)
+    options = as_object(raw, "stream_options")
+    wanted = as_optional_bool(options, "include_usage", "stream_options")
+    running = as_optional_bool(options, "continuous_usage_stats", "stream_options")
+    as_optional_bool(options, "include_obfuscation", "stream_options")
+    if not wanted:
+        return "none"
+    return "each" if running else "final"
+
+
+def _logit_bias(raw: Raw) -> dict[int, float]:
+    biases: dict[int, float] = {}
+    for token, bias_raw in as_object(raw, "logit_bias").items():
+        at, bias = f"logit_bias.{token[:32]}", value(bias_raw)
+        if not token.isascii() or not token.isdecimal():
+            raise wrong_value("logit_bias", token, ("token ids",))
+        if isinstance(bias, bool) or not isinstance(bias, int | float):
+            raise wrong_type(at, "a number", bias)
+        if not -100 <= bias <= 100 or math.isnan(bias):  # noqa: PLR2004 - the specification's
+            text = f"Invalid '{at}': expected a value between -100 and 100, but got {bias} instead."
+            raise InvalidParameter(text, param="logit_bias", problem="value", got=bias)
+        biases[int(token)] = float(bias)
+    return biases
+
+
+def _output(fields: Mapping[str, Raw]) -> OutputFormat | None:
+    output, guide = read_response_format(fields), read_structured_outputs(fields)
+    if output is not None and guide is not None:
+        text = "'structured_outputs' and 'response_format' can't be given together."
+        raise conflict("structured_outputs", text)
+    return output or guide
+
+
+def _labels(values: Values, fields: Mapping[str, Raw]) -> dict[str, str]:
+    labels = dict(values.section("labels"))
+    identifier = labels.get("safety_identifier", "")
+    if len(identifier) > _IDENTIFIER:
+        raise too_long("safety_identifier", _IDENTIFIER, identifier)
+    if raw := given(fields.get("metadata")):
+        labels |= _metadata(raw)
+    return labels
+
+
+def _metadata(raw: Raw) -> dict[str, str]:
+    most, longest_key, longest = _METADATA
+    items = as_object(raw, "metadata")
+    if len(items) > most:
+        text = f"Invalid 'metadata': too many properties. Expected at most {most}."
+        raise InvalidParameter(text, param="metadata", problem="value", got=len(items))
+    labels = {}
+    for key in items:
+        at = f"metadata.{key[:longest_key]}"
+        if len(key) > longest_key:
+            raise too_long(at, longest_key, key)
+        text = as_text(items, key, "metadata")
+        if len(text) > longest:
+            raise too_long(at, longest, text)
+        labels[f"metadata.{key}"] = text
+    return labels
+
+
+def _extra(
+    fields: Mapping[str, Raw], table: Iterable[Param], known: frozenset[str], unknown: str
+) -> dict[str, Raw]:
+    wires = {param.wire for param in table} | known
+    found = {
+        name: raw for name, raw in fields.items() if name not in wires and given(raw) is not None
+    }
+    if found and unknown == "reject":
+        name = next(iter(found))
+        raise UnknownParameter(f"Unknown parameter: '{name[:64]}'.", param=name[:64])
+    return found if unknown == "forward" else {}

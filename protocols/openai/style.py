@@ -1,0 +1,91 @@
+"""How a family of this dialect writes its answers. See ``protocols.openai.answers``."""
+
+from collections.abc import Callable, Mapping
+from typing import Final, Literal
+
+from msgspec import Struct, field
+
+from gateway.core import sse
+from gateway.core.errors import GatewayError
+from gateway.core.ports import Headers
+from gateway.core.types import FinishReason
+from protocols.openai import errors
+
+REASONS: Final[Mapping[FinishReason, str]] = {
+    "eos": "stop",
+    "stop": "stop",
+    "length": "length",
+    "tool_calls": "tool_calls",
+    "content_filter": "content_filter",
+    "unknown": "stop",
+}
+STREAM_HEADERS: Final[Headers] = (("Cache-Control", "no-cache"), ("X-Accel-Buffering", "no"))
+_ABSENT: Final = {"refusal": b"null", "logprobs": b"null"}
+
+
+class Style(Struct, frozen=True, kw_only=True):
+    """How one family writes its answers. Key tuples say which keys there are, and in what order."""
+
+    answer: tuple[str, ...] = (
+        "id",
+        "object",
+        "created",
+        "model",
+        "choices",
+        "usage",
+        "system_fingerprint",
+    )
+    chat_choice: tuple[str, ...] = ("index", "message", "logprobs", "finish_reason", "token_ids")
+    message: tuple[str, ...] = (
+        "role",
+        "content",
+        "refusal",
+        "reasoning_content",
+        "tool_calls",
+        "function_call",
+    )
+    text_choice: tuple[str, ...] = ("text", "index", "logprobs", "finish_reason", "token_ids")
+    """Also known in choices and pieces: ``stop_reason``, the stop that was hit."""
+    chunk: tuple[str, ...] = (
+        "id",
+        "object",
+        "created",
+        "model",
+        "system_fingerprint",
+        "choices",
+        "usage",
+    )
+    chat_piece: tuple[str, ...] = ("index", "delta", "logprobs", "finish_reason", "token_ids")
+    text_piece: tuple[str, ...] = ("text", "index", "logprobs", "finish_reason", "token_ids")
+    absent: Mapping[str, bytes] = field(default_factory=lambda: _ABSENT)
+    """What a key of a choice, message or piece holds without a value; others are left out."""
+    chat_object: str = "chat.completion"
+    chat_chunk_object: str = "chat.completion.chunk"
+    text_object: str = "text_completion"
+    text_chunk_object: str = "text_completion"
+    chat_prefix: str = "chatcmpl-"
+    text_prefix: str = "cmpl-"
+    opening: bytes | None = b'{"role":"assistant","content":""}'
+    """The delta of each choice's first chunk; None: there is no such chunk."""
+    call_opening: bytes | None = b'{"role":"assistant","content":null}'
+    """The same where the first to come is a tool call."""
+    text_opening: bool = False
+    """A completion's choice, too, starts with an empty chunk."""
+    bare_opening: bool = False
+    """The opening chunk has neither usage nor the keys of ``absent``."""
+    role: Literal["first", "each"] = "first"
+    closing: bytes = b"{}"
+    """The delta of the chunk that holds the finish reason."""
+    usage: Literal["separate", "finish", "none", "each"] = "separate"
+    """Where a stream tells usage, if the request wants it: in a chunk without choices, in the last
+    finish chunk, nowhere, or the running figure in every chunk."""
+    silent: bytes = b"null"
+    """The content of a whole message that only calls tools or refuses."""
+    reasons: Mapping[FinishReason, str] = field(default_factory=lambda: REASONS)
+    content_type: str = "text/event-stream; charset=utf-8"
+    prefix: bytes = b"data: "
+    done: bytes = sse.DONE
+    error_event: Callable[[GatewayError], bytes] = errors.event
+    stream_headers: Headers = STREAM_HEADERS
+    served_header: str | None = "x-served-model"
+    """Names the version that answered."""

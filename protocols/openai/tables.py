@@ -1,0 +1,191 @@
+"""The scalar parameters of requests in the manner of OpenAI's API, as rows of ``protocols.params``.
+
+A family of this dialect takes a table, changes the rows that it reads otherwise, and hands it to
+``protocols.params.read``::
+
+    TABLE = changed(CHAT, temperature={"high": 1.0}, top_p={"above_low": True})
+    TABLE = without(TABLE, "store", "seed") + (Param(wire="details", field="want.details", ...),)
+
+Rows under ``asked.`` stand for no field of the internal request; a reader combines them
+(``Values.get("asked.logprobs")``). Rows under ``labels.`` become the request's labels.
+
+Ranges and defaults: OpenAI's published specification 2.3.0; the extensions: vLLM 0.32.
+"""
+
+from typing import Any
+
+import msgspec
+
+from protocols.params import Param
+
+INT64 = 2**63
+
+EFFORTS = ("none", "minimal", "low", "medium", "high", "xhigh", "max")
+
+_TEMPERATURE = Param(
+    wire="temperature", field="sampling.temperature", type="float", low=0, high=2, default=1.0
+)
+_TOP_P = Param(wire="top_p", field="sampling.top_p", type="float", low=0, high=1, default=1.0)
+_PRESENCE = Param(
+    wire="presence_penalty",
+    field="sampling.presence_penalty",
+    type="float",
+    low=-2,
+    high=2,
+    default=0.0,
+)
+_FREQUENCY = Param(
+    wire="frequency_penalty",
+    field="sampling.frequency_penalty",
+    type="float",
+    low=-2,
+    high=2,
+    default=0.0,
+)
+_SEED = Param(
+    wire="seed",
+    field="sampling.seed",
+    type="int",
+    low=-INT64,
+    high=INT64 - 1,
+    note="a negative seed is kept as its two's complement",
+)
+_N = Param(wire="n", field="n", type="int", low=1, high=128, default=1)
+_STOP = Param(wire="stop", field="stopping.stop", type="strings", max_items=4)
+_STREAM = Param(wire="stream", field="stream", type="bool", default=False)
+_USER = Param(wire="user", field="labels.user", type="str")
+
+SHARED: tuple[Param, ...] = (
+    _TEMPERATURE,
+    _TOP_P,
+    _N,
+    _STREAM,
+    _STOP,
+    _PRESENCE,
+    _FREQUENCY,
+    _SEED,
+    _USER,
+)
+"""What conversations and completions have in common."""
+
+CHAT: tuple[Param, ...] = (
+    Param(wire="max_tokens", field="stopping.max_tokens", type="int", low=1),
+    Param(
+        wire="max_completion_tokens",
+        field="stopping.max_tokens",
+        type="int",
+        low=1,
+        note="wins over max_tokens",
+    ),
+    *SHARED,
+    Param(wire="logprobs", field="asked.logprobs", type="bool", default=False),
+    Param(wire="top_logprobs", field="asked.top_logprobs", type="int", low=0, high=20),
+    Param(wire="parallel_tool_calls", field="parallel_tools", type="bool", default=True),
+    Param(wire="reasoning_effort", field="reasoning.effort", type="str", choices=EFFORTS),
+    Param(wire="safety_identifier", field="labels.safety_identifier", type="str"),
+    Param(wire="prompt_cache_key", field="labels.prompt_cache_key", type="str"),
+    Param(
+        wire="prompt_cache_retention",
+        field="labels.prompt_cache_retention",
+        type="str",
+        choices=("in_memory", "in-memory", "24h"),
+    ),
+)
+"""``POST chat/completions``. Not here, since no scalars: messages, tools, tool_choice, functions,
+function_call, response_format, logit_bias, stream_options, metadata."""
+
+COMPLETION: tuple[Param, ...] = (
+    Param(wire="max_tokens", field="stopping.max_tokens", type="int", low=0, default=16),
+    *SHARED,
+    Param(wire="best_of", field="best_of", type="int", low=0, high=20, off=(0,), default=1),
+    Param(wire="echo", field="echo", type="bool", default=False),
+    Param(wire="logprobs", field="logprobs.top", type="int", low=0, high=5),
+    Param(wire="suffix", field="insert_before", type="str"),
+)
+"""``POST completions``. Not here: prompt, logit_bias, stream_options."""
+
+EMBEDDING: tuple[Param, ...] = (
+    Param(
+        wire="encoding_format",
+        field="encoding",
+        type="str",
+        choices=("float", "base64"),
+        default="float",
+    ),
+    Param(wire="dimensions", field="dimensions", type="int", low=1),
+    _USER,
+)
+"""``POST embeddings``. Not here: input."""
+
+EXTENSIONS: tuple[Param, ...] = (
+    Param(wire="top_k", field="sampling.top_k", type="int", low=1, off=(0, -1)),
+    Param(wire="min_p", field="sampling.min_p", type="float", low=0, high=1),
+    Param(wire="typical_p", field="sampling.typical_p", type="float", low=0, high=1),
+    Param(
+        wire="repetition_penalty",
+        field="sampling.repetition_penalty",
+        type="float",
+        low=0,
+        above_low=True,
+    ),
+    Param(wire="length_penalty", field="sampling.length_penalty", type="float"),
+    Param(wire="use_beam_search", field="asked.beam_search", type="bool", default=False),
+    Param(wire="allowed_token_ids", field="sampling.allowed_token_ids", type="ints"),
+    Param(wire="bad_words", field="sampling.bad_words", type="string list"),
+    Param(wire="stop_token_ids", field="stopping.stop_token_ids", type="ints"),
+    Param(wire="include_stop_str_in_output", field="stopping.include_stop", type="bool"),
+    Param(wire="ignore_eos", field="stopping.ignore_eos", type="bool"),
+    Param(wire="min_tokens", field="stopping.min_tokens", type="int", low=0),
+    Param(wire="skip_special_tokens", field="stopping.skip_special_tokens", type="bool"),
+    Param(
+        wire="spaces_between_special_tokens",
+        field="stopping.spaces_between_special_tokens",
+        type="bool",
+    ),
+    Param(wire="truncate_prompt_tokens", field="stopping.truncate_prompt", type="int", low=-1),
+    Param(wire="add_special_tokens", field="templating.add_special_tokens", type="bool"),
+    Param(wire="priority", field="priority", type="int", low=0, high=255),
+    Param(wire="request_id", field="client_id", type="str"),
+    Param(wire="session_id", field="labels.session_id", type="str"),
+    Param(wire="return_token_ids", field="want.token_ids", type="bool"),
+)
+"""What vLLM takes beside, for conversations and completions alike."""
+
+CHAT_EXTENSIONS: tuple[Param, ...] = (
+    *EXTENSIONS,
+    Param(wire="add_generation_prompt", field="templating.add_generation_prompt", type="bool"),
+    Param(wire="continue_final_message", field="templating.continue_final", type="bool"),
+    Param(wire="chat_template", field="templating.template", type="str"),
+    Param(wire="include_reasoning", field="reasoning.include", type="bool"),
+    Param(wire="thinking_token_budget", field="reasoning.budget", type="int", low=0),
+)
+"""What vLLM takes beside for conversations. Not here: chat_template_kwargs, structured_outputs."""
+
+EMBEDDING_EXTENSIONS: tuple[Param, ...] = (
+    Param(wire="truncate_prompt_tokens", field="truncate", type="int", low=-1),
+    Param(wire="priority", field="priority", type="int", low=0, high=255),
+    Param(wire="request_id", field="client_id", type="str"),
+)
+"""What vLLM takes beside for embeddings."""
+
+
+def row(table: tuple[Param, ...], wire: str) -> Param:
+    """The row of this wire name. Raises KeyError."""
+    for param in table:
+        if param.wire == wire:
+            return param
+    raise KeyError(wire)
+
+
+def changed(table: tuple[Param, ...], **changes: dict[str, Any]) -> tuple[Param, ...]:
+    """The table with some rows changed, by wire name. Raises KeyError for a name it has not."""
+    for wire in changes:
+        row(table, wire)
+    return tuple(msgspec.structs.replace(p, **changes.get(p.wire, {})) for p in table)
+
+
+def without(table: tuple[Param, ...], *wires: str) -> tuple[Param, ...]:
+    """The table less these rows. Raises KeyError for a name it has not."""
+    for wire in wires:
+        row(table, wire)
+    return tuple(p for p in table if p.wire not in wires)

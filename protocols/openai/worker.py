@@ -1,0 +1,293 @@
+"""Writing requests for workers, and telling what they can't carry."""
+
+from collections.abc import Mapping
+from typing import Any
+
+import msgspec
+
+from gateway.core import loss
+from gateway.core.errors import Unsupported
+from gateway.core.loss import Carry, Loss
+from gateway.core.ports import WireRequest
+from gateway.core.types import (
+    EmbedRequest,
+    GenerateRequest,
+    Logprobs,
+    Message,
+    ReasoningPart,
+    Request,
+    TextPart,
+)
+from protocols import params
+from protocols.openai.messages import write_messages
+from protocols.openai.profiles import Profile
+from protocols.openai.requests import CHAT_FIELDS, EMBEDDING_FIELDS, READING, TEXT_FIELDS
+from protocols.openai.tools import (
+    narrowed,
+    write_response_format,
+    write_tool_choice,
+    write_tools,
+)
+from protocols.params import Param
+
+_encode = msgspec.json.Encoder().encode
+_JSON = (("Content-Type", "application/json"),)
+
+_KNOWN = frozenset(
+    {p.wire for table in (READING.chat, READING.completion, READING.embedding) for p in table}
+    | CHAT_FIELDS
+    | TEXT_FIELDS
+    | EMBEDDING_FIELDS
+)
+"""Names with a meaning here: left over by another dialect, they mean something else."""
+
+_UNANSWERED = frozenset(
+    {"prompt_logprobs", "return_tokens_as_token_ids", "return_prompt_text", "logprob_token_ids",
+     "return_hidden_states", "return_prompt_token_ids", "audio", "watermarking"}
+)  # fmt: skip
+"""What would change the answer in a way that no event can tell."""
+
+_POWERS = frozenset(
+    {"cache_salt", "kv_transfer_params", "ec_transfer_params", "prompt_embeds", "media_io_kwargs",
+     "vllm_xargs", "mm_processor_kwargs", "custom_logit_processor", "lora_path", "session_params"}
+)  # fmt: skip
+"""What reaches into a worker: given on only where the operator lets clients have it."""
+
+
+def is_chat(request: GenerateRequest) -> bool:
+    """Whether the worker's chat endpoint answers it."""
+    return request.kind == "chat" or request.templating.mode == "server"
+
+
+class Writer:
+    """Writes requests for the workers of one profile, under one path prefix."""
+
+    def __init__(self, profile: Profile, prefix: str, *, powers: bool) -> None:
+        self._profile = profile
+        self._prefix = prefix
+        self._powers = powers
+        more = profile.powers if powers else ()
+        self._chat = (*profile.chat, *more)
+        self._completion = (*profile.completion, *(p for p in more if p.wire != "chat_template"))
+
+        self._carries = {
+            True: params.carries(self._chat),
+            False: params.carries(self._completion),
+        }
+
+    def encode(self, request: Request) -> WireRequest:
+        """See ``gateway.core.ports.WorkerDialect``."""
+        if isinstance(request, EmbedRequest):
+            path, body = "embeddings", self._embedding(request)
+        elif is_chat(request):
+            path, body = "chat/completions", self._conversation(request)
+        else:
+            path, body = "completions", self._text(request)
+        for name, raw in request.extra.items():
+            if self._forwards(name):
+                body.setdefault(name, raw)
+        return WireRequest(f"{self._prefix}/{path}", _encode(body), _JSON)
+
+    def losses(self, request: Request, names: Mapping[str, str]) -> tuple[Loss, ...]:
+        """See ``gateway.core.ports.WorkerDialect``."""
+        if isinstance(request, EmbedRequest):
+            carries = params.carries(self._profile.embedding)
+            found = loss.losses(_tolerant(request), carries, names, extra=True)
+        else:
+            found = self._generation_losses(request, names)
+        left = tuple(Loss(name, "dropped") for name in request.extra if not self._forwards(name))
+        return found + left
+
+    def echoes(self, request: GenerateRequest) -> bool:
+        """Whether the worker is asked to give the prompt back."""
+        echoed = any(param.field == "echo" for param in self._profile.completion)
+        return bool(request.echo) and echoed and not is_chat(request)
+
+    def _forwards(self, name: str) -> bool:
+        if name in _KNOWN or name in _UNANSWERED:
+            return False
+        return self._powers or name not in _POWERS
+
+    # --- bodies -----------------------------------------------------------------------------------
+
+    def _embedding(self, request: EmbedRequest) -> dict[str, Any]:
+        alone = len(request.inputs) == 1
+        body: dict[str, Any] = {
+            "model": request.model,
+            "input": request.inputs[0] if alone else request.inputs,
+        }
+        body |= params.write(self._profile.embedding, request)
+        if request.encoding != "float":
+            body["encoding_format"] = request.encoding
+        return body | self._labels(request)
+
+    def _conversation(self, request: GenerateRequest) -> dict[str, Any]:
+        messages = request.messages or _as_messages(request)
+        body: dict[str, Any] = {
+            "model": request.model,
+            "messages": write_messages(messages, self._profile.writing),
+        }
+        body |= self._scalars(self._chat, request)
+        choice, tools = request.tool_choice, request.tools
+        if not self._profile.allowed_tools:
+            choice, tools = narrowed(choice, tools)
+        if not self._profile.custom_tools:
+            tools = tuple(tool for tool in tools if tool.kind == "function")
+        if tools:
+            body["tools"] = write_tools(tools)
+            if choice is not None:
+                body["tool_choice"] = write_tool_choice(choice, tools)
+        else:
+            body.pop("parallel_tool_calls", None)
+        if request.logprobs is not None:
+            body["logprobs"] = True
+            if request.logprobs.top:
+                body["top_logprobs"] = _at_most(request.logprobs, self._profile.chat_top)
+        if self._profile.template_arguments and request.templating.arguments is not None:
+            body["chat_template_kwargs"] = request.templating.arguments
+        return body | self._output(request, takes_format=True) | self._ending(request)
+
+    def _text(self, request: GenerateRequest) -> dict[str, Any]:
+        alone = len(request.prompts) == 1
+        body: dict[str, Any] = {
+            "model": request.model,
+            "prompt": request.prompts[0] if alone else request.prompts,
+        }
+        body |= self._scalars(self._completion, request)
+        if request.logprobs is not None:
+            body["logprobs"] = _at_most(request.logprobs, self._profile.text_top)
+        takes_format = self._profile.text_format
+        return body | self._output(request, takes_format=takes_format) | self._ending(request)
+
+    def _scalars(self, table: tuple[Param, ...], request: GenerateRequest) -> dict[str, Any]:
+        body = params.write(table, request)
+        if "max_completion_tokens" in request.given and "max_tokens" in body and is_chat(request):
+            body["max_completion_tokens"] = body.pop("max_tokens")
+        if (seed := body.get("seed")) is not None and seed >= 2**63:
+            body["seed"] = seed - 2**64
+        if self._profile.stops is not None and "stop" in body:
+            body["stop"] = body["stop"][: self._profile.stops]
+        if request.sampling.do_sample is False:
+            body["temperature"] = 0.0
+        if request.sampling.logit_bias is not None:
+            body["logit_bias"] = {str(k): v for k, v in request.sampling.logit_bias.items()}
+        if self._profile.beams and request.sampling.beam_width is not None:
+            body["use_beam_search"] = True
+        if self._profile.token_ids and request.want.token_ids:
+            body["return_token_ids"] = True
+        if self._truncates(request):
+            body.setdefault("truncate_prompt_tokens", -1)
+        return body
+
+    def _truncates(self, request: GenerateRequest) -> bool:
+        if request.stopping.overflow != "truncate":
+            return False
+        return any(param.field == "stopping.truncate_prompt" for param in self._profile.chat)
+
+    def _output(self, request: GenerateRequest, *, takes_format: bool) -> dict[str, Any]:
+        if request.output is None:
+            return {}
+        form = write_response_format(request.output)
+        if form is None:
+            return dict(self._profile.guide(request.output))
+        return {"response_format": form} if takes_format else {}
+
+    def _ending(self, request: GenerateRequest) -> dict[str, Any]:
+        body: dict[str, Any] = self._labels(request)
+        if request.stream:
+            options = {"include_usage": True}
+            if request.want.usage == "each":
+                options["continuous_usage_stats"] = True
+            body |= {"stream": True, "stream_options": options}
+        return body
+
+    def _labels(self, request: Request) -> dict[str, Any]:
+        labels = {n: request.labels[n] for n in self._profile.labels if n in request.labels}
+        told = {
+            name.removeprefix("metadata."): text
+            for name, text in request.labels.items()
+            if name.startswith("metadata.")
+        }
+        if told and "safety_identifier" in self._profile.labels:
+            return {**labels, "metadata": told}
+        return dict(labels)
+
+    # --- losses -----------------------------------------------------------------------------------
+
+    def _generation_losses(
+        self, request: GenerateRequest, names: Mapping[str, str]
+    ) -> tuple[Loss, ...]:
+        chat = is_chat(request)
+        carries = self._carries[chat] | self._structures(request, chat=chat)
+        found = list(loss.losses(_tolerant(request), carries, names, extra=True))
+        stops, most = len(request.stopping.stop), self._profile.stops
+        if most is not None and stops > most:
+            wire = names.get("stopping.stop", "stop")
+            found.append(Loss(wire, "clamped", f"{stops} to {most}"))
+        if request.want.token_ids and not self._profile.token_ids:
+            found.append(Loss(names.get("want.token_ids", "return_token_ids"), "dropped"))
+        custom = any(tool.kind == "custom" for tool in request.tools)
+        if chat and custom and not self._profile.custom_tools:
+            found.append(Loss(names.get("tools", "tools"), "dropped", "custom tools"))
+        if not self._profile.writing.reasoning and any(map(_thinks, request.messages)):
+            found.append(Loss("messages", "dropped", "earlier reasoning"))
+        return tuple(found)
+
+    def _structures(self, request: GenerateRequest, *, chat: bool) -> dict[str, Carry]:
+        """What is carried beside the table, by this request."""
+        profile = self._profile
+        carries = {"sampling.logit_bias": Carry("logit_bias"), "sampling.do_sample": Carry("")}
+        most = profile.chat_top if chat else profile.text_top
+        low = None if most is None else 0
+        carries["logprobs.top"] = Carry("top_logprobs" if chat else "logprobs", low, most)
+        if chat:
+            carries["tools"] = Carry("tools")
+            if profile.template_arguments:
+                carries["templating.arguments"] = Carry("chat_template_kwargs")
+        elif request.echo:
+            carries["logprobs.prompt"] = Carry("logprobs", high=profile.text_top)
+        if self._output(request, takes_format=chat or profile.text_format):
+            carries["output"] = Carry("response_format")
+        if self._truncates(request):
+            carries["stopping.overflow"] = Carry("truncate_prompt_tokens")
+        if profile.beams:
+            exact = request.sampling.beam_width == (request.n or 1)
+            carries["sampling.beam_width"] = Carry(
+                "use_beam_search", reason=None if exact else "approximated"
+            )
+        return carries
+
+
+def _tolerant(request: Any) -> Any:
+    """The request without the wish to be told of an overflow, which every worker fulfils."""
+    if isinstance(request, EmbedRequest):
+        unsaid = request.overflow == "error"
+        return msgspec.structs.replace(request, overflow=None) if unsaid else request
+    if request.stopping.overflow != "error":
+        return request
+    stopping = msgspec.structs.replace(request.stopping, overflow=None)
+    return msgspec.structs.replace(request, stopping=stopping)
+
+
+def _as_messages(request: GenerateRequest) -> tuple[Message, ...]:
+    """A prompt that the worker's template shall wrap, as what a user said."""
+    match request.prompts:
+        case (str() as prompt,):
+            return (Message("user", (TextPart(prompt),)),)
+        case (_,):
+            text = "Token ids can't go through a chat template."
+            raise Unsupported(text, param="prompt")
+        case _:
+            text = "Only one prompt at a time can go through a worker's chat template."
+            raise Unsupported(text, param="prompt")
+
+
+def _thinks(message: Message) -> bool:
+    return any(isinstance(part, ReasoningPart) for part in message.parts)
+
+
+def _at_most(logprobs: Logprobs, most: int | None) -> int:
+    top = logprobs.top
+    if most is None:
+        return top
+    return most if top < 0 else min(top, most)

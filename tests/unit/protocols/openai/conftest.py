@@ -1,0 +1,40 @@
+"""What a dialect's tests need: a call, and what an answer says of itself."""
+
+import json
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import pytest
+
+from gateway.core.context import Context, Deadline
+from gateway.core.ports import About, Call, Endpoint
+from protocols.openai import OpenAI
+
+MakeCall = Callable[..., Call]
+
+
+def endpoint(variant: str) -> Endpoint:
+    return next(e for e in OpenAI().endpoints if e.variant == variant)
+
+
+@pytest.fixture
+def make_call() -> MakeCall:
+    """A call of a variant, with a body (an object is dumped) and headers."""
+
+    def make(
+        variant: str,
+        body: Any = b"",
+        headers: Mapping[str, str] | None = None,
+        params: Mapping[str, str] | None = None,
+    ) -> Call:
+        row = endpoint(variant)
+        data = body if isinstance(body, bytes) else json.dumps(body).encode()
+        return Call(row, params or {}, headers or {}, "", data, row.path)
+
+    return make
+
+
+@pytest.fixture
+def about() -> About:
+    context = Context("r1", Deadline(lambda: 0.0, 60), lambda: 0.0)
+    return About("r1", 1700000000, "mock", "v1", "mock-8b", context)

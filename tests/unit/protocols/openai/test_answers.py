@@ -1,0 +1,382 @@
+"""Answers, byte for byte: cases W1 to W77 from the events on."""
+
+import json
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import msgspec
+import pytest
+
+from gateway.core.aggregate import Fold
+from gateway.core.errors import StreamBroken
+from gateway.core.ports import About, Call, Encoder
+from gateway.core.types import (
+    CallArguments,
+    CallStart,
+    Done,
+    End,
+    Event,
+    FinishReason,
+    GenerateRequest,
+    PromptEcho,
+    Refusal,
+    Served,
+    Text,
+    Thought,
+    TokenLogprob,
+    TopLogprob,
+    Usage,
+    Want,
+)
+from protocols.openai.answers import ChatEncoder, Style, TextEncoder
+
+MakeCall = Callable[..., Call]
+CHAT = GenerateRequest(model="m", kind="chat")
+TEXT = GenerateRequest(model="m", kind="completion", prompts=("a b",))
+QUIET = Want(usage="none")
+HELLO: tuple[Event, ...] = (
+    Text("Hello"),
+    Text(" world"),
+    Text("!"),
+    End("eos"),
+    Usage(2, 3),
+    Done(),
+)
+
+
+def streamed(request: GenerateRequest, **changes: Any) -> GenerateRequest:
+    return msgspec.structs.replace(request, stream=True, **changes)
+
+
+def written(encoder: Encoder, events: Sequence[Event]) -> list[str]:
+    """The data of each event, written one by one as they come."""
+    body = b"".join(encoder.write([event]) for event in events).decode()
+    assert body.endswith("\n\n")
+    lines = body.removesuffix("\n\n").split("\n\n")
+    assert all(line.startswith("data: ") for line in lines)
+    return [line.removeprefix("data: ") for line in lines]
+
+
+def whole(encoder: Encoder, events: Sequence[Event]) -> Any:
+    fold = Fold()
+    fold.add(events)
+    reply = encoder.whole(fold.result())
+    assert reply.status == 200
+    return json.loads(reply.body)
+
+
+def chunk(delta: str, finish: str = "null", more: str = "", index: int = 0) -> str:
+    return (
+        '{"id":"chatcmpl-r1","object":"chat.completion.chunk","created":1700000000,"model":"mock",'
+        f'"choices":[{{"index":{index},"delta":{delta},"logprobs":null,"finish_reason":{finish}}}]'
+        f"{more}}}"
+    )
+
+
+OPEN = '{"role":"assistant","content":""}'
+USAGE = '{"prompt_tokens":2,"completion_tokens":3,"total_tokens":5}'
+
+
+def test_a_whole_chat(about: About) -> None:
+    fold = Fold()
+    fold.add(HELLO)
+    encoder = ChatEncoder(Style(), CHAT, about)
+    reply = encoder.whole(fold.result())
+    assert reply.body.decode() == (
+        '{"id":"chatcmpl-r1","object":"chat.completion","created":1700000000,"model":"mock",'
+        '"choices":[{"index":0,"message":{"role":"assistant","content":"Hello world!",'
+        f'"refusal":null}},"logprobs":null,"finish_reason":"stop"}}],"usage":{USAGE}}}'
+    )
+    assert ("x-served-model", "v1") in encoder.headers()
+
+
+def test_a_streamed_chat(about: About) -> None:
+    encoder = ChatEncoder(Style(), streamed(CHAT, want=QUIET), about)
+    assert written(encoder, HELLO) == [
+        chunk(OPEN),
+        chunk('{"content":"Hello"}'),
+        chunk('{"content":" world"}'),
+        chunk('{"content":"!"}'),
+        chunk("{}", '"stop"'),
+        "[DONE]",
+    ]
+    assert encoder.content_type == "text/event-stream; charset=utf-8"
+    assert ("Cache-Control", "no-cache") in encoder.headers()
+
+
+def test_usage_comes_last_and_only_if_asked(about: About) -> None:
+    encoder = ChatEncoder(Style(), streamed(CHAT), about)
+    none = ',"usage":null'
+    assert written(encoder, HELLO) == [
+        chunk(OPEN, more=none),
+        chunk('{"content":"Hello"}', more=none),
+        chunk('{"content":" world"}', more=none),
+        chunk('{"content":"!"}', more=none),
+        chunk("{}", '"stop"', none),
+        (
+            '{"id":"chatcmpl-r1","object":"chat.completion.chunk","created":1700000000,'
+            f'"model":"mock","choices":[],"usage":{USAGE}}}'
+        ),
+        "[DONE]",
+    ]
+
+
+def test_running_usage_is_in_every_chunk(about: About) -> None:
+    encoder = ChatEncoder(Style(), streamed(CHAT, want=Want(usage="each")), about)
+    events: list[Event] = [
+        Usage(2, 1),
+        Text("a"),
+        Usage(2, 2),
+        Text("b"),
+        End("length"),
+        Usage(2, 2),
+        Done(),
+    ]
+    chunks = [json.loads(line) for line in written(encoder, events)[:-1]]
+    counts = [found["usage"]["completion_tokens"] for found in chunks]
+    assert counts == [1, 1, 2, 2, 2]
+    assert chunks[-1]["choices"] == []
+
+
+def test_two_choices_interleave(about: About) -> None:
+    encoder = ChatEncoder(Style(), streamed(CHAT, want=QUIET, n=2), about)
+    events: list[Event] = [Text("a", 1), Text("b", 0), End("eos", 0), End("length", 1), Done()]
+    assert written(encoder, events) == [
+        chunk(OPEN, index=1),
+        chunk('{"content":"a"}', index=1),
+        chunk(OPEN),
+        chunk('{"content":"b"}'),
+        chunk("{}", '"stop"'),
+        chunk("{}", '"length"', index=1),
+        "[DONE]",
+    ]
+
+
+CALLS: tuple[Event, ...] = (
+    CallStart(0, 0, "call_1", "f"),
+    CallArguments(0, 0, '{"x"'),
+    CallArguments(0, 0, ":1}"),
+    CallStart(0, 1, "call_2", "g"),
+    End("eos"),
+    Done(),
+)
+
+
+def test_streamed_tool_calls(about: About) -> None:
+    encoder = ChatEncoder(Style(), streamed(CHAT, want=QUIET), about)
+    opening = '"type":"function","function":{"name":'
+    assert written(encoder, CALLS) == [
+        chunk('{"role":"assistant","content":null}'),
+        chunk(f'{{"tool_calls":[{{"index":0,"id":"call_1",{opening}"f","arguments":""}}}}]}}'),
+        chunk('{"tool_calls":[{"index":0,"function":{"arguments":"{\\"x\\""}}]}'),
+        chunk('{"tool_calls":[{"index":0,"function":{"arguments":":1}"}}]}'),
+        chunk(f'{{"tool_calls":[{{"index":1,"id":"call_2",{opening}"g","arguments":""}}}}]}}'),
+        chunk("{}", '"tool_calls"'),
+        "[DONE]",
+    ]
+
+
+def test_whole_tool_calls(about: About) -> None:
+    choice = whole(ChatEncoder(Style(), CHAT, about), CALLS)["choices"][0]
+    assert choice["finish_reason"] == "tool_calls"
+    assert choice["message"] == {
+        "role": "assistant",
+        "content": None,
+        "refusal": None,
+        "tool_calls": [
+            {"id": "call_1", "type": "function", "function": {"name": "f", "arguments": '{"x":1}'}},
+            {"id": "call_2", "type": "function", "function": {"name": "g", "arguments": ""}},
+        ],
+    }
+
+
+def test_functions_are_answered_as_functions(about: About) -> None:
+    request = msgspec.structs.replace(CHAT, legacy_functions=True)
+    events: list[Event] = [*CALLS[:3], End("tool_calls"), Done()]
+    choice = whole(ChatEncoder(Style(), request, about), events)["choices"][0]
+    assert choice["finish_reason"] == "function_call"
+    assert choice["message"]["function_call"] == {"name": "f", "arguments": '{"x":1}'}
+    assert "tool_calls" not in choice["message"]
+    stream = ChatEncoder(Style(), streamed(request, want=QUIET), about)
+    assert written(stream, events)[1:5] == [
+        chunk('{"function_call":{"name":"f","arguments":""}}'),
+        chunk('{"function_call":{"arguments":"{\\"x\\""}}'),
+        chunk('{"function_call":{"arguments":":1}"}}'),
+        chunk("{}", '"function_call"'),
+    ]
+
+
+def test_thoughts_and_refusals(about: About) -> None:
+    events: list[Event] = [Thought("hm"), Refusal("no"), End("content_filter"), Done()]
+    message = whole(ChatEncoder(Style(), CHAT, about), events)["choices"][0]["message"]
+    assert message == {
+        "role": "assistant",
+        "content": None,
+        "refusal": "no",
+        "reasoning_content": "hm",
+    }
+    stream = ChatEncoder(Style(), streamed(CHAT, want=QUIET), about)
+    assert written(stream, events)[1:4] == [
+        chunk('{"reasoning_content":"hm"}'),
+        chunk('{"refusal":"no"}'),
+        chunk("{}", '"content_filter"'),
+    ]
+
+
+TOP = (TopLogprob("Hi", -0.5), TopLogprob("alt1", -1.5))
+HI = TokenLogprob("Hi", -0.5, TOP)
+
+
+def test_chat_logprobs(about: About) -> None:
+    events: list[Event] = [Text("Hi", logprobs=(HI,)), End("eos"), Done()]
+    expected = {
+        "content": [
+            {
+                "token": "Hi",
+                "logprob": -0.5,
+                "bytes": [72, 105],
+                "top_logprobs": [
+                    {"token": "Hi", "logprob": -0.5, "bytes": [72, 105]},
+                    {"token": "alt1", "logprob": -1.5, "bytes": [97, 108, 116, 49]},
+                ],
+            }
+        ],
+        "refusal": None,
+    }
+    answer = whole(ChatEncoder(Style(), CHAT, about), events)
+    assert answer["choices"][0]["logprobs"] == expected
+    lines = written(ChatEncoder(Style(), streamed(CHAT, want=QUIET), about), events)
+    assert json.loads(lines[1])["choices"][0] == {
+        "index": 0,
+        "delta": {"content": "Hi"},
+        "logprobs": expected,
+        "finish_reason": None,
+    }
+
+
+def test_a_token_that_is_no_text_keeps_its_bytes(about: About) -> None:
+    token = TokenLogprob("\ufffd", float("-inf"), data=b"\xe4")
+    events: list[Event] = [Text("", logprobs=(token,)), End("eos"), Done()]
+    answer = whole(ChatEncoder(Style(), CHAT, about), events)
+    found = answer["choices"][0]["logprobs"]["content"][0]
+    assert (found["bytes"], found["logprob"]) == ([0xE4], -9999.0)
+    columns = whole(TextEncoder(Style(), TEXT, about), events)["choices"][0]["logprobs"]
+    assert columns["tokens"] == ["bytes:\\xe4"]
+
+
+@pytest.mark.parametrize(
+    ("reason", "wire"),
+    [
+        ("eos", "stop"),
+        ("stop", "stop"),
+        ("length", "length"),
+        ("tool_calls", "tool_calls"),
+        ("content_filter", "content_filter"),
+        ("unknown", "stop"),
+    ],
+)
+def test_finish_reasons(about: About, reason: FinishReason, wire: str) -> None:
+    answer = whole(ChatEncoder(Style(), CHAT, about), [Text("a"), End(reason), Done()])
+    assert answer["choices"][0]["finish_reason"] == wire
+
+
+def test_an_error_in_the_stream_is_an_event(about: About) -> None:
+    encoder = ChatEncoder(Style(), streamed(CHAT), about)
+    assert encoder.error(StreamBroken("it stopped")) == (
+        b'data: {"error":{"message":"it stopped","type":"server_error","param":null,'
+        b'"code":"bad_gateway"}}\n\n'
+    )
+
+
+def test_a_whole_completion(about: About) -> None:
+    fold = Fold()
+    fold.add(HELLO)
+    reply = TextEncoder(Style(), TEXT, about).whole(fold.result())
+    assert reply.body.decode() == (
+        '{"id":"cmpl-r1","object":"text_completion","created":1700000000,"model":"mock",'
+        '"choices":[{"text":"Hello world!","index":0,"logprobs":null,"finish_reason":"stop"}],'
+        f'"usage":{USAGE}}}'
+    )
+
+
+def test_a_streamed_completion(about: About) -> None:
+    encoder = TextEncoder(Style(), streamed(TEXT), about)
+    head = '{"id":"cmpl-r1","object":"text_completion","created":1700000000,"model":"mock",'
+    shape = head + '"choices":[{"text":"%s","index":0,"logprobs":null,"finish_reason":%s}],'
+    shape += '"usage":null}'
+    assert written(encoder, HELLO) == [
+        shape % ("Hello", "null"),
+        shape % (" world", "null"),
+        shape % ("!", "null"),
+        shape % ("", '"stop"'),
+        f'{head}"choices":[],"usage":{USAGE}}}',
+        "[DONE]",
+    ]
+
+
+def test_completion_logprobs_are_columns(about: About) -> None:
+    events: list[Event] = [
+        PromptEcho(0, "a", (TokenLogprob("a", None),)),
+        Text("Hi", logprobs=(HI,)),
+        End("eos"),
+        Done(),
+    ]
+    top = {"Hi": -0.5, "alt1": -1.5}
+    choice = whole(TextEncoder(Style(), TEXT, about), events)["choices"][0]
+    assert choice["text"] == "aHi"
+    assert choice["logprobs"] == {
+        "tokens": ["a", "Hi"],
+        "token_logprobs": [None, -0.5],
+        "top_logprobs": [None, top],
+        "text_offset": [0, 1],
+    }
+    lines = written(TextEncoder(Style(), streamed(TEXT, want=QUIET), about), events)
+    pieces = [json.loads(line)["choices"][0]["logprobs"] for line in lines[:2]]
+    assert [piece["text_offset"] for piece in pieces] == [[0], [1]]
+    assert [piece["top_logprobs"] for piece in pieces] == [None, [top]]
+
+
+def test_a_style_of_another_family(about: About) -> None:
+    style = Style(
+        chunk=("choices", "created", "model", "object", "usage"),
+        chat_piece=("index", "logprobs", "delta", "finish_reason"),
+        opening=b'{"role":"assistant","content":null}',
+        bare_opening=True,
+        role="each",
+        closing=b'{"role":"assistant","content":""}',
+        usage="finish",
+        prefix=b"data:",
+    )
+    encoder = ChatEncoder(style, streamed(CHAT), about, model="other")
+    body = encoder.write([Text("a"), End("length"), Usage(2, 1), Served(fingerprint="x"), Done()])
+    tail = '"created":1700000000,"model":"other","object":"chat.completion.chunk"'
+    said = '"role":"assistant","content"'
+    usage = '{"prompt_tokens":2,"completion_tokens":1,"total_tokens":3}'
+    assert body.decode().split("\n\n") == [
+        f'data:{{"choices":[{{"index":0,"delta":{{{said}:null}},"finish_reason":null}}],{tail}}}',
+        (
+            f'data:{{"choices":[{{"index":0,"logprobs":null,"delta":{{{said}:"a"}},'
+            f'"finish_reason":null}}],{tail}}}'
+        ),
+        (
+            f'data:{{"choices":[{{"index":0,"logprobs":null,"delta":{{{said}:""}},'
+            f'"finish_reason":"length"}}],{tail},"usage":{usage}}}'
+        ),
+        "data: [DONE]",
+        "",
+    ]
+
+
+def test_what_the_worker_tells_of_itself_is_passed_on(about: About) -> None:
+    events: list[Event] = [
+        Served(fingerprint="fp_1"),
+        Text("a", token_ids=(7,)),
+        End("stop", stop="x"),
+        Done(),
+    ]
+    request = streamed(CHAT, want=Want(usage="none", token_ids=True))
+    lines = written(ChatEncoder(Style(), request, about), events)
+    first, second = (json.loads(line) for line in lines[:2])
+    assert first["system_fingerprint"] == second["system_fingerprint"] == "fp_1"
+    assert second["choices"][0]["token_ids"] == [7]
+    assert "stop_reason" not in second["choices"][0]

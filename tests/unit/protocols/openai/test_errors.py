@@ -1,0 +1,113 @@
+"""Every error in OpenAI's words: status, type, code, param, and the headers that go with it."""
+
+import json
+
+import pytest
+
+from gateway.core import errors as e
+from gateway.core.ports import Reply
+from protocols.openai import OpenAI
+
+DIALECT = OpenAI()
+INVALID, SERVER = "invalid_request_error", "server_error"
+
+TABLE: list[tuple[e.GatewayError, int, str, str | None, str | None]] = [
+    (e.Malformed("x"), 400, INVALID, None, None),
+    (e.Malformed("x", problem="object"), 400, INVALID, None, None),
+    (
+        e.InvalidParameter("x", param="a", problem="missing"),
+        400,
+        INVALID,
+        "missing_required_parameter",
+        "a",
+    ),
+    (e.InvalidParameter("x", param="a", problem="type"), 400, INVALID, "invalid_type", "a"),
+    (e.InvalidParameter("x", param="a", problem="value"), 400, INVALID, "invalid_value", "a"),
+    (e.InvalidParameter("x", param="a", problem="conflict"), 400, INVALID, None, "a"),
+    (
+        e.InvalidParameter("x", param="a", problem="above", got=3),
+        400,
+        INVALID,
+        "integer_above_max_value",
+        "a",
+    ),
+    (
+        e.InvalidParameter("x", param="a", problem="below", got=0.1),
+        400,
+        INVALID,
+        "decimal_below_min_value",
+        "a",
+    ),
+    (e.UnknownParameter("x", param="foo"), 400, INVALID, "unknown_parameter", "foo"),
+    (e.Unsupported("x", param="tools"), 400, INVALID, "unsupported_parameter", "tools"),
+    (e.Unsupported("x", param="prompt"), 400, INVALID, "unsupported_value", "prompt"),
+    (
+        e.Unsupported("x", param="messages[0].content[0].type"),
+        400,
+        INVALID,
+        "unsupported_value",
+        "messages[0].content[0].type",
+    ),
+    (e.ContextTooLong("x"), 400, INVALID, "context_length_exceeded", "messages"),
+    (e.ContentRefused("x"), 400, INVALID, "content_filter", None),
+    (e.Unauthorized("x", missing=True), 401, INVALID, None, None),
+    (e.Unauthorized("x", missing=False), 401, INVALID, "invalid_api_key", None),
+    (e.Forbidden("x"), 403, "permission_error", "insufficient_permissions", None),
+    (e.ModelNotFound("x", model="none"), 404, INVALID, "model_not_found", "model"),
+    (
+        e.VersionNotFound("x", model="m", version="9"),
+        404,
+        INVALID,
+        "model_not_found",
+        "model",
+    ),
+    (e.PathNotFound("x"), 404, INVALID, "unknown_url", None),
+    (e.MethodNotAllowed("x", allowed=("POST",)), 405, INVALID, "method_not_supported", None),
+    (e.TooLarge("x", limit=1), 413, INVALID, "request_too_large", None),
+    (e.RateLimited("x"), 429, "requests", "rate_limit_exceeded", None),
+    (e.RateLimited("x", scope="tokens"), 429, "tokens", "rate_limit_exceeded", None),
+    (e.QuotaExceeded("x"), 429, "insufficient_quota", "insufficient_quota", None),
+    (e.InternalError("x"), 500, SERVER, "internal_error", None),
+    (e.WorkerFailed("x"), 502, SERVER, "bad_gateway", None),
+    (e.WorkerUnreachable("x"), 502, SERVER, "bad_gateway", None),
+    (e.StreamBroken("x"), 502, SERVER, "bad_gateway", None),
+    (e.Overloaded("x"), 503, SERVER, "service_unavailable", None),
+    (e.DeadlineExceeded("x"), 504, SERVER, "timeout", None),
+]
+
+
+@pytest.mark.parametrize(("error", "status", "kind", "code", "param"), TABLE)
+def test_each_error_has_its_row(
+    error: e.GatewayError, status: int, kind: str, code: str | None, param: str | None
+) -> None:
+    reply = DIALECT.refuse(error, None)
+    found = json.loads(reply.body)
+    assert reply.status == status
+    assert list(found) == ["error"]
+    assert list(found["error"]) == ["message", "type", "param", "code"]
+    assert found["error"]["message"]
+    assert (found["error"]["type"], found["error"]["code"]) == (kind, code)
+    assert found["error"]["param"] == param
+
+
+def header(reply: Reply, name: str) -> str | None:
+    return dict(reply.headers).get(name)
+
+
+@pytest.mark.parametrize(
+    ("error", "name", "text"),
+    [
+        (e.Unauthorized("x", missing=True), "WWW-Authenticate", "Bearer"),
+        (e.MethodNotAllowed("x", allowed=("GET", "POST")), "Allow", "GET, POST"),
+        (e.Overloaded("x"), "Retry-After", "1"),
+        (e.Overloaded("x", retry_after=0.2), "Retry-After", "1"),
+        (e.RateLimited("x", retry_after=2), "Retry-After", "2"),
+        (e.RateLimited("x", retry_after=2.1), "Retry-After", "3"),
+        (e.RateLimited("x"), "Retry-After", None),
+        (e.QuotaExceeded("x"), "x-should-retry", "false"),
+    ],
+)
+def test_headers(error: e.GatewayError, name: str, text: str | None) -> None:
+    reply = DIALECT.refuse(error, None)
+    assert header(reply, name) == text
+    assert header(reply, "Content-Type") == "application/json"

@@ -1,0 +1,91 @@
+"""What workers' errors mean, and how little of their texts comes through."""
+
+import json
+import re
+from typing import Any
+
+import pytest
+
+from gateway.core.errors import (
+    ClientError,
+    ContentRefused,
+    ContextTooLong,
+    GatewayError,
+    Overloaded,
+    RateLimited,
+    Unsupported,
+    WorkerError,
+    WorkerFailed,
+)
+from protocols.openai import OpenAI
+
+WORKER = OpenAI()
+LONG = "This model's maximum context length is 8 tokens. However, you requested 20 tokens."
+
+
+def error(**inner: Any) -> bytes:
+    return json.dumps({"error": inner}).encode()
+
+
+def detail(text: str) -> bytes:
+    return json.dumps({"detail": [{"loc": ["body", "n"], "msg": text}]}).encode()
+
+
+TABLE: list[tuple[int, bytes, type[GatewayError], str]] = [
+    (400, error(message="no tools", code=400), Unsupported, "no tools"),
+    (422, detail("bad n"), Unsupported, "body.n: bad n"),
+    (400, error(message=LONG, code=400, type="BadRequestError"), ContextTooLong, "maximum"),
+    (400, error(message="x", code="context_length_exceeded"), ContextTooLong, "x"),
+    (400, error(message="x", code="content_filter"), ContentRefused, "x"),
+    (404, error(message="The model `m` does not exist.", code=404), WorkerFailed, "know the model"),
+    (401, error(message="key sk-123"), WorkerFailed, "gateway's key"),
+    (429, error(message="slow"), RateLimited, "limit|no more"),
+    (503, b"", Overloaded, "busy"),
+    (500, b"Traceback: secret", WorkerFailed, "500"),
+    (502, b"<html>", WorkerFailed, "502"),
+    (400, b"\xff not json", Unsupported, "refused"),
+    (418, b"{}", WorkerFailed, "418"),
+]
+
+
+@pytest.mark.parametrize(("status", "body", "kind", "text"), TABLE)
+def test_statuses(status: int, body: bytes, kind: type[GatewayError], text: str) -> None:
+    found = WORKER.read_error(status, {}, body)
+    assert type(found) is kind
+    assert re.search(text, found.message)
+    assert isinstance(found, ClientError | Overloaded | WorkerError)
+
+
+def test_a_limit_is_read() -> None:
+    found = WORKER.read_error(400, {}, error(message=LONG))
+    assert isinstance(found, ContextTooLong)
+    assert found.limit == 8
+
+
+def test_a_workers_text_is_short_and_clean() -> None:
+    found = WORKER.read_error(400, {}, error(message="a\x00\n\x1b[31m\u2028b" + "x" * 9999))
+    assert found.message.startswith("a [31m b")
+    assert len(found.message) == 300
+
+
+def test_the_text_of_a_failure_is_kept_for_the_log_alone() -> None:
+    found = WORKER.read_error(500, {}, error(message="CUDA out of memory at /srv/x.py"))
+    assert "CUDA" not in found.message
+    assert found.__notes__ == ["the worker said: CUDA out of memory at /srv/x.py"]
+
+
+@pytest.mark.parametrize(
+    ("headers", "seconds"),
+    [
+        ({"retry-after": "2"}, 2.0),
+        ({"retry-after": "0.5"}, 0.5),
+        ({"retry-after-ms": "1500", "retry-after": "9"}, 1.5),
+        ({"retry-after": "Wed, 21 Oct 2026 07:28:00 GMT"}, None),
+        ({"retry-after": "nan"}, None),
+        ({"retry-after": "-1"}, None),
+        ({}, None),
+    ],
+)
+def test_when_to_try_again(headers: dict[str, str], seconds: float | None) -> None:
+    assert WORKER.read_error(429, headers, b"").retry_after == seconds
+    assert WORKER.read_error(503, headers, b"").retry_after == (seconds or 1.0)

@@ -1,0 +1,60 @@
+"""The list of models: cases W82 and W83."""
+
+import json
+from collections.abc import Callable, Sequence
+
+import pytest
+
+from gateway.core.catalog import ModelInfo, VersionInfo
+from gateway.core.errors import ModelNotFound
+from gateway.core.ports import Call
+from protocols.openai import OpenAI
+
+VERSION = VersionInfo("1", "m", 100)
+MODELS = (
+    ModelInfo("mock", (VERSION,), aliases=("gpt",), created=7, context=8),
+    ModelInfo("org/m1", (VERSION,)),
+)
+
+
+class Models:
+    ready = True
+
+    def models(self) -> Sequence[ModelInfo]:
+        return MODELS
+
+    def find(self, model: str, version: str | None = None) -> ModelInfo:
+        for one in MODELS:
+            if model == one.name or model in one.aliases:
+                return one
+        raise ModelNotFound(f"no model {model}", model=model)
+
+
+def test_the_list(make_call: Callable[..., Call]) -> None:
+    reply = OpenAI().inform(make_call("models"), Models())
+    assert json.loads(reply.body) == {
+        "object": "list",
+        "data": [
+            {
+                "id": "mock",
+                "created": 7,
+                "object": "model",
+                "owned_by": "interlingua",
+                "max_model_len": 8,
+            },
+            {"id": "org/m1", "created": 0, "object": "model", "owned_by": "interlingua"},
+        ],
+    }
+
+
+@pytest.mark.parametrize("name", ["org/m1", "mock", "gpt"])
+def test_one_model_bears_the_name_it_was_asked_by(
+    make_call: Callable[..., Call], name: str
+) -> None:
+    reply = OpenAI().inform(make_call("model", params={"model": name}), Models())
+    assert json.loads(reply.body)["id"] == name
+
+
+def test_an_unknown_model(make_call: Callable[..., Call]) -> None:
+    with pytest.raises(ModelNotFound):
+        OpenAI().inform(make_call("model", params={"model": "x"}), Models())

@@ -1,0 +1,129 @@
+"""Parts of messages: each kind read, and written again."""
+
+from typing import Any
+
+import pytest
+from msgspec import Raw
+
+from gateway.core.errors import InvalidParameter
+from gateway.core.types import (
+    AudioPart,
+    FilePart,
+    ImagePart,
+    Message,
+    Part,
+    ReasoningPart,
+    RefusalPart,
+    TextPart,
+    ToolCall,
+    VideoPart,
+)
+from protocols.openai.messages import MEDIA, Rules, Writing, read_messages, write_messages
+from protocols.openai.parts import read_part, write_part
+
+EVERY = (*MEDIA, "refusal", "reasoning")
+KINDS: list[tuple[dict[str, Any], Part]] = [
+    ({"type": "text", "text": "a"}, TextPart("a")),
+    ({"type": "image_url", "image_url": {"url": "u"}}, ImagePart("u")),
+    ({"type": "image_url", "image_url": {"url": "u", "detail": "low"}}, ImagePart("u", "low")),
+    ({"type": "input_audio", "input_audio": {"data": "d", "format": "wav"}}, AudioPart("d", "wav")),
+    ({"type": "audio_url", "audio_url": {"url": "u"}}, AudioPart("u")),
+    ({"type": "video_url", "video_url": {"url": "u"}}, VideoPart("u")),
+    (
+        {"type": "file", "file": {"file_data": "d", "filename": "n"}},
+        FilePart(file_data="d", filename="n"),
+    ),
+]
+
+
+@pytest.mark.parametrize(("wire", "part"), KINDS)
+def test_parts_survive_both_ways(wire: dict[str, Any], part: Part) -> None:
+    assert read_part(wire, "at", EVERY) == (part,)
+    assert write_part(part) == wire
+
+
+def test_thoughts_are_read_from_a_summary() -> None:
+    item = {"type": "summary_text", "text": "a", "signature": "s"}
+    wire = {"type": "reasoning", "summary": [item, {"text": "b"}]}
+    assert read_part(wire, "at", EVERY) == (ReasoningPart("a", "s"), ReasoningPart("b"))
+    assert read_part({"type": "refusal", "refusal": "no"}, "at", EVERY) == (RefusalPart("no"),)
+
+
+@pytest.mark.parametrize(
+    ("wire", "param", "problem"),
+    [
+        ("x", "at", "type"),
+        ({}, "at.type", "missing"),
+        ({"type": "text", "text": 1}, "at.text", "type"),
+        ({"type": "image_url", "image_url": "u"}, "at.image_url", "type"),
+        (
+            {"type": "image_url", "image_url": {"url": "u", "detail": "x"}},
+            "at.image_url.detail",
+            "value",
+        ),
+        ({"type": "input_audio"}, "at.input_audio", "missing"),
+        ({"type": "file", "file": {}}, "at.file.file_id", "missing"),
+        ({"type": "reasoning"}, "at.summary", "type"),
+        ({"type": "reasoning", "summary": [1]}, "at.summary[0]", "type"),
+    ],
+)
+def test_parts_that_are_wrong(wire: Any, param: str, problem: str) -> None:
+    with pytest.raises(InvalidParameter) as caught:
+        read_part(wire, "at", EVERY)
+    assert (caught.value.param, caught.value.problem) == (param, problem)
+
+
+def read(*messages: str, rules: Rules) -> tuple[Message, ...]:
+    return read_messages(Raw(f"[{','.join(messages)}]".encode()), rules)
+
+
+CALL = '{"role":"assistant","tool_calls":[{"id":"a","type":"%s","%s":{"name":"f","%s":%s}}]}'
+
+
+def test_rules_are_knobs() -> None:
+    rules = Rules(
+        roles=("user", "assistant"),
+        silent=frozenset({"user"}),
+        tool_turns=False,
+        argument_objects=True,
+    )
+    assert read('{"role":"user"}', rules=rules) == (Message("user"),)
+    said = read(CALL % ("function", "function", "arguments", '{"x":1}'), rules=rules)
+    assert said[0].tool_calls == (ToolCall("a", "f", '{"x":1}'),)
+    said = read(CALL % ("custom", "custom", "input", '"go"'), rules=rules)
+    assert said[0].tool_calls == (ToolCall("a", "f", "go", "custom"),)
+    with pytest.raises(InvalidParameter):
+        read('{"role":"system","content":"x"}', rules=rules)
+
+
+@pytest.mark.parametrize(
+    ("call", "param"),
+    [
+        (CALL % ("magic", "magic", "x", "1"), "messages[0].tool_calls[0].type"),
+        (
+            CALL % ("function", "function", "arguments", "{}"),
+            "messages[0].tool_calls[0].function.arguments",
+        ),
+        ('{"role":"assistant","tool_calls":{}}', "messages[0].tool_calls"),
+        ('{"role":"assistant","tool_calls":[1]}', "messages[0].tool_calls[0]"),
+        (
+            '{"role":"assistant","function_call":{"name":"f"}}',
+            "messages[0].function_call.arguments",
+        ),
+    ],
+)
+def test_calls_that_are_wrong(call: str, param: str) -> None:
+    with pytest.raises(InvalidParameter) as caught:
+        read(call, rules=Rules())
+    assert caught.value.param == param
+
+
+def test_writing_has_knobs() -> None:
+    messages = (
+        Message("developer", (TextPart("a"), TextPart("b"))),
+        Message("assistant", (ReasoningPart("hm"), RefusalPart("no"))),
+    )
+    writing = Writing(parts="joined", absent="", reasoning=True, roles=(("developer", "system"),))
+    first, second = write_messages(messages, writing)
+    assert (first.role, first.content) == ("system", "ab")
+    assert (second.content, second.reasoning_content, second.refusal) == ("", "hm", "no")

@@ -1,0 +1,348 @@
+"""Requests in, the internal request out."""
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from gateway.core.errors import UnknownParameter
+from gateway.core.ports import Call
+from gateway.core.types import (
+    AllowedTools,
+    AudioPart,
+    Choice,
+    EmbedRequest,
+    FilePart,
+    GenerateRequest,
+    ImagePart,
+    JsonObject,
+    JsonSchema,
+    Logprobs,
+    Message,
+    NamedTool,
+    Reasoning,
+    ReasoningPart,
+    RefusalPart,
+    Regex,
+    Request,
+    TextPart,
+    ToolCall,
+    VideoPart,
+)
+from protocols.openai import OpenAI
+
+MakeCall = Callable[..., Call]
+DIALECT = OpenAI()
+MESSAGES = [{"role": "user", "content": "say hi"}]
+C: dict[str, Any] = {"model": "mock", "messages": MESSAGES}
+P = {"model": "mock", "prompt": "a b"}
+E = {"model": "mock", "input": "a b"}
+F = {"type": "function", "function": {"name": "f", "parameters": {"type": "object"}}}
+BODIES: dict[str, dict[str, Any]] = {"chat": C, "completion": P, "embedding": E}
+CALLED = {
+    "role": "assistant",
+    "content": None,
+    "tool_calls": [{"id": "c1", "type": "function", "function": {"name": "f", "arguments": "{}"}}],
+}
+ANSWERED = {"role": "tool", "tool_call_id": "c1", "content": "42"}
+
+
+def decode(make_call: MakeCall, variant: str, **fields: Any) -> Request:
+    return DIALECT.decode(make_call(variant, {**BODIES[variant], **fields}))
+
+
+def chat(make_call: MakeCall, **fields: Any) -> GenerateRequest:
+    request = decode(make_call, "chat", **fields)
+    assert isinstance(request, GenerateRequest)
+    return request
+
+
+def text(make_call: MakeCall, **fields: Any) -> GenerateRequest:
+    request = decode(make_call, "completion", **fields)
+    assert isinstance(request, GenerateRequest)
+    return request
+
+
+def embed(make_call: MakeCall, **fields: Any) -> EmbedRequest:
+    request = decode(make_call, "embedding", **fields)
+    assert isinstance(request, EmbedRequest)
+    return request
+
+
+def test_null_is_absent(make_call: MakeCall) -> None:
+    names = (
+        "max_tokens temperature stop n seed tools stream logprobs top_logprobs logit_bias "
+        "tool_choice functions function_call response_format stream_options metadata user "
+        "reasoning_effort parallel_tool_calls modalities store"
+    )
+    nulls = dict.fromkeys(names.split())
+    assert chat(make_call, **nulls) == chat(make_call)
+    assert text(make_call, logprobs=None, seed=None, prompt=["a b"]) == text(
+        make_call, prompt=["a b"]
+    )
+    assert embed(make_call, encoding_format=None) == embed(make_call)
+
+
+def test_the_smallest_chat(make_call: MakeCall) -> None:
+    request = chat(make_call)
+    assert request == GenerateRequest(
+        model="mock",
+        kind="chat",
+        messages=(Message("user", (TextPart("say hi"),)),),
+        want=request.want,
+        given=frozenset({"model", "messages"}),
+    )
+    assert request.want.usage == "final"
+
+
+def test_scalars_find_their_place(make_call: MakeCall) -> None:
+    request = chat(
+        make_call,
+        max_tokens=3.0,
+        max_completion_tokens=1,
+        temperature=0,
+        top_p=0,
+        n=2,
+        stop=" world",
+        presence_penalty=-2,
+        frequency_penalty=2,
+        seed=-1,
+        logit_bias={"5": -100},
+        user="u",
+        metadata={"team": "a"},
+        reasoning_effort="low",
+    )
+    assert request.stopping.max_tokens == 1
+    assert request.stopping.stop == (" world",)
+    sampling = request.sampling
+    assert (sampling.temperature, sampling.top_p, request.n) == (0.0, 0.0, 2)
+    assert (sampling.presence_penalty, sampling.frequency_penalty) == (-2.0, 2.0)
+    assert sampling.seed == 2**64 - 1
+    assert sampling.logit_bias == {5: -100.0}
+    assert request.labels == {"user": "u", "metadata.team": "a"}
+    assert request.reasoning == Reasoning("low")
+    assert "seed" in request.given
+
+
+def test_what_vllm_adds_finds_its_place(make_call: MakeCall) -> None:
+    request = chat(
+        make_call,
+        top_k=-1,
+        min_p=0.1,
+        repetition_penalty=1.1,
+        length_penalty=2,
+        use_beam_search=True,
+        n=3,
+        stop_token_ids=[7],
+        include_stop_str_in_output=True,
+        ignore_eos=True,
+        min_tokens=2,
+        skip_special_tokens=False,
+        spaces_between_special_tokens=False,
+        truncate_prompt_tokens=-1,
+        allowed_token_ids=[1, 2],
+        bad_words=["x"],
+        add_special_tokens=True,
+        add_generation_prompt=False,
+        continue_final_message=True,
+        chat_template="T",
+        chat_template_kwargs={"enable_thinking": False},
+        include_reasoning=False,
+        thinking_token_budget=9,
+        priority=3,
+        request_id="mine",
+        return_token_ids=True,
+        structured_outputs={"choice": ["a", "b"]},
+    )
+    sampling, stopping, templating = request.sampling, request.stopping, request.templating
+    assert (sampling.top_k, sampling.min_p, sampling.beam_width) == (None, 0.1, 3)
+    assert (sampling.allowed_token_ids, sampling.bad_words) == ((1, 2), ("x",))
+    assert (stopping.stop_token_ids, stopping.include_stop, stopping.min_tokens) == ((7,), True, 2)
+    assert (stopping.ignore_eos, stopping.truncate_prompt) == (True, -1)
+    assert (templating.template, templating.continue_final) == ("T", True)
+    assert {k: bytes(v) for k, v in (templating.arguments or {}).items()} == {
+        "enable_thinking": b"false"
+    }
+    assert request.reasoning == Reasoning(budget=9, include=False)
+    assert (request.priority, request.client_id, request.want.token_ids) == (3, "mine", True)
+    assert request.output == Choice(("a", "b"))
+    assert request.extra == {}
+
+
+@pytest.mark.parametrize(
+    ("fields", "output"),
+    [
+        ({"response_format": {"type": "text"}}, None),
+        ({"response_format": {"type": "json_object"}}, JsonObject()),
+        ({"structured_outputs": {"regex": "a+"}}, Regex("a+")),
+        ({"guided_regex": "a+"}, Regex("a+")),
+        ({"guided_choice": ["x"]}, Choice(("x",))),
+    ],
+)
+def test_outputs(make_call: MakeCall, fields: dict[str, Any], output: object) -> None:
+    assert chat(make_call, **fields).output == output
+
+
+def test_a_schema_is_kept_as_it_was_written(make_call: MakeCall) -> None:
+    body = (
+        b'{"model":"m","messages":[{"role":"user","content":"x"}],"response_format":{"type":'
+        b'"json_schema","json_schema":{"name":"n","strict":true,"schema":{ "b":1, "a":2 }}}}'
+    )
+    request = DIALECT.decode(make_call("chat", body))
+    assert isinstance(request, GenerateRequest)
+    assert isinstance(request.output, JsonSchema)
+    assert bytes(request.output.schema) == b'{ "b":1, "a":2 }'
+    assert (request.output.name, request.output.strict) == ("n", True)
+
+
+@pytest.mark.parametrize(
+    ("message", "expected"),
+    [
+        (
+            {"role": "developer", "content": [{"type": "text", "text": "a"}], "name": "n"},
+            Message("developer", (TextPart("a"),), "n"),
+        ),
+        (
+            {
+                "role": "user",
+                "content": [
+                    {"type": "text", "text": "a"},
+                    {"type": "image_url", "image_url": {"url": "data:x", "detail": "low"}},
+                    {"type": "input_audio", "input_audio": {"data": "AA", "format": "wav"}},
+                    {"type": "file", "file": {"file_id": "f"}},
+                    {"type": "video_url", "video_url": {"url": "v"}},
+                ],
+            },
+            Message(
+                "user",
+                (
+                    TextPart("a"),
+                    ImagePart("data:x", "low"),
+                    AudioPart("AA", "wav"),
+                    FilePart("f"),
+                    VideoPart("v"),
+                ),
+            ),
+        ),
+        (
+            {"role": "assistant", "content": "a", "refusal": "no", "reasoning_content": "hm"},
+            Message("assistant", (ReasoningPart("hm"), TextPart("a"), RefusalPart("no"))),
+        ),
+        ({"role": "assistant", "refusal": "no"}, Message("assistant", (RefusalPart("no"),))),
+        ({"role": "user", "content": ""}, Message("user", (TextPart(""),))),
+    ],
+)
+def test_messages(make_call: MakeCall, message: dict[str, Any], expected: Message) -> None:
+    assert chat(make_call, messages=[message]).messages == (expected,)
+
+
+def test_a_round_of_tools(make_call: MakeCall) -> None:
+    request = chat(
+        make_call,
+        messages=[*MESSAGES, CALLED, ANSWERED],
+        tools=[F, {"type": "custom", "custom": {"name": "g"}}],
+        tool_choice={
+            "type": "allowed_tools",
+            "allowed_tools": {
+                "mode": "required",
+                "tools": [{"type": "function", "function": {"name": "f"}}],
+            },
+        },
+    )
+    assert request.messages[1].tool_calls == (ToolCall("c1", "f", "{}"),)
+    assert request.messages[1].parts == ()
+    assert request.messages[2] == Message("tool", (TextPart("42"),), tool_call_id="c1")
+    assert [(tool.name, tool.kind) for tool in request.tools] == [
+        ("f", "function"),
+        ("g", "custom"),
+    ]
+    assert request.tool_choice == AllowedTools("required", ("f",))
+
+
+def test_functions_are_tools(make_call: MakeCall) -> None:
+    request = chat(
+        make_call,
+        functions=[F["function"]],
+        function_call={"name": "f"},
+        messages=[
+            *MESSAGES,
+            {"role": "assistant", "function_call": {"name": "f", "arguments": "{}"}},
+            {"role": "function", "name": "f", "content": "42"},
+        ],
+    )
+    assert request.legacy_functions
+    assert request.tool_choice == NamedTool("f")
+    call = request.messages[1].tool_calls[0]
+    assert (request.messages[2].role, request.messages[2].tool_call_id) == ("tool", call.id)
+
+
+def test_streams_and_their_usage(make_call: MakeCall) -> None:
+    assert chat(make_call, stream=True).want.usage == "none"
+    assert chat(make_call, stream=True, stream_options={}).want.usage == "none"
+    options = {"include_usage": True}
+    assert chat(make_call, stream=True, stream_options=options).want.usage == "final"
+    options["continuous_usage_stats"] = True
+    assert chat(make_call, stream=True, stream_options=options).want.usage == "each"
+
+
+def test_unknown_fields(make_call: MakeCall) -> None:
+    call = make_call("chat", {**C, "foo": {"a": 1}, "verbosity": "low"})
+    request = DIALECT.decode(call)
+    assert {k: bytes(v) for k, v in request.extra.items()} == {
+        "foo": b'{"a": 1}',
+        "verbosity": b'"low"',
+    }
+    assert OpenAI(unknown="ignore").decode(call).extra == {}
+    with pytest.raises(UnknownParameter) as caught:
+        OpenAI(unknown="reject").decode(call)
+    assert caught.value.param == "foo"
+
+
+@pytest.mark.parametrize(
+    ("prompt", "prompts"),
+    [
+        ("", ("",)),
+        ("a b", ("a b",)),
+        (["a", "b c"], ("a", "b c")),
+        ([1, 2, 3], ((1, 2, 3),)),
+        ([[1], [2, 3]], ((1,), (2, 3))),
+    ],
+)
+def test_prompts(make_call: MakeCall, prompt: Any, prompts: object) -> None:
+    assert text(make_call, prompt=prompt).prompts == prompts
+
+
+def test_completions(make_call: MakeCall) -> None:
+    plain = text(make_call)
+    assert (plain.stopping.max_tokens, plain.templating.mode) == (16, "raw")
+    assert "max_tokens" not in plain.given
+    scored = text(make_call, max_tokens=0, echo=True, logprobs=1, suffix="z", best_of=1)
+    assert scored.stopping.max_tokens == 0
+    assert (scored.echo, scored.insert_before, scored.best_of) == (True, "z", 1)
+    assert scored.logprobs == Logprobs(1, 1)
+    assert text(make_call, logprobs=0).logprobs == Logprobs(0)
+
+
+def test_embeddings(make_call: MakeCall) -> None:
+    request = embed(make_call, input=["a", "b"], encoding_format="base64", dimensions=8, user="u")
+    assert request.inputs == ("a", "b")
+    assert (request.encoding, request.dimensions, request.labels) == ("base64", 8, {"user": "u"})
+    assert embed(make_call, input=[[1, 2], [3]]).inputs == ((1, 2), (3,))
+    assert embed(make_call).encoding == "float"
+
+
+def test_peek_reads_little(make_call: MakeCall) -> None:
+    call = make_call("chat", {**C, "stream": True}, {"x-client-request-id": "mine"})
+    envelope = DIALECT.peek(call)
+    assert (envelope.model, envelope.stream, envelope.client_id) == ("mock", True, "mine")
+    assert DIALECT.decode(call).client_id == "mine"
+
+
+@pytest.mark.parametrize(
+    ("said", "seconds"), [("600", 600.0), ("0", None), ("x", None), ("inf", None), ("nan", None)]
+)
+def test_a_client_library_tells_how_long_it_waits(
+    make_call: MakeCall, said: str, seconds: float | None
+) -> None:
+    call = make_call("chat", C, {"x-stainless-read-timeout": said})
+    assert DIALECT.decode(call).timeout == seconds

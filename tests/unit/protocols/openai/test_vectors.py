@@ -1,0 +1,101 @@
+"""Embeddings, to clients and from workers: cases W75 to W78."""
+
+import base64
+import json
+import struct
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import pytest
+
+from gateway.core.aggregate import Fold
+from gateway.core.errors import StreamBroken, WorkerFailed
+from gateway.core.ports import About, Call, Encoder
+from gateway.core.types import Done, EmbedRequest, Event, Served, Usage, Vector
+from protocols.openai import OpenAI
+
+MakeCall = Callable[..., Call]
+
+
+def whole(encoder: Encoder, events: Sequence[Event]) -> Any:
+    fold = Fold()
+    fold.add(events)
+    return json.loads(encoder.whole(fold.result()).body)
+
+
+def read(wire: str, size: int = 1 << 20) -> list[Event]:
+    data, decoder = wire.encode(), OpenAI().decoder(EMBED)
+    for start in range(0, len(data), size):
+        assert decoder.feed(data[start : start + size]) == ()
+    return [event for event in decoder.close() if not isinstance(event, Served)]
+
+
+VECTORS: tuple[Event, ...] = (
+    Vector(1, (1.0, 2.0)),
+    Vector(0, (3.0, 2.0, 0.5, -0.25)),
+    Usage(2),
+    Done(),
+)
+
+
+def test_embeddings(about: About, make_call: MakeCall) -> None:
+    request = EmbedRequest(model="m", inputs=("a b", "c"))
+    encoder = OpenAI().encoder(make_call("embedding"), request, about)
+    assert whole(encoder, VECTORS) == {
+        "object": "list",
+        "data": [
+            {"object": "embedding", "index": 0, "embedding": [3.0, 2.0, 0.5, -0.25]},
+            {"object": "embedding", "index": 1, "embedding": [1.0, 2.0]},
+        ],
+        "model": "mock",
+        "usage": {"prompt_tokens": 2, "total_tokens": 2},
+    }
+
+
+def test_packed_embeddings(about: About, make_call: MakeCall) -> None:
+    request = EmbedRequest(model="m", inputs=("a b", "c"), encoding="base64")
+    encoder = OpenAI().encoder(make_call("embedding"), request, about)
+    packed = whole(encoder, VECTORS)["data"][0]["embedding"]
+    assert struct.unpack("<4f", base64.b64decode(packed)) == (3.0, 2.0, 0.5, -0.25)
+
+
+EMBED = EmbedRequest(model="m", inputs=("a", "b"))
+
+
+def vectors(*items: dict[str, Any], **fields: Any) -> str:
+    return json.dumps({"object": "list", "data": items, **fields})
+
+
+def test_vectors_of_both_kinds() -> None:
+    packed = base64.b64encode(struct.pack("<2f", 0.5, -0.25)).decode()
+    wire = vectors(
+        {"index": 1, "embedding": packed},
+        {"index": 0, "embedding": [1, 2.5]},
+        usage={"prompt_tokens": 2, "total_tokens": 2},
+    )
+    assert read(wire, size=7) == [
+        Vector(1, (0.5, -0.25)),
+        Vector(0, (1.0, 2.5)),
+        Usage(2),
+        Done(),
+    ]
+
+
+@pytest.mark.parametrize(
+    "wire",
+    [
+        vectors({"embedding": [1]}),
+        vectors({"embedding": [1], "index": 0}, {"embedding": [1], "index": 2}),
+        vectors({"embedding": "!"}, {"embedding": [1]}),
+        '{"error": {"message": "x"}}',
+        "[]",
+    ],
+)
+def test_vectors_that_do_not_fit(wire: str) -> None:
+    with pytest.raises(WorkerFailed):
+        read(wire)
+
+
+def test_an_empty_answer_is_broken() -> None:
+    with pytest.raises(StreamBroken):
+        read("")
