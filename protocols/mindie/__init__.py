@@ -1,0 +1,14 @@
+"""MindIE: Huawei's inference server for Ascend, in three releases.
+
+dialect    the paths, and which module answers for each
+profiles   the releases
+prompts    requests of text; tokens: of ids; inputs: after TGI and vLLM; chat, messages: OpenAI's
+requests   what all requests share; tables: their parameters; checks: the order and words of checks
+texts      answers of text and ids; pieces: after TGI and vLLM; chunks: OpenAI's
+errors     statuses and bodies
+info       what the server tells of itself
+"""
+
+from protocols.mindie.dialect import MindIE
+
+__all__ = ["MindIE"]

@@ -1,0 +1,156 @@
+"""Checks of a request's fields in the server's order and words; the first failure is told.
+
+A field is null or absent alike. Numbers in a complaint are printed as the server's JSON library
+prints them. Source: MindIE-LLM 0695772, src/server/endpoint/utils/infer_param.cpp and
+parameters_checker.cpp.
+"""
+
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any, Literal
+
+import msgspec
+from msgspec import Raw, Struct
+
+from gateway.core.errors import InvalidParameter, Malformed, Problem
+from gateway.core.ports import Call
+from protocols import params
+from protocols.body import read_object, value
+from protocols.params import Param, Values
+
+Kind = Literal["float", "integer", "unsigned", "boolean"]
+
+fields_of = msgspec.json.Decoder(dict[str, Raw]).decode
+"""The fields of what is known to be an object, their values left as they were sent."""
+_items = msgspec.json.Decoder(list[Raw]).decode
+_INT64 = 2**63
+_WIDE = 10**15
+_WIDER = 10**16
+
+
+class Row(Struct, frozen=True):
+    """A scalar, and what is said of a wrong one; ``{got}`` stands for the value."""
+
+    param: Param
+    kind: Kind
+    said: str = ""
+    """Of a value outside the range."""
+    typed: str = ""
+    """Of a value of another type; empty: "NAME must be KIND type."."""
+
+
+class Check(Struct, frozen=True):
+    """A check that no row can say. ``field`` is the path that it sets."""
+
+    wire: str
+    field: str
+    run: Callable[[Mapping[str, Raw], Values], None]
+
+
+Table = tuple[Row | Check, ...]
+
+
+def wrong(text: str, param: str, problem: Problem = "value", got: Any = None) -> InvalidParameter:
+    """A complaint in the server's words."""
+    return InvalidParameter(text, param=param, problem=problem, got=got)
+
+
+def body(call: Call) -> Mapping[str, Raw]:
+    """The body's fields. What is JSON and no object has none, as for the server.
+
+    Raises Malformed.
+    """
+    try:
+        return read_object(call.body)
+    except Malformed as error:
+        if error.problem != "object":
+            raise
+        value(Raw(call.body))  # it may be no JSON at all behind its first byte
+        return {}
+
+
+def get(fields: Mapping[str, Raw], name: str) -> Any:
+    """A field's value, None where it is absent. Raises Malformed."""
+    raw = fields.get(name)
+    return None if raw is None else value(raw)
+
+
+def inner(fields: Mapping[str, Raw], name: str) -> Mapping[str, Raw]:
+    """The fields of an object inside. Raises InvalidParameter or Malformed."""
+    got = get(fields, name)
+    if got is None:
+        return {}
+    if not isinstance(got, dict):
+        raise wrong(f"{name} must be object type.", name, "type")
+    return fields_of(fields[name])
+
+
+def first(raw: Raw) -> Mapping[str, Raw]:
+    """The fields of the first object of a list that is known to hold one."""
+    return fields_of(_items(raw)[0])
+
+
+def read(table: Table, fields: Mapping[str, Raw]) -> Values:
+    """The values of ``table``, checked in its order. Raises InvalidParameter or Malformed."""
+    values = Values()
+    for step in table:
+        if isinstance(step, Check):
+            step.run(fields, values)
+            continue
+        try:
+            params.read((step.param,), fields, values)
+        except InvalidParameter as error:
+            got = get(fields, step.param.wire)  # as it was sent: 0 and not 0.0
+            raise _complaint(step, error, got) from None
+    return values
+
+
+def rest(table: Table, fields: Mapping[str, Raw], known: Iterable[str] = ()) -> dict[str, Raw]:
+    """The fields of which the internal request says nothing, as they were sent."""
+    told = {step.wire if isinstance(step, Check) else step.param.wire for step in table}
+    kept = {s.param.wire for s in table if isinstance(s, Row) and s.param.field.startswith("kept.")}
+    dropped = (told - kept) | set(known)
+    return {name: raw for name, raw in fields.items() if name not in dropped}
+
+
+def names(table: Table) -> dict[str, str]:
+    """The wire name of each path of the internal request."""
+    found = {}
+    for step in table:
+        path, wire = (
+            (step.field, step.wire)
+            if isinstance(step, Check)
+            else (step.param.field, step.param.wire)
+        )
+        if not path.startswith(("asked.", "kept.")):
+            found[path] = wire
+    return found
+
+
+def shown(got: Any) -> str:
+    """A number as nlohmann::json prints it: exponents from 1e+15 on, and -5 down."""
+    if isinstance(got, int) and not -_INT64 <= got < 2 * _INT64:
+        got = float(got)
+    text = repr(got)
+    if isinstance(got, float) and _WIDE <= abs(got) < _WIDER and "e" not in text:
+        sign = "-" if got < 0 else ""
+        digits = text.lstrip("-").removesuffix(".0").rstrip("0")
+        return f"{sign}{digits[0]}{'.' if digits[1:] else ''}{digits[1:]}e+15"
+    return text
+
+
+def units(text: str) -> int:
+    """The length in UTF-16 units, by which the server measures."""
+    return len(text) if text.isascii() else len(text.encode("utf-16-le")) // 2
+
+
+def _complaint(row: Row, error: InvalidParameter, got: Any) -> InvalidParameter:
+    param = row.param
+    mistyped = error.problem == "type"
+    if row.kind in ("integer", "unsigned") and type(got) is int:
+        low = 0 if row.kind == "unsigned" else -_INT64  # what is below or above is no such number
+        mistyped = not low <= got < 2 * _INT64
+    if mistyped:
+        text = row.typed or f"{param.wire} must be {row.kind} type."
+        return InvalidParameter(text, param=param.wire, problem="type", expected=param, got=got)
+    text = row.said.format(got=shown(got))
+    return InvalidParameter(text, param=param.wire, problem=error.problem, expected=param, got=got)

@@ -1,0 +1,237 @@
+"""The paths of a MindIE server, and which module answers for each.
+
+A path names its model, or the body does, or nobody: then it is the one that the listener was given.
+Source: MindIE-LLM 0695772, http_handler.cpp. Versions in paths are documented and were never
+served; cluster internals (roles, adapters, dresult) and the tokenizer are not offered.
+"""
+
+from collections.abc import Callable, Mapping
+from typing import ClassVar
+
+from gateway.core.catalog import Catalog, ModelInfo
+from gateway.core.errors import GatewayError
+from gateway.core.ports import About, Call, Encoder, Endpoint, Envelope, Reply
+from gateway.core.types import GenerateRequest, Request
+from protocols.mindie import chat, checks, chunks, errors, info, inputs, prompts, tables, tokens
+from protocols.mindie.checks import body, get, wrong
+from protocols.mindie.pieces import InputsEncoder, NativeEncoder, PromptEncoder
+from protocols.mindie.profiles import PROFILES, Setup
+from protocols.mindie.texts import TextEncoder, TokensEncoder
+
+_MODEL = "/v2/models/{model}"
+
+
+def _get(path: str, variant: str, *, open: bool = False) -> Endpoint:  # noqa: A002 - the port's word
+    return Endpoint("GET", path, "inform", variant, open)
+
+
+def _post(path: str, variant: str) -> Endpoint:
+    return Endpoint("POST", path, "generate", variant)
+
+
+class MindIE:
+    """MindIE towards clients.
+
+    ``vllm_validator`` is the server's ``openAiSupport``: whether conversations are checked after
+    vLLM's rules or the server's own. ``model`` answers where neither path nor body names one.
+    ``max_iter_times`` is the most tokens an answer may have.
+
+    Raises ValueError for an unknown profile.
+    """
+
+    name = "mindie"
+    profiles: ClassVar[tuple[str, ...]] = tuple(PROFILES)
+    roots: tuple[str, ...] = ("/v2", "/v1", "/")
+    endpoints: tuple[Endpoint, ...] = (
+        _post(f"{_MODEL}/generate", "text"),
+        _post(f"{_MODEL}/generate_stream", "text_stream"),
+        _post(f"{_MODEL}/infer", "tokens"),
+        Endpoint("POST", f"{_MODEL}/stopInfer", "stop", "stop"),
+        _post("/v1/chat/completions", "chat"),
+        _post("/v1/completions", "completion"),
+        _post("/generate", "generate"),
+        _post("/generate_stream", "generate_stream"),
+        _post("/infer", "native"),
+        _post("/infer_token", "native"),
+        _post("/", "root"),
+        _get("/v2", "server"),
+        _get(_MODEL, "metadata"),
+        _get(f"{_MODEL}/config", "config"),
+        _get(f"{_MODEL}/ready", "model_ready"),
+        _get(f"{_MODEL}/getSlotCount", "slots"),
+        _get("/v2/health/live", "live", open=True),
+        _get("/v2/health/ready", "ready", open=True),
+        _get("/health", "ready", open=True),
+        _get("/info", "info"),
+        _get("/v1/models", "models"),
+        _get("/v1/models/{model}", "model"),
+    )
+
+    def __init__(
+        self,
+        profile: str | None = None,
+        *,
+        vllm_validator: bool = True,
+        model: str = "",
+        max_iter_times: int | None = None,
+    ) -> None:
+        chosen = PROFILES.get(profile or self.profiles[0])
+        if chosen is None:
+            known = ", ".join(self.profiles)
+            raise ValueError(f"{profile!r} is no profile of MindIE; there are {known}")
+        self._setup = Setup(
+            profile=chosen,
+            vllm_validator=vllm_validator,
+            model=model,
+            max_iter_times=max_iter_times,
+        )
+        self._text_names = checks.names(chosen.text)
+        self._chat_names = checks.names(self._setup.chat) | _CHAT_NAMES
+
+    def peek(self, call: Call) -> Envelope:
+        """See ``gateway.core.ports.Dialect``."""
+        variant = call.endpoint.variant
+        match variant:
+            case "text" | "text_stream" | "tokens":
+                return Envelope(info.model_name(call), stream=variant == "text_stream")
+            case "stop":
+                return self._peek_stop(call)
+            case "chat" | "completion":
+                fields = body(call)
+                stream = get(fields, "stream") is True
+                return Envelope(chat.read_model(fields, self._setup), stream=stream)
+            case _:
+                return self._peek_unnamed(call)
+
+    def decode(self, call: Call, model: ModelInfo | None = None) -> Request:
+        """See ``gateway.core.ports.Dialect``."""
+        del model
+        setup = self._setup
+        match call.endpoint.variant:
+            case "text" | "text_stream" as variant:
+                return prompts.read_text(call, setup, stream=variant == "text_stream")
+            case "tokens":
+                return tokens.read_tokens(call, setup)
+            case "chat":
+                return chat.read_chat(call, setup)
+            case "completion":
+                return chat.read_completion(call, setup)
+            case "native":
+                return inputs.read_native(call, setup, self._unnamed(call))
+            case "generate" if inputs.manner(call) == "prompt":
+                return inputs.read_vllm(call, setup, self._unnamed(call))
+            case _:
+                stream = self._peek_unnamed(call).stream
+                return inputs.read_inputs(call, setup, self._unnamed(call), stream=stream)
+
+    def encoder(self, call: Call, request: Request, about: About) -> Encoder:
+        """See ``gateway.core.ports.Dialect``."""
+        assert isinstance(request, GenerateRequest)  # noqa: S101 - decode makes no other
+        profile = self._setup.profile
+        match call.endpoint.variant:
+            case "text" | "text_stream":
+                return TextEncoder(profile, request, about)
+            case "tokens":
+                output = tokens.output_name(get(body(call), "outputs"))
+                return TokensEncoder(request, about, output)
+            case "chat":
+                return chunks.Encoder(chunks.Form(early=profile.early), request, about)
+            case "completion":
+                return chunks.Encoder(chunks.Form(chat=False), request, about)
+            case "native":
+                return NativeEncoder(profile, request, about)
+            case "generate" if inputs.manner(call) == "prompt":
+                return PromptEncoder(request, about)
+            case variant:
+                return InputsEncoder(profile, request, about, listed=variant == "root")
+
+    def refuse(self, error: GatewayError, call: Call | None) -> Reply:
+        """See ``gateway.core.ports.Dialect``.
+
+        PathNotFound at ``stop`` tells that no running request has the id.
+        """
+        return errors.refuse(error, call)
+
+    def inform(self, call: Call, catalog: Catalog) -> Reply:
+        """See ``gateway.core.ports.Dialect``; also the answer of ``stop``, once it has stopped."""
+        return info.inform(call, catalog, self._setup)
+
+    def names(self, call: Call) -> Mapping[str, str]:
+        """See ``gateway.core.ports.Dialect``."""
+        match call.endpoint.variant:
+            case "text" | "text_stream":
+                return self._text_names
+            case "chat":
+                return self._chat_names
+            case "generate" if inputs.manner(call) == "prompt":
+                return _PROMPT_NAMES
+            case _:
+                return _NAMES[call.endpoint.variant]
+
+    def _peek_stop(self, call: Call) -> Envelope:
+        """Raises InvalidParameter where the body names no request."""
+        model = info.model_name(call)
+        fields = body(call)
+        if "id" not in fields:
+            raise wrong("Not found id.", "id", "missing")
+        got = get(fields, "id")
+        if got is None:
+            raise wrong("id must not be null.", "id", "missing")
+        return Envelope(model, client_id=prompts.check_id(got))
+
+    def _peek_unnamed(self, call: Call) -> Envelope:
+        stream = _STREAMS[call.endpoint.variant](call)
+        return Envelope(self._unnamed(call), stream=stream)
+
+    def _unnamed(self, call: Call) -> str:
+        """The model of an endpoint that asks for none: the body may name it all the same."""
+        got = get(body(call), "model")
+        name = got if isinstance(got, str) and got else self._setup.model
+        if not name:
+            raise wrong("Request contains not model or model null", "model", "missing")
+        return name
+
+
+def _body_stream(call: Call) -> bool:
+    return get(body(call), "stream") is True
+
+
+def _generate_stream(call: Call) -> bool:
+    return inputs.manner(call) == "prompt" and _body_stream(call)
+
+
+def _always(call: Call) -> bool:
+    del call
+    return True
+
+
+_STREAMS: Mapping[str, Callable[[Call], bool]] = {
+    "generate": _generate_stream,
+    "generate_stream": _always,
+    "native": _body_stream,
+    "root": inputs.stream_of,
+}
+
+
+_OUTPUT_NAMES = {"output": "response_format", "sampling.beam_width": "use_beam_search"}
+_CHAT_NAMES = {
+    **_OUTPUT_NAMES,
+    "tools": "tools",
+    "logprobs.top": "top_logprobs",
+    "templating.template": "chat_template",
+    "templating.arguments": "chat_template_kwargs",
+}
+_PROMPT_NAMES = checks.names(tables.PROMPT)
+_INPUTS_NAMES = {**checks.names(tables.INPUTS), "adapter": "adapter_id"}
+_NAMES: Mapping[str, Mapping[str, str]] = {
+    "tokens": checks.names(tables.TOKENS),
+    "native": checks.names(tables.NATIVE),
+    "completion": {
+        **checks.names(tables.COMPLETION),
+        **_OUTPUT_NAMES,
+        "logprobs.top": "logprobs",
+    },
+    "generate": _INPUTS_NAMES,
+    "generate_stream": _INPUTS_NAMES,
+    "root": _INPUTS_NAMES,
+}

@@ -1,0 +1,200 @@
+"""What all requests share: media and lengths, how many answers, and the way into the internal one.
+
+Sources: MindIE-LLM 0695772, src/server/endpoint/single_req_infer_interface/*.cpp; where these and
+the published pages differ on what a request without a temperature means, see ``sampling``.
+"""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from msgspec import Raw, Struct
+
+from gateway.core.types import (
+    AudioPart,
+    GenerateRequest,
+    ImagePart,
+    Part,
+    TextPart,
+    VideoPart,
+    Want,
+)
+from protocols.mindie.checks import Table, rest, units, wrong
+from protocols.mindie.profiles import Setup
+from protocols.params import Values
+
+_MOST_MEDIA = 20
+_BEAM_TOKENS = 128
+_PRIORITY_STEP = 51
+"""1 to 5 as 0 to 204: here as there, lower goes first."""
+_MEDIA = ("image_url", "audio_url", "video_url")
+
+
+# --- text and media -------------------------------------------------------------------------------
+
+
+def too_long(text: str | Raw, limit: int) -> int | None:
+    """The length in UTF-16 units of what is empty, or longer than ``limit``."""
+    found = text if isinstance(text, str) else bytes(text).decode()
+    if found and len(found) * 2 <= limit:
+        return None
+    length = units(found)
+    return None if 0 < length <= limit else length
+
+
+def has_media(items: Sequence[Any]) -> bool:
+    """Whether a list of parts holds more than text."""
+    return any(isinstance(item, dict) and any(key in item for key in _MEDIA) for item in items)
+
+
+def check_media(items: Sequence[Any]) -> None:
+    """Raises InvalidParameter for a list of parts that the server would not take."""
+    found = 0
+    for item in items:
+        if not isinstance(item, dict):
+            continue
+        if not isinstance(item.get("text", ""), str):
+            raise wrong("Request param text must be string", "text", "type")
+        media = [key for key in _MEDIA if key in item]
+        for key in media:
+            if item[key] is None:
+                raise wrong(f"Request param {key} null", key, "missing")
+        found += bool(media)
+        if found > _MOST_MEDIA:
+            text = f"The number of multimodal url should be no more than {_MOST_MEDIA}"
+            raise wrong(text, media[0], "too_long")
+
+
+def parts_of(items: Sequence[Any]) -> tuple[Part, ...]:
+    """The parts of a list that ``check_media`` let pass; what is no part is passed over."""
+    parts: list[Part] = []
+    for item in items:
+        match item:
+            case {"image_url": got}:
+                parts.append(ImagePart(_url(got)))
+            case {"video_url": got}:
+                parts.append(VideoPart(_url(got)))
+            case {"audio_url": got}:
+                parts.append(AudioPart(_url(got)))
+            case {"text": str(text)}:
+                parts.append(TextPart(text))
+            case _:
+                pass
+    return tuple(parts)
+
+
+def _url(got: Any) -> str:
+    match got:
+        case str(url) | {"url": str(url)}:
+            return url
+        case _:
+            raise wrong("The type of inputs is abnormal", "inputs", "type")
+
+
+# --- how many answers -----------------------------------------------------------------------------
+
+
+class Counting(Struct, frozen=True):
+    """What is said of ``best_of`` (b) and ``n`` that do not go together."""
+
+    fewer: str
+    unequal: str
+    """In a stream; empty where a stream may have more candidates than answers."""
+    cold: str
+    """More than one answer, and no temperature by which they could differ."""
+    nothing: str = "None"
+
+
+CHAT_COUNTING = Counting(
+    "best_of must be greater than or equal to n, but best_of is {b}, n is {n}.",
+    "best_of must be equal to n in stream mode, but best_of is {b}, n is {n}.",
+    "best_of/n can not greater than 1 without using beam search when temperature is 0 or not set, "
+    "but best_of is {b}, n is {n}.",
+)
+COMPLETION_COUNTING = Counting(
+    "Best_of must be greater than or equal to n, but best_of is {b} and n is {n}.",
+    "best_of must be equal to n, but best_of is {b} and n is {n}.",
+    "Best_of and n shouldn't be greater than 1 when sampling is disabled, but best_of is {b} and "
+    "n is {n}.",
+    "null",
+)
+PROMPT_COUNTING = Counting(
+    "best_of should greater than or equal to n, but best_of is {b}, n is {n}.",
+    "",
+    "Best_of/N can not greater than 1 when temperature is 0 or not set, but best_of is {b}, "
+    "n is {n}.",
+)
+
+
+def count(values: Values, said: Counting) -> None:
+    """Settles how many answers there are: as many as candidates. Raises InvalidParameter."""
+    n, best = values.get("n"), values.get("best_of")
+    if values.get("asked.beams"):
+        _count_beams(values)
+        return
+    b, shown = best or said.nothing, n or said.nothing
+    if best is not None and values.get("stream") and said.unequal and best != n:
+        text = CHAT_COUNTING.unequal if n is None else said.unequal
+        raise wrong(text.format(b=b, n=n), "best_of", "conflict")
+    if best is not None and n is not None and best < n:
+        raise wrong(said.fewer.format(b=b, n=n), "best_of", "conflict")
+    answers = best or n or 1
+    if answers > 1 and not values.get("sampling.temperature"):
+        raise wrong(said.cold.format(b=b, n=shown), "n", "conflict")
+    values.set("best_of", None)
+    values.set("n", answers if best or n else None)
+
+
+def _count_beams(values: Values) -> None:
+    most = values.get("stopping.max_tokens")
+    if most is None or most > _BEAM_TOKENS:
+        raise wrong(
+            f"Please set the max_tokens to be not larger than {_BEAM_TOKENS} when the "
+            "use_beam_search is on.",
+            "max_tokens",
+            "conflict",
+        )
+    n = values.get("n") or 1
+    values.set("sampling.beam_width", max(values.get("best_of") or 1, n))
+    values.set("best_of", None)
+
+
+# --- the way into the internal request ------------------------------------------------------------
+
+
+def build(
+    values: Values, setup: Setup, table: Table, fields: Mapping[str, Raw], **more: Any
+) -> GenerateRequest:
+    """The request that was read with ``table`` from ``fields``.
+
+    ``more`` are fields of the request; ``known`` among them names wire fields read elsewhere.
+    """
+    if (priority := values.get("priority")) is not None:
+        values.set("priority", (priority - 1) * _PRIORITY_STEP)
+    if (seconds := values.get("timeout")) is not None:
+        values.set("timeout", float(seconds))
+    if setup.max_iter_times is not None:
+        asked = values.get("stopping.max_tokens") or setup.max_iter_times
+        values.set("stopping.max_tokens", min(asked, setup.max_iter_times))
+    known = more.pop("known", ())
+    return GenerateRequest(**{**values.fields(), "extra": rest(table, fields, known), **more})
+
+
+def sampling(values: Values, setup: Setup, *, tokens: int | None) -> None:
+    """What parameters leave unsaid on the endpoints that are not OpenAI's.
+
+    ``tokens`` is the promised length. Who asks for no sampling wants the likeliest token; in the
+    early releases that is everyone who names neither sampling nor a temperature (inferred from the
+    published default of ``do_sample``, not measured).
+    """
+    if tokens is not None and values.get("stopping.max_tokens") is None:
+        values.set("stopping.max_tokens", tokens)
+    asked = values.get("sampling.do_sample")
+    silent = setup.profile.early and values.get("sampling.temperature") is None
+    if asked is False or (asked is None and silent):
+        values.set("sampling.temperature", 0.0)
+
+
+def want(values: Values, *, token_ids: bool = False, timing: bool = False) -> Want:
+    """What is to be told besides the text."""
+    details = bool(values.get("asked.details") or values.get("asked.prefill"))
+    return Want(details=details, timing=details or timing, token_ids=token_ids)

@@ -1,0 +1,261 @@
+"""Answers of generate, generate_stream and infer.
+
+An event is ``data:`` without a blank, and a stream ends without a mark of its own: with ``details``
+the last event names the finish reason, and without them nothing does. Times are in milliseconds,
+``queue_wait_time`` is in microseconds.
+
+Source: MindIE-LLM 0695772, single_req_triton_text_infer_interface.cpp (FillResponseBody) and
+single_req_triton_token_infer_interface.cpp; for 1.0.RC1 the published page of generate_stream.
+"""
+
+from collections.abc import Sequence
+
+import msgspec
+from msgspec import UNSET, Struct, UnsetType
+
+from gateway.core.aggregate import Answer, ChoiceAnswer
+from gateway.core.context import Clock
+from gateway.core.errors import GatewayError
+from gateway.core.ports import About, Headers, Reply
+from gateway.core.types import (
+    Done,
+    End,
+    Event,
+    FinishReason,
+    GenerateRequest,
+    Refusal,
+    Text,
+    Thought,
+    Timing,
+    Usage,
+)
+from protocols.mindie import errors
+from protocols.mindie.profiles import Profile
+
+encode = msgspec.json.Encoder().encode
+
+CONTENT_TYPE = "text/event-stream"
+_REASONS: dict[FinishReason, str] = {
+    "eos": "eos_token",
+    "stop": "eos_token",
+    "tool_calls": "eos_token",
+    "length": "length",
+    "content_filter": "stop_sequence",
+}
+
+
+def reason_of(reason: FinishReason, profile: Profile) -> str:
+    """A finish reason, as every endpoint says it that is not OpenAI's."""
+    unknown = "invalid flag" if profile.early else "invalid finishReason"
+    return _REASONS.get(reason, unknown)
+
+
+def headers_of(about: About) -> Headers:
+    """What the server adds to every answer. ``startTime`` is in nanoseconds."""
+    return ("RequestUUID", about.id), ("startTime", f"{about.created}000000000")
+
+
+def reply(body: bytes) -> Reply:
+    """A whole answer, after which the server closes the connection."""
+    return Reply(200, body, errors.JSON)
+
+
+def said(choice: ChoiceAnswer) -> str:
+    """All that a choice says, where reasoning has no place of its own."""
+    return choice.thought + choice.text + choice.refusal
+
+
+def only(answer: Answer) -> ChoiceAnswer:
+    """The choice of an answer that has one."""
+    return answer.choices[0] if answer.choices else ChoiceAnswer(0)
+
+
+class Stopwatch:
+    """Milliseconds since the last piece: the backend's figure where it tells one, else measured.
+
+    The first piece counts from the request.
+    """
+
+    def __init__(self, clock: Clock) -> None:
+        self._clock = clock
+        self._last = clock()
+        self._first = True
+        self._told: Timing | None = None
+
+    def take(self, timing: Timing) -> None:
+        """The backend's figures for the piece that comes."""
+        self._told = timing
+
+    def lap(self) -> tuple[int | None, int | None]:
+        """The times of prefill and decoding, of which a piece has one."""
+        now = self._clock()
+        first, told = self._first, self._told
+        seconds = now - self._last
+        if told is not None:
+            figure = told.prefill if first else told.decode
+            seconds = seconds if figure is None else figure
+        self._last, self._first, self._told = now, False, None
+        spent = round(seconds * 1000)
+        return (spent, None) if first else (None, spent)
+
+
+class _Details(Struct, kw_only=True):
+    finish_reason: str | UnsetType = UNSET
+    generated_tokens: int
+    first_token_cost: None = None
+    decode_cost: None = None
+    batch_size: int | list[int]
+    queue_wait_time: int | list[int]
+
+
+class _Times(Struct):
+    prefill_time: int | None
+    decode_time: int | None
+
+
+class _Held(Struct):
+    """An event that may yet turn out to be the last."""
+
+    text: str
+    details: _Details
+    times: _Times | None
+
+
+class TextEncoder:
+    """Writes the answer to generate or generate_stream.
+
+    With details an event is held back until the next has come: the finish reason belongs in the
+    last event and nowhere else, and the server has one event for each token, so that an event of
+    ours with no text would count as one more. Without details nothing is held.
+    """
+
+    content_type = CONTENT_TYPE
+
+    def __init__(self, profile: Profile, request: GenerateRequest, about: About) -> None:
+        self._profile, self._request = profile, request
+        self._headers = headers_of(about)
+        head = b'{"id":%b,"model_name":%b,"model_version":null,"text_output":'
+        self._head = head % (encode(request.client_id), encode(about.model))
+        self._event = b"data:" + self._head
+        self._details = request.want.details
+        self._watch = Stopwatch(about.context.clock)
+        self._held: _Held | None = None
+        self._reason: str | None = None
+        self._tokens = 0
+        self._batch, self._queue = 1, 0
+        self._begun = False
+
+    def headers(self) -> Headers:
+        """See ``gateway.core.ports.Encoder``."""
+        return self._headers
+
+    def write(self, events: Sequence[Event]) -> bytes:
+        """See ``gateway.core.ports.Encoder``."""
+        return b"".join([self._write(event) for event in events])
+
+    def error(self, error: GatewayError) -> bytes:
+        """Bare text. What was held back is text all the same, and goes before it."""
+        return self._release() + errors.broken(error, self._request.timeout)
+
+    def whole(self, answer: Answer) -> Reply:
+        """See ``gateway.core.ports.Encoder``."""
+        choice = only(answer)
+        body = self._head + encode(said(choice))
+        if self._details:
+            tokens = answer.usage.completion_tokens if answer.usage else choice.tokens
+            details = _Details(
+                finish_reason=reason_of(choice.reason, self._profile),
+                generated_tokens=tokens,
+                batch_size=[t.batch_size or 1 for t in answer.timings] or [1] * tokens,
+                queue_wait_time=[_micro(t.queue) for t in answer.timings] or [0] * tokens,
+            )
+            body += b',"details":' + encode(details)
+        return reply(body + b"}")
+
+    def _write(self, event: Event) -> bytes:
+        match event:
+            case Text(text):
+                return self._say(text, event.tokens)
+            case Thought(text) | Refusal(text):
+                return self._say(text, 1)
+            case Timing():
+                self._watch.take(event)
+                self._batch = event.batch_size or self._batch
+                self._queue = self._queue if event.queue is None else _micro(event.queue)
+            case End(reason):
+                self._reason = reason_of(reason, self._profile)
+            case Usage():
+                self._tokens = max(event.completion_tokens, self._tokens)
+            case Done():
+                return self._finish()
+            case _:
+                pass
+        return b""
+
+    def _say(self, text: str, tokens: int) -> bytes:
+        self._begun = True
+        if not self._details:
+            return self._event + encode(text) + b"}\n\n"
+        before = self._release()
+        self._tokens += tokens
+        details = _Details(
+            generated_tokens=self._tokens,
+            batch_size=self._batch,
+            queue_wait_time=self._queue,
+        )
+        times = None if self._profile.early else _Times(*self._watch.lap())
+        self._held = _Held(text, details, times)
+        return before
+
+    def _finish(self) -> bytes:
+        """The last event. An answer without any text still has one."""
+        out = b"" if self._begun else self._say("", 0)
+        if self._held is not None and self._reason is not None:
+            self._held.details.finish_reason = self._reason
+            self._held.details.generated_tokens = self._tokens
+        return out + self._release()
+
+    def _release(self) -> bytes:
+        if self._held is None:
+            return b""
+        held, self._held = self._held, None
+        body = self._event + encode(held.text) + b',"details":' + encode(held.details)
+        if held.times is not None:
+            body += b"," + encode(held.times)[1:-1]
+        return body + b"}\n\n"
+
+
+def _micro(seconds: float | None) -> int:
+    return round((seconds or 0.0) * 1_000_000)
+
+
+class TokensEncoder:
+    """Writes the answer to infer, which is never streamed."""
+
+    content_type = CONTENT_TYPE
+
+    def __init__(self, request: GenerateRequest, about: About, output: str) -> None:
+        self._request, self._output = request, output
+        self._headers = headers_of(about)
+
+    def headers(self) -> Headers:
+        """See ``gateway.core.ports.Encoder``."""
+        return self._headers
+
+    def write(self, events: Sequence[Event]) -> bytes:
+        """Nothing: there is no stream of this endpoint."""
+        del events
+        return b""
+
+    def error(self, error: GatewayError) -> bytes:
+        """See ``gateway.core.ports.Encoder``."""
+        return errors.broken(error, self._request.timeout)
+
+    def whole(self, answer: Answer) -> Reply:
+        """The ids. A backend that tells none has not answered the question."""
+        choice = only(answer)
+        ids = choice.token_ids
+        if choice.tokens and not ids:
+            return errors.failed()
+        tensor = {"name": self._output, "shape": [1, len(ids)], "datatype": "UINT32", "data": ids}
+        return reply(encode({"id": self._request.client_id, "outputs": [tensor]}))

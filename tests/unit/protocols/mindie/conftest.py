@@ -1,0 +1,87 @@
+"""A server's desk: what a client hands in, and what it gets back, without a socket."""
+
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any, cast
+
+import msgspec
+import pytest
+
+from gateway.core.aggregate import Fold
+from gateway.core.context import Context, Deadline
+from gateway.core.errors import GatewayError
+from gateway.core.ports import About, Call, Encoder, Reply
+from gateway.core.types import Event, GenerateRequest
+from gateway.paths import Mount, Paths
+from protocols.mindie import MindIE
+
+
+class Desk:
+    """One dialect, a clock that stands still until it is moved, and fixed ids and times."""
+
+    def __init__(self, profile: str | None = None, **options: Any) -> None:
+        self.dialect = MindIE(profile, **options)
+        self.now = 100.0
+        self._paths = Paths([Mount(self.dialect)])
+
+    def call(
+        self,
+        path: str,
+        body: Any = b"",
+        *,
+        method: str = "POST",
+        headers: Mapping[str, str] | None = None,
+    ) -> Call:
+        """``body`` is JSON's meaning, or bytes. Raises PathNotFound or MethodNotAllowed."""
+        found = self._paths.find(method, path)
+        raw = body if isinstance(body, bytes) else msgspec.json.encode(body)
+        return Call(found.endpoint, found.params, headers or {}, "", raw, path)
+
+    def decode(self, path: str, body: Any) -> GenerateRequest:
+        return cast("GenerateRequest", self.dialect.decode(self.call(path, body)))
+
+    def refused(self, path: str, body: Any) -> tuple[int, str]:
+        """The status and the text of a refusal. Fails where nothing is refused."""
+        call = self.call(path, body)
+        with pytest.raises(GatewayError) as caught:  # noqa: PT012 - either may refuse
+            self.dialect.peek(call)
+            self.dialect.decode(call)
+        reply = self.dialect.refuse(caught.value, call)
+        told = msgspec.json.decode(reply.body)
+        assert list(told) == ["error", "error_type"]
+        assert told["error_type"] == "Input Validation Error"
+        return reply.status, told["error"]
+
+    def encoder(
+        self, path: str, body: Any, *, model: str = "llama_65b", name: str | None = None
+    ) -> Encoder:
+        headers = {} if name is None else {"req-id": name}
+        call = self.call(path, body, headers=headers)
+        return self.dialect.encoder(call, self.dialect.decode(call), self.about(model))
+
+    def about(self, model: str, *, created: int = 1707275960) -> About:
+        context = Context("r1", Deadline(self.clock, 60.0), self.clock)
+        return About("r1", created, model, "1", "served", context)
+
+    def clock(self) -> float:
+        return self.now
+
+    def stream(self, encoder: Encoder, *events: Event | float) -> bytes:
+        """What the events write, one batch each; a number lets so many seconds pass."""
+        return b"".join(self.writes(encoder, *events))
+
+    def writes(self, encoder: Encoder, *events: Event | float) -> Iterator[bytes]:
+        for event in events:
+            if isinstance(event, float):
+                self.now += event
+            else:
+                yield encoder.write([event])
+
+    def whole(self, encoder: Encoder, *events: Event) -> Reply:
+        fold = Fold()
+        fold.add(events)
+        return encoder.whole(fold.result())
+
+
+@pytest.fixture
+def desk() -> Callable[..., Desk]:
+    return Desk

@@ -1,0 +1,268 @@
+"""Answers to conversations and completions, to the byte."""
+
+from typing import Any
+
+import msgspec
+import pytest
+
+from gateway.core.errors import StreamBroken
+from gateway.core.types import (
+    CallArguments,
+    CallStart,
+    Done,
+    End,
+    FinishReason,
+    Refusal,
+    Start,
+    Text,
+    Thought,
+    Timing,
+    TokenLogprob,
+    TopLogprob,
+    Usage,
+)
+
+CHAT = "/v1/chat/completions"
+TEXT = "/v1/completions"
+HI = {"model": "m", "messages": [{"role": "user", "content": "hi"}]}
+PROMPT = {"model": "m", "prompt": "a b"}
+STREAM = {"stream": True}
+HELLO = (Start(2), Text("Hello"), Text("!"))
+CALLED = (CallStart(0, 0, "c1", "f"), CallArguments(0, 0, '{"x"'), CallArguments(0, 0, ":1}"))
+CHUNK = (
+    'data: {"id":"endpoint_common_0","object":"chat.completion.chunk","created":1707275960,'
+    '"model":"m",'
+)
+PIECE = (
+    CHUNK + '"choices":[{"index":%d,"delta":{"role":"assistant",%s},"logprobs":null,'
+    '"finish_reason":null}]}\n\n'
+)
+DONE = "data: [DONE]\n\n"
+
+
+def last(reason: str, usage: str, index: int = 0) -> str:
+    told = f'"usage":{usage},' if usage else ""
+    delta = '{"role":"assistant","content":""}'
+    return (
+        f'{CHUNK}{told}"choices":[{{"index":{index},"delta":{delta},"logprobs":null,'
+        f'"finish_reason":"{reason}"}}]}}\n\n'
+    )
+
+
+def usage(prompt: int, completion: int) -> str:
+    total = prompt + completion
+    return f'{{"prompt_tokens":{prompt},"completion_tokens":{completion},"total_tokens":{total}}}'
+
+
+# --- streams --------------------------------------------------------------------------------------
+
+
+def test_a_stream(desk: Any) -> None:
+    """An empty piece first, the role in each, finish reason and usage in the last."""
+    one = desk()
+    encoder = one.encoder(CHAT, HI | STREAM, model="m")
+    sent = one.stream(encoder, *HELLO, Timing(), End("eos"), Usage(2, 2), Done())
+    assert sent.decode() == (
+        PIECE % (0, '"content":""')
+        + PIECE % (0, '"content":"Hello"')
+        + PIECE % (0, '"content":"!"')
+        + last("stop", usage(2, 2))
+        + DONE
+    )
+    assert encoder.content_type == "text/event-stream"
+    assert encoder.headers() == (("RequestUUID", "r1"), ("startTime", "1707275960000000000"))
+
+
+def test_nothing_is_held_back(desk: Any) -> None:
+    one = desk()
+    writes = one.writes(one.encoder(CHAT, HI | STREAM), *HELLO[1:], End("eos"), Done())
+    assert [len(w) > 0 for w in writes] == [True, True, False, True]
+
+
+@pytest.mark.parametrize(
+    ("reason", "later", "early"),
+    [
+        ("eos", "stop", "eos_token"),
+        ("stop", "stop", "eos_token"),
+        ("length", "length", "length"),
+        ("tool_calls", "tool_calls", "eos_token"),
+        ("content_filter", "stop", "stop_sequence"),
+        ("unknown", "stop", "invalid flag"),
+    ],
+)
+def test_finish_reasons(desk: Any, reason: FinishReason, later: str, early: str) -> None:
+    for profile, name in (("2x", later), ("1x", later), ("rc1", early)):
+        one = desk(profile)
+        reply = one.whole(one.encoder(CHAT, HI), Text("a"), End(reason), Done())
+        assert msgspec.json.decode(reply.body)["choices"][0]["finish_reason"] == name
+        sent = one.stream(one.encoder(CHAT, HI | STREAM), Text("a"), End(reason), Done())
+        assert sent.count(f'"finish_reason":"{name}"'.encode()) == 1
+
+
+def test_usage_that_nobody_told_is_not_made_up(desk: Any) -> None:
+    one = desk()
+    encoder = one.encoder(CHAT, HI | STREAM, model="m")
+    sent = one.stream(encoder, Text("a"), End("length"), Done()).decode()
+    assert sent.endswith(last("length", "") + DONE)
+    assert "usage" not in sent
+
+
+def test_two_choices(desk: Any) -> None:
+    """Each tells the tokens of its own."""
+    one = desk()
+    encoder = one.encoder(CHAT, HI | STREAM | {"n": 2, "temperature": 1}, model="m")
+    sent = one.stream(
+        encoder,
+        Start(3),
+        Text("a", 1),
+        Text("b", 0, tokens=2),
+        End("eos", 1),
+        End("length", 0),
+        Done(),
+    )
+    assert sent.decode() == (
+        PIECE % (0, '"content":""')
+        + PIECE % (1, '"content":""')
+        + PIECE % (1, '"content":"a"')
+        + PIECE % (0, '"content":"b"')
+        + last("stop", usage(3, 1), 1)
+        + last("length", usage(3, 2), 0)
+        + DONE
+    )
+
+
+def test_thoughts_and_calls(desk: Any) -> None:
+    one = desk()
+    encoder = one.encoder(CHAT, HI | STREAM, model="m")
+    said = (Thought("hm"), Text(""), *CALLED, End("tool_calls"), Usage(2, 9), Done())
+    first = '{"index":0,"id":"c1","type":"function","function":{"name":"f","arguments":""}}'
+    assert one.stream(encoder, *said).decode() == (
+        PIECE % (0, '"content":""')
+        + PIECE % (0, '"reasoning_content":"hm"')
+        + PIECE % (0, f'"tool_calls":[{first}]')
+        + PIECE % (0, r'"tool_calls":[{"index":0,"function":{"arguments":"{\"x\""}}]')
+        + PIECE % (0, '"tool_calls":[{"index":0,"function":{"arguments":":1}"}}]')
+        + last("tool_calls", usage(2, 9))
+        + DONE
+    )
+
+
+def test_an_end_after_a_call_is_a_call(desk: Any) -> None:
+    one = desk()
+    sent = one.stream(one.encoder(CHAT, HI | STREAM), *CALLED, End("eos"), Done())
+    assert b'"finish_reason":"tool_calls"' in sent
+
+
+LOGPROB = TokenLogprob("é", -0.5, (TopLogprob("é", -0.5), TopLogprob("?", -1.5, data=b"\xff")))
+
+
+def test_logprobs(desk: Any) -> None:
+    one = desk()
+    body = HI | {"logprobs": True, "top_logprobs": 2}
+    told = (
+        '{"content":[{"token":"é","logprob":-0.5,"bytes":[195,169],"top_logprobs":['
+        '{"token":"é","logprob":-0.5,"bytes":[195,169]},'
+        '{"token":"?","logprob":-1.5,"bytes":[255]}]}]}'
+    )
+    said = (Text("é", logprobs=(LOGPROB,)), End("eos"), Usage(1, 1), Done())
+    sent = one.stream(one.encoder(CHAT, body | STREAM), *said).decode()
+    assert f'"content":"é"}},"logprobs":{told},"finish_reason":null' in sent
+    reply = one.whole(one.encoder(CHAT, body), *said)
+    assert f'"logprobs":{told},"finish_reason":"stop"' in reply.body.decode()
+
+
+def test_an_error_is_bare_text(desk: Any) -> None:
+    one = desk()
+    for path, body in ((CHAT, HI), (TEXT, PROMPT)):
+        encoder = one.encoder(path, body | STREAM)
+        one.stream(encoder, Text("a"))
+        assert encoder.error(StreamBroken("cut")) == b"Failed to get engine response"
+
+
+# --- whole answers --------------------------------------------------------------------------------
+
+
+def test_a_whole_answer(desk: Any) -> None:
+    one = desk()
+    reply = one.whole(one.encoder(CHAT, HI, model="m"), *HELLO, End("eos"), Usage(2, 2), Done())
+    assert reply.body.decode() == (
+        '{"id":"endpoint_common_0","object":"chat.completion","created":1707275960,"model":"m",'
+        '"choices":[{"index":0,"message":{"role":"assistant","content":"Hello!","tool_calls":[]},'
+        '"logprobs":null,"finish_reason":"stop"}],"usage":' + usage(2, 2) + "}"
+    )
+    assert reply.headers == (("Content-Type", "application/json"), ("Connection", "close"))
+
+
+def test_a_whole_answer_with_thoughts_and_calls(desk: Any) -> None:
+    one = desk()
+    events = (Thought("hm"), *CALLED, End("eos"), Usage(2, 9, 1, 4), Done())
+    reply = one.whole(one.encoder(CHAT, HI), *events)
+    told = reply.body.decode()
+    assert (
+        '"message":{"role":"assistant","content":"","reasoning_content":"hm","tool_calls":['
+        r'{"id":"c1","type":"function","function":{"name":"f","arguments":"{\"x\":1}"}}]},'
+        '"logprobs":null,"finish_reason":"tool_calls"'
+    ) in told
+    assert told.endswith(
+        '"usage":{"prompt_tokens":2,"prompt_tokens_details":{"cached_tokens":1},'
+        '"completion_tokens":9,"completion_tokens_details":{"reasoning_tokens":4},'
+        '"total_tokens":11}}'
+    )
+
+
+def test_the_first_releases_have_one_place_for_text(desk: Any) -> None:
+    one = desk("rc1")
+    said = (Thought("hm "), Text("no"), Refusal("!"), End("eos"), Done())
+    reply = one.whole(one.encoder(CHAT, HI), *said)
+    message = msgspec.json.decode(reply.body)["choices"][0]["message"]
+    assert message == {"role": "assistant", "content": "hm no!"}
+    sent = one.stream(one.encoder(CHAT, HI | STREAM), *said)
+    assert b'"delta":{"role":"assistant","content":"hm "}' in sent
+    assert b"usage" not in reply.body + sent
+
+
+# --- completions ----------------------------------------------------------------------------------
+
+
+def test_a_completion(desk: Any) -> None:
+    one = desk()
+    reply = one.whole(
+        one.encoder(TEXT, PROMPT, model="m"), *HELLO, End("length"), Usage(2, 2), Done()
+    )
+    assert reply.body.decode() == (
+        '{"id":"endpoint_common_0","object":"text_completion","created":1707275960,"model":"m",'
+        '"choices":[{"index":0,"text":"Hello!","logprobs":null,"stop_reason":null,'
+        '"finish_reason":"length"}],"usage":' + usage(2, 2) + "}"
+    )
+
+
+def test_a_completion_streamed(desk: Any) -> None:
+    one = desk()
+    chunk = (
+        'data: {"id":"endpoint_common_0","object":"text_completion","created":1707275960,'
+        '"model":"m","choices":[{"index":0,"text":%s,"logprobs":null,"stop_reason":null,'
+        '"finish_reason":%s}]%s}\n\n'
+    )
+    encoder = one.encoder(TEXT, PROMPT | STREAM, model="m")
+    sent = one.stream(encoder, *HELLO, End("stop", stop="x"), Usage(2, 2), Done())
+    assert sent.decode() == (
+        chunk % ('"Hello"', "null", "")
+        + chunk % ('"!"', "null", "")
+        + chunk % ('""', '"stop"', ',"usage":' + usage(2, 2))
+        + DONE
+    )
+
+
+def test_the_older_form_of_logprobs(desk: Any) -> None:
+    """In columns. The token that came leads its alternatives; offsets count bytes."""
+    one = desk()
+    body = PROMPT | {"logprobs": 2}
+    said = (Text("é", logprobs=(LOGPROB,)), Text("é", logprobs=(LOGPROB,)), End("eos"), Done())
+    first = (
+        '{"text_offset":[0],"token_logprobs":[-0.5],"tokens":["é"],'
+        '"top_logprobs":[{"é":-0.5,"?":-1.5}]}'
+    )
+    sent = one.stream(one.encoder(TEXT, body | STREAM), *said).decode()
+    assert f'"text":"é","logprobs":{first},' in sent
+    assert '"text_offset":[2]' in sent
+    assert '"text_offset":[0,2]' in one.whole(one.encoder(TEXT, body), *said).body.decode()

@@ -1,0 +1,376 @@
+"""Paths, profiles, statuses and what the server tells of itself."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import msgspec
+import pytest
+
+from gateway.core.catalog import ModelInfo, VersionInfo
+from gateway.core.errors import (
+    ClientGone,
+    ContentRefused,
+    ContextTooLong,
+    DeadlineExceeded,
+    Forbidden,
+    GatewayError,
+    InternalError,
+    MethodNotAllowed,
+    ModelNotFound,
+    Overloaded,
+    PathNotFound,
+    QuotaExceeded,
+    RateLimited,
+    StreamBroken,
+    TooLarge,
+    Unauthorized,
+    Unsupported,
+    VersionNotFound,
+    WorkerFailed,
+    WorkerUnreachable,
+)
+from gateway.core.ports import Dialect, Reply
+from gateway.core.types import GenerateRequest
+from protocols.mindie import MindIE
+
+GENERATE = "/v2/models/nope/generate"
+CHAT = "/v1/chat/completions"
+CLOSE = ("Connection", "close")
+JSON = ("Content-Type", "application/json")
+
+
+class Models:
+    """A catalog of one model."""
+
+    def __init__(self, *, ready: bool = True, up: bool = True) -> None:
+        self.ready = ready
+        versions = (VersionInfo("1", "served", 100, ready=up),)
+        self._model = ModelInfo("llama", versions, aliases=("l",), created=7, context=4096)
+
+    def models(self) -> Sequence[ModelInfo]:
+        return [self._model]
+
+    def find(self, model: str, version: str | None = None) -> ModelInfo:
+        if model not in ("llama", "l"):
+            raise ModelNotFound("no such model", model=model)
+        return self._model
+
+
+def refused(desk: Any, error: GatewayError, path: str = GENERATE, body: Any = b"") -> Reply:
+    one = desk()
+    reply: Reply = one.dialect.refuse(error, one.call(path, body))
+    return reply
+
+
+# --- what it is -----------------------------------------------------------------------------------
+
+
+def test_profiles() -> None:
+    dialect: Dialect = MindIE()
+    assert dialect.name == "mindie"
+    assert MindIE.profiles == ("2x", "1x", "rc1")
+    for profile in MindIE.profiles:
+        MindIE(profile)
+    with pytest.raises(ValueError, match=r"'3x' is no profile of MindIE; there are 2x, 1x, rc1"):
+        MindIE("3x")
+
+
+@pytest.mark.parametrize(
+    ("path", "body", "model", "stream"),
+    [
+        ("/v2/models/m/generate", b"{", "m", False),
+        ("/v2/models/m.1-a_B/generate_stream", b"{", "m.1-a_B", True),
+        ("/v2/models/m/infer", b"{", "m", False),
+        (CHAT, {"model": "m"}, "m", False),
+        (CHAT, {"model": "m", "stream": True}, "m", True),
+        (CHAT, {"model": "m", "stream": "x"}, "m", False),
+        ("/v1/completions", {"model": "m", "stream": True}, "m", True),
+    ],
+)
+def test_peek(desk: Any, path: str, body: Any, model: str, stream: bool) -> None:
+    """A path that names the model is enough: its body is not looked at."""
+    one = desk()
+    envelope = one.dialect.peek(one.call(path, body))
+    assert (envelope.model, envelope.stream, envelope.version) == (model, stream, None)
+
+
+@pytest.mark.parametrize("name", ["a%2Fb", "m@1", "m%20n", "%E4%BD%A0"])
+def test_what_no_model_may_be_called_is_no_path(desk: Any, name: str) -> None:
+    one = desk()
+    for method, path in (
+        ("POST", f"/v2/models/{name}/generate"),
+        ("POST", f"/v2/models/{name}/stopInfer"),
+    ):
+        with pytest.raises(PathNotFound):
+            one.dialect.peek(one.call(path, {"id": "a"}, method=method))
+    with pytest.raises(PathNotFound):
+        one.dialect.inform(one.call(f"/v2/models/{name}", method="GET"), Models())
+
+
+def test_versions_in_paths_are_not_served(desk: Any) -> None:
+    with pytest.raises(PathNotFound):
+        desk().call("/v2/models/m/versions/1/generate")
+
+
+def test_stop(desk: Any) -> None:
+    one = desk()
+    call = one.call("/v2/models/m/stopInfer", {"id": "a123", "x": 1})
+    assert call.endpoint.task == "stop"
+    assert one.dialect.peek(call).client_id == "a123"
+    assert one.dialect.inform(call, Models()).body == b'{"id":"a123","x":1}'
+    reply = one.dialect.refuse(PathNotFound("no such request"), call)
+    assert reply.status == 404
+    assert reply.body == b'{"error":"RequestId is a123 not found.","error_type":"NotFoundError"}'
+
+
+@pytest.mark.parametrize(
+    ("body", "said"),
+    [
+        (b"{", "Failed to parse context to json body."),
+        ({}, "Not found id."),
+        ({"id": None}, "id must not be null."),
+        ({"id": 5}, "id must be string type."),
+        (
+            {"id": "a b"},
+            (
+                "The id can contain only digits, letters, underscores(_), hyphens(-) and no more "
+                "than 256 words in length."
+            ),
+        ),
+    ],
+)
+def test_a_wrong_stop(desk: Any, body: Any, said: str) -> None:
+    assert desk().refused("/v2/models/m/stopInfer", body) == (422, said)
+
+
+def test_a_generated_id_can_be_stopped(desk: Any) -> None:
+    """The request bears the name that its answer shows."""
+    request = desk().decode(CHAT, {"model": "m", "messages": [{"role": "user", "content": "x"}]})
+    assert isinstance(request, GenerateRequest)
+    assert request.client_id == "endpoint_common_0"
+
+
+# --- what goes wrong ------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("error", "status", "kind", "said"),
+    [
+        (ModelNotFound("", model="nope"), 404, "NotFoundError", "Model nope not found."),
+        (Unsupported("can't"), 422, "Input Validation Error", "can't"),
+        (
+            ContextTooLong("too long"),
+            424,
+            "Generation Error",
+            "Failed to enqueue inferRequest. too long",
+        ),
+        (ContentRefused("no"), 400, "Bad Request", "no"),
+        (ClientGone("left"), 400, "Bad Request", "left"),
+        (Unauthorized("who?", missing=True), 401, "Unauthorized", "who?"),
+        (Forbidden("not you"), 403, "Forbidden", "not you"),
+        (Overloaded("busy"), 503, "Service Unavailable", "busy"),
+        (WorkerUnreachable("no worker"), 503, "Service Unavailable", "no worker"),
+        (
+            DeadlineExceeded(""),
+            500,
+            "Incomplete Generation",
+            "Engine callback timeout: server e2eTimeout",
+        ),
+        (
+            DeadlineExceeded("", which="first_token"),
+            500,
+            "Incomplete Generation",
+            "Engine callback timeout: server tokenTimeout",
+        ),
+        (WorkerFailed("10.0.0.1"), 500, "Incomplete Generation", "Failed to get engine response."),
+        (StreamBroken("cut"), 500, "Incomplete Generation", "Failed to get engine response."),
+        (GatewayError("?"), 500, "Incomplete Generation", "?"),
+    ],
+)
+def test_an_error(desk: Any, error: GatewayError, status: int, kind: str, said: str) -> None:
+    reply = refused(desk, error)
+    assert reply.status == status
+    assert reply.body == msgspec.json.encode({"error": said, "error_type": kind})
+    assert reply.headers[:2] == (JSON, CLOSE)
+
+
+@pytest.mark.parametrize(
+    ("body", "said"),
+    [
+        ({"parameters": {"timeout": 3}}, "client timeout"),
+        ({"parameters": {}}, "server e2eTimeout"),
+        ({"parameters": 5}, "server e2eTimeout"),
+        (b"{", "server e2eTimeout"),
+    ],
+)
+def test_whose_timeout_it_was(desk: Any, body: Any, said: str) -> None:
+    reply = refused(desk, DeadlineExceeded(""), body=body)
+    assert msgspec.json.decode(reply.body)["error"] == f"Engine callback timeout: {said}"
+
+
+def test_a_model_that_a_body_names_is_a_wrong_field(desk: Any) -> None:
+    for path in (CHAT, "/v1/completions"):
+        for error in (
+            ModelNotFound("", model="x"),
+            VersionNotFound("", model="x", version="2"),
+        ):
+            reply = refused(desk, error, path, {})
+            assert reply.status == 422
+            assert reply.body == (
+                b'{"error":"Got model x, but not found in server",'
+                b'"error_type":"Input Validation Error"}'
+            )
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        PathNotFound("?"),
+        MethodNotAllowed("?", allowed=("GET",)),
+        VersionNotFound("", model="m", version="2"),
+    ],
+)
+def test_what_there_is_not_is_a_bare_404(desk: Any, error: GatewayError) -> None:
+    assert refused(desk, error) == Reply(404, b"", (CLOSE,))
+    assert desk().dialect.refuse(PathNotFound("?"), None) == Reply(404, b"", (CLOSE,))
+
+
+@pytest.mark.parametrize(("limit", "shown"), [(8 << 20, b"8"), (1 << 19, b"0.5")])
+def test_too_large(desk: Any, limit: int, shown: bytes) -> None:
+    reply = refused(desk, TooLarge("", limit=limit))
+    assert reply.status == 413
+    said = b"Request body too large. Maximum allowed size is " + shown + b"MB."
+    assert reply.body == b'{"message":"' + said + b'"}'
+
+
+def test_a_bug_is_bare_text_that_says_it_is_json(desk: Any) -> None:
+    reply = refused(desk, InternalError("secret"))
+    assert (reply.status, reply.body) == (500, b"Server internal error")
+    assert JSON in reply.headers
+
+
+@pytest.mark.parametrize("error", [RateLimited("slow"), QuotaExceeded("slow")])
+@pytest.mark.parametrize(
+    ("path", "said"),
+    [
+        (GENERATE, b'{"error":"slow","code":429}'),
+        (CHAT, b'{"error":{"message":"slow","type":"server_error","code":429}}'),
+        ("/generate", b'{"error":"slow","error_type":"overloaded"}'),
+        ("/", b'{"error":"slow","error_type":"overloaded"}'),
+    ],
+)
+def test_too_many(desk: Any, error: GatewayError, path: str, said: bytes) -> None:
+    reply = refused(desk, error, path)
+    assert (reply.status, reply.body) == (429, said)
+
+
+def test_when_to_try_again(desk: Any) -> None:
+    after = ("Retry-After", "2")
+    assert refused(desk, RateLimited("", retry_after=1.5)).headers == (JSON, CLOSE, after)
+    assert refused(desk, Overloaded("", retry_after=2.0)).headers == (JSON, CLOSE, after)
+
+
+# --- what it tells of itself ----------------------------------------------------------------------
+
+
+def told(desk: Any, path: str, models: Models | None = None, **options: Any) -> Any:
+    one = desk(**options)
+    reply = one.dialect.inform(one.call(path, method="GET"), models or Models())
+    assert reply.status == 200
+    assert reply.headers == (JSON, CLOSE)
+    return msgspec.json.decode(reply.body)
+
+
+def test_the_server(desk: Any) -> None:
+    assert told(desk, "/v2") == {
+        "name": "MindIE Server",
+        "version": "2.0.0",
+        "extensions": {
+            "max_iter_times": 512,
+            "prefill_policy_type": 0,
+            "decode_policy_type": 0,
+            "max_prefill_batch_size": 50,
+            "max_prefill_tokens": 8192,
+        },
+    }
+    assert told(desk, "/v2", max_iter_times=9)["extensions"]["max_iter_times"] == 9
+
+
+def test_a_model(desk: Any) -> None:
+    tensor = {"shape": [-1], "datatype": "UINT32"}
+    assert told(desk, "/v2/models/l") == {
+        "name": "l",
+        "platform": "MindIE Server",
+        "inputs": [{"name": "input0"} | tensor],
+        "outputs": [{"name": "output0"} | tensor],
+    }
+    config = told(desk, "/v2/models/llama/config")
+    assert list(config) == [
+        *("model_name", "input_datatype", "output_datatype", "max_seq_len", "npu_mem_size"),
+        *("cpu_mem_size", "world_size", "model_weight_path", "model_instance_type"),
+    ]
+    assert (config["max_seq_len"], config["npu_mem_size"]) == (4096, -1)
+
+
+def test_slots(desk: Any) -> None:
+    path = "/v2/models/llama/getSlotCount"
+    free = told(desk, path)
+    assert list(free) == ["total_slots", "free_slots", "available_tokens_length"]
+    assert free["free_slots"] > 0
+    for models in (Models(up=False), Models(ready=False)):
+        assert told(desk, path, models)["free_slots"] == 0
+
+
+def test_info(desk: Any) -> None:
+    info = told(desk, "/info")
+    assert info["models"] == [
+        {
+            "model_device_type": "npu",
+            "model_dtype": "float16",
+            "model_id": "llama",
+            "model_pipeline_tag": "text-generation",
+            "model_sha": None,
+            "max_total_tokens": 4096,
+        }
+    ]
+    assert list(info)[:4] == [
+        *("docker_label", "max_batch_total_tokens", "max_best_of", "max_concurrent_requests")
+    ]
+    assert info["max_input_length"] == 4096
+
+
+def test_the_list_of_models(desk: Any) -> None:
+    entry = {"id": "llama", "object": "model", "created": 7, "owned_by": "MindIE Server"}
+    assert told(desk, "/v1/models") == {"object": "list", "data": [entry]}
+    assert told(desk, "/v1/models/llama") == entry
+    assert told(desk, "/v1/models/l")["id"] == "l"
+
+
+def test_an_unknown_model_is_told_nothing_of(desk: Any) -> None:
+    one = desk()
+    for path in ("/v1/models/x", "/v2/models/x", "/v2/models/x/ready", "/v2/models/x/config"):
+        with pytest.raises(ModelNotFound):
+            one.dialect.inform(one.call(path, method="GET"), Models())
+
+
+STOPPED = b'{"error":"The service has been stopped.","error_type":"Service Unavailable"}'
+
+
+@pytest.mark.parametrize(
+    ("path", "down"),
+    [
+        ("/v2/health/live", 200),
+        ("/v2/health/ready", 503),
+        ("/health", 503),
+        ("/v2/models/llama/ready", 503),
+    ],
+)
+def test_health(desk: Any, path: str, down: int) -> None:
+    """Alive as long as it is not told to stop; ready when a worker is."""
+    one = desk()
+    call = one.call(path, method="GET")
+    assert call.endpoint.open is ("/models/" not in path)
+    assert one.dialect.inform(call, Models()) == Reply(200, b"", (CLOSE,))
+    assert one.dialect.inform(call, Models(up=False)) == Reply(down, b"", (CLOSE,))
+    stopping = one.dialect.inform(call, Models(ready=False))
+    assert (stopping.status, stopping.body) == (503, STOPPED)

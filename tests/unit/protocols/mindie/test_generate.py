@@ -1,0 +1,367 @@
+"""generate, generate_stream and infer: what is taken, what is refused and in which words."""
+
+from typing import Any
+
+import msgspec
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from gateway.core.types import (
+    AudioPart,
+    ImagePart,
+    Message,
+    TextPart,
+    VideoPart,
+)
+from protocols.mindie.checks import shown, units
+
+PATH = "/v2/models/m/generate"
+STREAM = "/v2/models/m/generate_stream"
+ID_WORDS = (
+    "The id can contain only digits, letters, underscores(_), hyphens(-) and no more than 256 "
+    "words in length."
+)
+LIMITS = {"1x": 4194304, "rc1": 524288}
+
+
+def text(**fields: Any) -> dict[str, Any]:
+    return {"text_input": "hi", **fields}
+
+
+def with_parameters(**parameters: Any) -> dict[str, Any]:
+    return text(parameters=parameters)
+
+
+# --- what is refused ------------------------------------------------------------------------------
+
+FIELDS: tuple[tuple[Any, str], ...] = (
+    (b"{", "Failed to parse request context to json"),
+    (b"", "Failed to parse request context to json"),
+    (b'{"text_input":"\xff"}', "Failed to parse request context to json"),
+    (b"[" * 100_000, "Failed to parse request context to json"),
+    (b'{"text_input":' * 100_000, "Failed to parse request context to json"),
+    (b"[]", "The text_input not found"),
+    (text(id="a b"), ID_WORDS),
+    (text(id=""), ID_WORDS),
+    (text(id="x" * 257), ID_WORDS),
+    (text(id=5), "id must be string type."),
+    ({"id": 5}, "id must be string type."),
+    ({}, "The text_input not found"),
+    ({"text_input": None}, "The text_input not found"),
+    (
+        {"text_input": 5},
+        "The type of text_input is abnormal. The requestId is endpoint_common_0",
+    ),
+    (
+        {"text_input": ""},
+        (
+            "text_input must be necessary and data type must be string and length in "
+            "(0, 41943040], but the length of inputs is 0"
+        ),
+    ),
+    ({"text_input": []}, "Parameter text_input arr is empty"),
+    ({"text_input": [{"text": 5}]}, "Request param text must be string"),
+    ({"text_input": [{"image_url": None}]}, "Request param image_url null"),
+    ({"text_input": [{"image_url": 5}]}, "The type of inputs is abnormal"),
+    (
+        {"text_input": [{"image_url": "u"}] * 21},
+        "The number of multimodal url should be no more than 20",
+    ),
+    (text(parameters=[]), "parameters must be object type."),
+    (text(parameters="x"), "parameters must be object type."),
+)
+PARAMETERS: tuple[tuple[str, Any, str], ...] = (
+    ("temperature", 0, "Parameter temperature must be in (0.0,3.40282e+38], got 0."),
+    ("temperature", -0.5, "Parameter temperature must be in (0.0,3.40282e+38], got -0.5."),
+    ("temperature", 1e39, "Parameter temperature must be in (0.0,3.40282e+38], got 1e+39."),
+    ("temperature", "1", "temperature must be float type."),
+    ("temperature", True, "temperature must be float type."),
+    ("top_k", -1, "Parameter top_k must be in -1 || (0,2147483647], got -1"),
+    ("top_k", 2147483648, "Parameter top_k must be in -1 || (0,2147483647], got 2147483648"),
+    ("top_k", 1.5, "top_k must be integer type."),
+    ("top_k", 10**20, "top_k must be integer type."),
+    ("top_p", 0, "Parameter top_p must be in (0.0,1.0], got 0."),
+    ("top_p", 1.01, "Parameter top_p must be in (0.0,1.0], got 1.01."),
+    ("typical_p", -1.0, "Parameter typical_p must be in (0.0,1.0], got -1.0."),
+    ("do_sample", 1, "do_sample must be boolean type."),
+    ("seed", -1, "seed must be unsigned type."),
+    ("seed", 1.0, "seed must be unsigned type."),
+    (
+        "seed",
+        2**63,
+        "Parameter seed must be in [0, 9223372036854775807], got 9223372036854775808.",
+    ),
+    (
+        "repetition_penalty",
+        0,
+        "Parameter 'repetition_penalty' must be in (0.0, 3.40282e+38], got 0.",
+    ),
+    ("watermark", "no", "watermark must be boolean type."),
+    ("priority", 6, "Parameter priority must be in [1,5], got 6."),
+    ("priority", 0, "Parameter priority must be in [1,5], got 0."),
+    ("max_new_tokens", 0, "Parameter max_new_tokens must be in (0,2147483647], got 0."),
+    ("max_new_tokens", -1, "Parameter max_new_tokens must be in (0,2147483647], got -1."),
+    ("max_new_tokens", 2.5, "max_new_tokens must be integer type."),
+    ("details", "true", "details must be boolean type."),
+    ("batch_size", 0, "Parameter batch_size must be in (0,2147483647], got 0."),
+    (
+        "timeout",
+        0,
+        "Parameter timeout must be strictly positive and small than 65535 seconds, got 0.",
+    ),
+    (
+        "timeout",
+        65536,
+        "Parameter timeout must be strictly positive and small than 65535 seconds, got 65536.",
+    ),
+    ("timeout", 1.5, "timeout must be unsigned type."),
+)
+
+
+@pytest.mark.parametrize("path", [PATH, STREAM])
+@pytest.mark.parametrize(("body", "said"), FIELDS)
+def test_a_wrong_field(desk: Any, path: str, body: Any, said: str) -> None:
+    assert desk().refused(path, body) == (422, said)
+
+
+@pytest.mark.parametrize(("name", "got", "said"), PARAMETERS)
+def test_a_wrong_parameter(desk: Any, name: str, got: Any, said: str) -> None:
+    assert desk().refused(PATH, with_parameters(**{name: got})) == (422, said)
+
+
+def test_the_first_of_many_wrong_ones_is_told(desk: Any) -> None:
+    order = (
+        *("temperature", "top_k", "top_p", "typical_p", "do_sample", "seed", "repetition_penalty"),
+        *("watermark", "priority", "max_new_tokens", "details", "batch_size", "timeout"),
+    )
+    for i, name in enumerate(order):
+        wrong = dict.fromkeys(reversed(order[i:]), "x")
+        _, said = desk().refused(PATH, with_parameters(**wrong))
+        assert said.startswith(f"{name} must be ")
+
+
+def test_the_id_is_looked_at_before_the_text_and_the_text_before_the_parameters(desk: Any) -> None:
+    both = {"id": "a b", "text_input": "", "parameters": []}
+    assert desk().refused(PATH, both)[1] == ID_WORDS
+    del both["id"]
+    assert desk().refused(PATH, both)[1].startswith("text_input must be necessary")
+
+
+@pytest.mark.parametrize("profile", LIMITS)
+def test_how_long_a_text_may_be(desk: Any, profile: str) -> None:
+    """The server counts UTF-16 units: a character beyond the first plane is two."""
+    limit = LIMITS[profile]
+    said = (
+        f"text_input must be necessary and data type must be string and length in (0, {limit}], "
+        f"but the length of inputs is {limit + 2}"
+    )
+    one = desk(profile)
+    assert one.refused(PATH, {"text_input": "\U0001f600" * (limit // 2 + 1)}) == (422, said)
+    assert one.decode(PATH, {"text_input": "\u4f60" * limit}).prompts[0][0] == "\u4f60"
+
+
+def test_a_list_is_measured_as_it_was_written(desk: Any) -> None:
+    body = {"text_input": [{"type": "text", "text": "x" * 4194304}]}
+    assert desk("1x").refused(PATH, body)[1].endswith("but the length of inputs is 4194331")
+
+
+# --- what is taken --------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("parameters", "path", "value"),
+    [
+        ({"temperature": 1}, "sampling.temperature", 1.0),
+        ({"temperature": None}, "sampling.temperature", None),
+        ({"top_p": 1.0}, "sampling.top_p", 1.0),
+        ({"top_k": 0}, "sampling.top_k", None),
+        ({"top_k": 2147483647}, "sampling.top_k", 2147483647),
+        ({"typical_p": 0.5}, "sampling.typical_p", 0.5),
+        ({"seed": 0}, "sampling.seed", 0),
+        ({"seed": None}, "sampling.seed", None),
+        ({"do_sample": True}, "sampling.do_sample", True),
+        ({"watermark": True}, "sampling.watermark", True),
+        ({}, "stopping.max_tokens", 20),
+        ({"max_new_tokens": None}, "stopping.max_tokens", 20),
+        ({"max_new_tokens": 2147483647}, "stopping.max_tokens", 2147483647),
+        ({"details": True}, "want.details", True),
+        ({"details": True}, "want.timing", True),
+        ({"perf_stat": True}, "want.timing", True),
+        ({"perf_stat": "x"}, "want.timing", False),
+        ({"priority": 1}, "priority", 0),
+        ({"priority": 5}, "priority", 204),
+        ({"timeout": 3}, "timeout", 3.0),
+        ({"temperature": 0.5, "do_sample": False}, "sampling.temperature", 0.0),
+        ({"batch_size": 100}, "choices", 1),
+    ],
+)
+def test_a_parameter(desk: Any, parameters: Any, path: str, value: Any) -> None:
+    got: Any = desk().decode(PATH, text(parameters=parameters))
+    for name in path.split("."):
+        got = getattr(got, name)
+    assert got == value
+    assert type(got) is type(value)
+
+
+def test_null_is_absent(desk: Any) -> None:
+    silent = desk().decode(PATH, text())
+    names = (
+        *("temperature", "top_k", "top_p", "typical_p", "do_sample", "seed", "repetition_penalty"),
+        *("watermark", "priority", "max_new_tokens", "details", "timeout"),
+    )
+    nulls = text(id=None, parameters=dict.fromkeys(names))
+    assert desk().decode(PATH, nulls) == silent
+    assert desk().decode(PATH, text(parameters=None)) == silent
+
+
+def test_what_nobody_reads_is_kept(desk: Any) -> None:
+    body = text(stop=["x"], parameters={"batch_size": 3, "perf_stat": "x", "foo": [1]})
+    request = desk().decode(PATH, body)
+    kept = {name: bytes(raw) for name, raw in request.extra.items()}
+    assert kept == {"batch_size": b"3", "perf_stat": b'"x"', "foo": b"[1]"}
+    assert request.stopping.stop == ()
+
+
+def test_the_first_releases(desk: Any) -> None:
+    """Any id, seeds without 0 and up to 64 bits, text only, greedy unless sampling is asked for."""
+    one = desk("rc1")
+    assert one.decode(PATH, text(id="a b")).client_id == "a b"
+    assert one.decode(PATH, with_parameters(seed=2**64 - 1)).sampling.seed == 2**64 - 1
+    said = "Parameter seed must be in (0, 18446744073709551615], got 0."
+    assert one.refused(PATH, with_parameters(seed=0)) == (422, said)
+    assert one.refused(PATH, {"text_input": ["x"]})[1].startswith("The type of text_input is abn")
+    assert one.decode(PATH, text()).sampling.temperature == 0
+    assert one.decode(PATH, with_parameters(temperature=0.5)).sampling.temperature == 0.5
+    assert one.decode(PATH, with_parameters(do_sample=True)).sampling.temperature is None
+    assert desk().decode(PATH, text()).sampling.temperature is None
+
+
+def test_ids(desk: Any) -> None:
+    """The body's, else the header's, else the next of the server's own."""
+    one = desk()
+    assert one.decode(PATH, text(id="a123")).client_id == "a123"
+    assert one.decode(PATH, text()).client_id == "endpoint_common_1"
+    call = one.call(PATH, text(), headers={"req-id": "from-header"})
+    assert one.dialect.decode(call).client_id == "from-header"
+    assert one.decode(PATH, text()).client_id == "endpoint_common_2"
+
+
+def test_a_limit_of_tokens_is_the_listener_s(desk: Any) -> None:
+    one = desk(max_iter_times=16)
+    assert one.decode(PATH, text()).stopping.max_tokens == 16
+    assert one.decode(PATH, with_parameters(max_new_tokens=3)).stopping.max_tokens == 3
+
+
+def test_parts(desk: Any) -> None:
+    words = [{"type": "text", "text": "a"}, "?", {"type": "text", "text": "b"}, {}]
+    assert desk().decode(PATH, {"text_input": words}).prompts == ("ab",)
+    media = [
+        {"type": "image_url", "image_url": "i"},
+        {"type": "video_url", "video_url": {"url": "v"}},
+        {"type": "audio_url", "audio_url": {"url": "a"}},
+        {"type": "text", "text": "what is this?"},
+        5,
+    ]
+    request = desk().decode(PATH, {"text_input": media})
+    parts = (ImagePart("i"), VideoPart("v"), AudioPart("a"), TextPart("what is this?"))
+    assert request.messages == (Message("user", parts),)
+    assert (request.kind, request.templating.mode) == ("chat", "server")
+
+
+# --- token ids ------------------------------------------------------------------------------------
+
+INFER = "/v2/models/m/infer"
+TENSOR = {"name": "input0", "shape": [1, 3], "datatype": "UINT32", "data": [396, 319, 13]}
+
+
+def tensor(**fields: Any) -> dict[str, Any]:
+    return {"inputs": [{**TENSOR, **fields}], "outputs": [{"name": "output0"}]}
+
+
+def test_token_ids(desk: Any) -> None:
+    request = desk().decode(INFER, tensor(parameters={"max_new_tokens": 5}) | {"id": "a"})
+    assert request.prompts == ((396, 319, 13),)
+    assert (request.client_id, request.stopping.max_tokens) == ("a", 5)
+    assert request.want.token_ids
+
+
+def test_parameters_beside_the_tensor(desk: Any) -> None:
+    """As every published example has them."""
+    body = tensor(shape=[3]) | {"parameters": {"temperature": 0.5}}
+    request = desk().decode(INFER, body)
+    assert (request.sampling.temperature, request.stopping.max_tokens) == (0.5, 20)
+    assert request.client_id == "endpoint_common_0"
+
+
+@pytest.mark.parametrize(
+    ("body", "said"),
+    [
+        ({}, "Req should contain 'inputs' and the type should be array."),
+        ({"inputs": []}, "Inputs count must be 1."),
+        ({"inputs": [5]}, "Cannot find name in inputs or its type is not string"),
+        (tensor(name="x" * 257), "The length of name set in inputs exceeds 256."),
+        (tensor(shape=3), "Cannot find shape in inputs or its type is not array"),
+        (tensor(shape=["3"]), "Shape element must be integer type."),
+        (
+            tensor(shape=[2, 3]),
+            (
+                "Shape must be at most two-dimensional, and the last element's value must be in "
+                "(0,1048576]."
+            ),
+        ),
+        (tensor(datatype=None), "Cannot find datatype in inputs or its type is not string"),
+        (tensor(datatype="INT64"), "Unsupported datatype, got INT64."),
+        (tensor(data="x"), "Cannot find data in inputs or its type is not array"),
+        (tensor(data=[1]), "Data size should be 3, got 1."),
+        (tensor(data=[1, 2, 0.5]), "Data element must be integer type."),
+        (tensor() | {"id": 5}, "id must be string type."),
+        (
+            tensor() | {"outputs": None},
+            "Req should contain 'outputs' and the type should be array.",
+        ),
+        (tensor() | {"outputs": []}, "Outputs size should be 1, got 0."),
+        (tensor() | {"outputs": [{"name": 5}]}, "Outputs name must be non-empty string."),
+        (tensor() | {"outputs": [5]}, "Outputs name must be non-empty string."),
+        (tensor(parameters=[]), "parameters must be object type."),
+        (
+            tensor(parameters={"temperature": 0}),
+            "Parameter temperature must be in (0.0,3.40282e+38], got 0.",
+        ),
+    ],
+)
+def test_a_wrong_tensor(desk: Any, body: Any, said: str) -> None:
+    assert desk().refused(INFER, body) == (422, said)
+
+
+# --- numbers and lengths --------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("got", "said"),
+    [
+        (1, "1"),
+        (1.0, "1.0"),
+        (0.0001, "0.0001"),
+        (1e-05, "1e-05"),
+        (100000000000000.0, "100000000000000.0"),
+        (1e15, "1e+15"),
+        (-1.5e15, "-1.5e+15"),
+        (1234567890123456.0, "1.234567890123456e+15"),
+        (1e16, "1e+16"),
+        (2**64 - 1, "18446744073709551615"),
+        (2**64, "1.8446744073709552e+19"),
+    ],
+)
+def test_numbers_are_printed_as_the_server_prints_them(got: float, said: str) -> None:
+    assert shown(got) == said
+
+
+@given(st.floats(allow_nan=False, allow_infinity=False))
+def test_a_printed_number_reads_as_itself(got: float) -> None:
+    assert msgspec.json.decode(shown(got), type=float) == got
+
+
+@given(st.text())
+def test_units_are_those_of_utf_16(got: str) -> None:
+    assert units(got) * 2 == len(got.encode("utf-16-le", "surrogatepass"))

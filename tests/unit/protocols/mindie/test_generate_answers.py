@@ -1,0 +1,232 @@
+"""Answers of generate, generate_stream and infer, to the byte."""
+
+from typing import Any
+
+import msgspec
+import pytest
+
+from gateway.core.errors import DeadlineExceeded, StreamBroken
+from gateway.core.types import (
+    Done,
+    End,
+    FinishReason,
+    Refusal,
+    Start,
+    Text,
+    Thought,
+    Timing,
+    Usage,
+)
+
+PATH = "/v2/models/m/generate"
+STREAM = "/v2/models/m/generate_stream"
+INFER = "/v2/models/m/infer"
+BODY = {"id": "a123", "text_input": "hi"}
+DETAILED = BODY | {"parameters": {"details": True, "max_new_tokens": 3}}
+HEAD = b'{"id":"a123","model_name":"llama_65b","model_version":null,"text_output":'
+HELLO = (Text("Hello"), Text(" world"), Text("!"))
+
+
+def test_without_details_there_are_four_keys_and_no_end(desk: Any) -> None:
+    one = desk()
+    sent = one.stream(one.encoder(STREAM, BODY), Start(1), *HELLO, End("eos"), Usage(1, 3), Done())
+    assert sent == (
+        b"data:" + HEAD + b'"Hello"}\n\n'
+        b"data:" + HEAD + b'" world"}\n\n'
+        b"data:" + HEAD + b'"!"}\n\n'
+    )  # fmt: skip
+
+
+def test_with_details(desk: Any) -> None:
+    """One event a token, counting up; times by the clock; the finish reason in the last alone."""
+    one = desk()
+    encoder = one.encoder(STREAM, DETAILED)
+    events = (0.12, HELLO[0], 0.03, HELLO[1], 0.0304, HELLO[2], End("length"), Usage(1, 3), Done())
+    nulls = b'"first_token_cost":null,"decode_cost":null,"batch_size":1,"queue_wait_time":0}'
+    assert one.stream(encoder, *events) == (
+        b"data:" + HEAD + b'"Hello","details":{"generated_tokens":1,' + nulls
+        + b',"prefill_time":120,"decode_time":null}\n\n'
+        b"data:" + HEAD + b'" world","details":{"generated_tokens":2,' + nulls
+        + b',"prefill_time":null,"decode_time":30}\n\n'
+        b"data:" + HEAD + b'"!","details":{"finish_reason":"length","generated_tokens":3,' + nulls
+        + b',"prefill_time":null,"decode_time":30}\n\n'
+    )  # fmt: skip
+
+
+def test_the_backend_s_own_times_are_told(desk: Any) -> None:
+    one = desk()
+    encoder = one.encoder(STREAM, DETAILED)
+    sent = one.stream(
+        encoder,
+        Timing(queue=0.000010, prefill=0.2, batch_size=7),
+        Text("a"),
+        Timing(decode=0.05),
+        Text("b"),
+        Timing(queue=0.5),
+        9.0,
+        Text("c"),
+        End("eos"),
+        Done(),
+    )
+    told = [msgspec.json.decode(event[5:]) for event in sent.split(b"\n\n")[:-1]]
+    assert [(t["prefill_time"], t["decode_time"]) for t in told] == [
+        (200, None),
+        (None, 50),
+        (None, 9000),
+    ]
+    assert [t["details"]["batch_size"] for t in told] == [7, 7, 7]
+    assert [t["details"]["queue_wait_time"] for t in told] == [10, 10, 500000]
+
+
+def test_the_first_releases_tell_no_times(desk: Any) -> None:
+    one = desk("rc1")
+    sent = one.stream(one.encoder(STREAM, DETAILED), Text("a"), Text("b"), End("eos"), Done())
+    assert b"prefill_time" not in sent
+    assert b"decode_time" not in sent
+
+
+def test_an_event_is_held_back_only_for_details(desk: Any) -> None:
+    one = desk()
+    assert [len(w) > 0 for w in one.writes(one.encoder(STREAM, BODY), *HELLO, Done())] == [
+        *(True, True, True, False)
+    ]
+    assert [len(w) > 0 for w in one.writes(one.encoder(STREAM, DETAILED), *HELLO, Done())] == [
+        *(False, True, True, True)
+    ]
+
+
+def test_a_piece_without_text_is_sent(desk: Any) -> None:
+    """Half a character: the token has come, its text has not."""
+    one = desk()
+    sent = one.stream(one.encoder(STREAM, BODY), Text(""), Text("\u4f60"), End("eos"), Done())
+    assert sent.decode() == f'data:{HEAD.decode()}""}}\n\ndata:{HEAD.decode()}"你"}}\n\n'
+
+
+@pytest.mark.parametrize("body", [BODY, DETAILED])
+def test_an_answer_without_text_is_one_event(desk: Any, body: Any) -> None:
+    one = desk()
+    sent = one.stream(one.encoder(STREAM, body), Start(1), End("eos"), Usage(1, 0), Done())
+    assert sent.startswith(b"data:" + HEAD + b'""')
+    assert sent.count(b"data:") == 1
+    assert (b'"finish_reason":"eos_token","generated_tokens":0' in sent) is (body is DETAILED)
+
+
+def test_reasoning_has_no_place_of_its_own(desk: Any) -> None:
+    one = desk()
+    said = (Thought("hm "), Text("yes"), Refusal("!"))
+    sent = one.stream(one.encoder(STREAM, BODY), *said, End("eos"), Done())
+    assert [msgspec.json.decode(e[5:])["text_output"] for e in sent.split(b"\n\n")[:-1]] == [
+        *("hm ", "yes", "!")
+    ]
+    reply = one.whole(one.encoder(PATH, BODY), *said, End("eos"), Done())
+    assert reply.body == HEAD + b'"hm yes!"}'
+
+
+@pytest.mark.parametrize(
+    ("reason", "later", "early"),
+    [
+        ("eos", "eos_token", "eos_token"),
+        ("stop", "eos_token", "eos_token"),
+        ("tool_calls", "eos_token", "eos_token"),
+        ("length", "length", "length"),
+        ("content_filter", "stop_sequence", "stop_sequence"),
+        ("unknown", "invalid finishReason", "invalid flag"),
+    ],
+)
+def test_finish_reasons(desk: Any, reason: FinishReason, later: str, early: str) -> None:
+    for profile, name in (("2x", later), ("1x", later), ("rc1", early)):
+        one = desk(profile)
+        reply = one.whole(one.encoder(PATH, DETAILED), Text("a"), End(reason), Done())
+        assert msgspec.json.decode(reply.body)["details"]["finish_reason"] == name
+
+
+# --- whole ----------------------------------------------------------------------------------------
+
+
+def test_a_whole_answer(desk: Any) -> None:
+    one = desk()
+    reply = one.whole(one.encoder(PATH, BODY), *HELLO, End("eos"), Usage(1, 3), Done())
+    assert (reply.status, reply.body) == (200, HEAD + b'"Hello world!"}')
+    assert reply.headers == (("Content-Type", "application/json"), ("Connection", "close"))
+
+
+def test_a_whole_answer_with_details(desk: Any) -> None:
+    """What a stream says of each event, a whole answer says as lists."""
+    one = desk()
+    encoder = one.encoder(PATH, DETAILED)
+    reply = one.whole(encoder, *HELLO, End("length"), Usage(1, 3), Done())
+    assert reply.body == (
+        HEAD + b'"Hello world!","details":{"finish_reason":"length","generated_tokens":3,'
+        b'"first_token_cost":null,"decode_cost":null,"batch_size":[1,1,1],'
+        b'"queue_wait_time":[0,0,0]}}'
+    )
+
+
+def test_a_whole_answer_with_the_backend_s_times(desk: Any) -> None:
+    one = desk()
+    encoder = one.encoder(PATH, DETAILED)
+    times = (Timing(queue=0.00001, batch_size=4), Timing())
+    reply = one.whole(encoder, *times, Text("a"), Text("b"), End("eos"), Done())
+    details = msgspec.json.decode(reply.body)["details"]
+    assert details["batch_size"] == [4, 1]
+    assert details["queue_wait_time"] == [10, 0]
+    assert details["generated_tokens"] == 2
+
+
+# --- a stream that fails --------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("error", "timeout", "said"),
+    [
+        (DeadlineExceeded(""), 3, "Engine callback timeout: client timeout"),
+        (DeadlineExceeded(""), None, "Engine callback timeout: server e2eTimeout"),
+        (DeadlineExceeded("", which="idle"), 3, "Engine callback timeout: server tokenTimeout"),
+        (StreamBroken("the worker at 10.0.0.1"), None, "Failed to get engine response"),
+    ],
+)
+def test_an_error_is_bare_text(desk: Any, error: Any, timeout: Any, said: str) -> None:
+    one = desk()
+    encoder = one.encoder(STREAM, BODY | {"parameters": {"timeout": timeout}})
+    one.stream(encoder, Text("a"))
+    assert encoder.error(error) == said.encode()
+
+
+def test_what_was_held_back_is_said_before_the_error(desk: Any) -> None:
+    one = desk()
+    encoder = one.encoder(STREAM, DETAILED)
+    assert one.stream(encoder, Text("a"), End("eos")) == b""
+    sent = encoder.error(StreamBroken("cut"))
+    assert sent.startswith(b"data:" + HEAD + b'"a"')
+    assert sent.endswith(b"}\n\nFailed to get engine response")
+    assert b"finish_reason" not in sent
+
+
+# --- token ids ------------------------------------------------------------------------------------
+
+TENSOR = {"name": "input0", "shape": [1, 1], "datatype": "UINT32", "data": [396]}
+INFERENCE = {"id": "a123", "inputs": [TENSOR], "outputs": [{"name": ""}]}
+
+
+def test_token_ids(desk: Any) -> None:
+    one = desk()
+    encoder = one.encoder(INFER, INFERENCE)
+    said = (Text("a", token_ids=(1, 2), tokens=2), Text("b", token_ids=(3,)))
+    assert one.stream(encoder, *said, End("eos"), Done()) == b""
+    reply = one.whole(encoder, *said, End("eos"), Done())
+    assert reply.body == (
+        b'{"id":"a123","outputs":[{"name":"output0","shape":[1,3],"datatype":"UINT32",'
+        b'"data":[1,2,3]}]}'
+    )
+    assert encoder.headers()[0] == ("RequestUUID", "r1")
+    assert encoder.error(StreamBroken("cut")) == b"Failed to get engine response"
+
+
+def test_a_backend_without_token_ids_has_not_answered(desk: Any) -> None:
+    one = desk()
+    reply = one.whole(one.encoder(INFER, INFERENCE), Text("a"), End("eos"), Done())
+    assert reply.status == 500
+    assert msgspec.json.decode(reply.body) == {
+        "error": "Failed to get engine response.",
+        "error_type": "Incomplete Generation",
+    }
