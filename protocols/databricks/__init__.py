@@ -1,0 +1,13 @@
+"""Databricks: Foundation Model APIs and model serving.
+
+dialect    the paths
+requests   a client's body into the internal request; who may speak when in ``roles``
+tables     the scalar parameters
+answers    whole answers and streams
+listing    the workspace API's view of the catalog
+errors     statuses and error codes
+"""
+
+from protocols.databricks.dialect import Databricks
+
+__all__ = ["Databricks"]

@@ -1,0 +1,38 @@
+"""Answers. Their model is the one that served, and so is the header that tells the arm of a split.
+
+A stream is nothing but ``data:`` lines: some clients fail on any other. It tells usage in the chunk
+that ends the last choice, or in a chunk of its own where the client asked by ``stream_options``.
+"""
+
+from msgspec.structs import replace
+
+from gateway.core.ports import About, Encoder
+from gateway.core.types import EmbedRequest, GenerateRequest
+from protocols.openai.answers import ChatEncoder, Style, TextEncoder
+from protocols.openai.vectors import VectorEncoder
+
+_ASKED = Style(
+    answer=("id", "object", "created", "model", "choices", "usage"),
+    chat_choice=("index", "message", "finish_reason", "logprobs"),
+    message=("role", "content", "reasoning_content", "refusal", "tool_calls", "function_call"),
+    text_choice=("index", "text", "finish_reason", "logprobs"),
+    chunk=("id", "object", "created", "model", "choices", "usage"),
+    chat_piece=("index", "delta", "finish_reason", "logprobs"),
+    text_piece=("index", "text", "finish_reason", "logprobs"),
+    absent={},
+    served_header="served-model-name",
+)
+_UNASKED = replace(_ASKED, usage="finish")
+
+
+def generation(request: GenerateRequest, about: About) -> Encoder:
+    """What writes a conversation or a completion."""
+    style = _ASKED if "stream_options" in request.given else _UNASKED
+    kind = ChatEncoder if request.kind == "chat" else TextEncoder
+    return kind(style, request, about, model=about.served_model)
+
+
+def vectors(request: EmbedRequest, about: About) -> Encoder:
+    """What writes embeddings."""
+    name = f"embd-{about.id}"
+    return VectorEncoder(_ASKED, request, about, id=name, model=about.served_model)

@@ -1,0 +1,138 @@
+"""The dialect towards clients: which paths, and what happens on each."""
+
+from collections.abc import Mapping
+from typing import ClassVar, get_args
+
+from msgspec import Raw, json
+
+from gateway.core.catalog import Catalog
+from gateway.core.errors import GatewayError
+from gateway.core.ports import About, Call, Encoder, Endpoint, Envelope, Reply
+from gateway.core.types import EmbedRequest, Request
+from protocols.body import read_object, value
+from protocols.databricks import answers, errors, listing, requests, roles
+from protocols.databricks.requests import Task
+from protocols.openai.reading import given, wrong_type
+from protocols.openai.requests import read_model
+
+_encode = json.Encoder().encode
+_ROOTS = ("/serving-endpoints", "/ai-gateway/mlflow/v1")
+_LIST = "/api/2.0/serving-endpoints"
+
+_ENDPOINTS = (
+    Endpoint("POST", "/serving-endpoints/{name}/invocations", variant="invocations"),
+    *(
+        endpoint
+        for root in _ROOTS
+        for endpoint in (
+            Endpoint("POST", f"{root}/chat/completions", variant="chat"),
+            Endpoint("POST", f"{root}/completions", variant="completion"),
+            Endpoint("POST", f"{root}/embeddings", variant="embedding"),
+            Endpoint("GET", f"{root}/models", "inform", "models"),
+        )
+    ),
+    Endpoint("GET", _LIST, "inform", "endpoints"),
+    Endpoint("GET", f"{_LIST}/{{name}}", "inform", "endpoint"),
+    Endpoint("GET", "/.well-known/databricks-config", "inform", "config", open=True),
+)
+
+
+class Databricks:
+    """Foundation Model APIs and model serving.
+
+    ``stream_default`` is what a request means that does not say ``stream``: the reference prints
+    true, and the service's own SDK counts on false. ``role_rules`` says whether the order of roles
+    is checked.
+    """
+
+    name = "databricks"
+    profiles: ClassVar[tuple[str, ...]] = ("2026",)
+    roots: tuple[str, ...] = ("/serving-endpoints", "/api/2.0", "/ai-gateway", "/.well-known")
+    endpoints: tuple[Endpoint, ...] = _ENDPOINTS
+
+    def __init__(
+        self,
+        profile: str | None = None,
+        *,
+        stream_default: bool = False,
+        role_rules: roles.RoleRules = "lenient",
+    ) -> None:
+        if profile not in (None, *self.profiles):
+            known = ", ".join(self.profiles)
+            raise ValueError(f"databricks has no profile {profile!r}; it has {known}")
+        if role_rules not in get_args(roles.RoleRules):
+            raise ValueError(f"role_rules is strict or lenient, not {role_rules!r}")
+        self._stream_default = stream_default
+        self._order = role_rules
+
+    def peek(self, call: Call) -> Envelope:
+        """The endpoint's name, from the path or from ``model``, and ``stream``."""
+        fields = read_object(call.body)
+        return Envelope(_name(call, fields), stream=self._stream(call, fields))
+
+    def decode(self, call: Call) -> Request:
+        """The request, checked."""
+        fields = read_object(call.body)
+        task = _task(call, fields)
+        strict = call.endpoint.variant == "invocations"
+        if strict:
+            requests.check_known(fields, task)
+        if self._stream(call, fields) and task != "embedding":
+            fields["stream"] = Raw(b"true")
+        name = _name(call, fields)
+        return requests.read(fields, task, name, order=self._order, wrapped=strict)
+
+    def encoder(self, call: Call, request: Request, about: About) -> Encoder:
+        """What writes the answer."""
+        del call
+        if isinstance(request, EmbedRequest):
+            return answers.vectors(request, about)
+        return answers.generation(request, about)
+
+    def refuse(self, error: GatewayError, call: Call | None) -> Reply:
+        """The answer that tells of an error."""
+        del call
+        return errors.refuse(error)
+
+    def inform(self, call: Call, catalog: Catalog) -> Reply:
+        """Endpoints, models and the host's metadata. Raises ModelNotFound."""
+        match call.endpoint.variant:
+            case "endpoints":
+                return Reply(200, _encode(listing.endpoints(catalog.models())))
+            case "endpoint":
+                return Reply(200, _encode(listing.endpoint(catalog.find(call.params["name"]))))
+            case "models":
+                return Reply(200, _encode(listing.models(catalog.models())))
+            case _:  # the host's metadata: each field is optional, and none is true of a gateway
+                return Reply(200, b"{}")
+
+    def names(self, call: Call) -> Mapping[str, str]:
+        """The wire name of each field."""
+        del call
+        return requests.NAMES
+
+    def _stream(self, call: Call, fields: Mapping[str, Raw]) -> bool:
+        """Whether to stream: vectors never are. Raises InvalidParameter."""
+        raw = given(fields.get("stream"))
+        got = self._stream_default if raw is None else value(raw)
+        if not isinstance(got, bool):
+            raise wrong_type("stream", "a boolean", got)
+        embeds = call.endpoint.variant == "embedding" or (
+            call.endpoint.variant == "invocations"
+            and "input" in fields
+            and "messages" not in fields
+        )
+        return got and not embeds
+
+
+def _name(call: Call, fields: Mapping[str, Raw]) -> str:
+    """On the path of one endpoint a ``model`` in the body says nothing."""
+    return call.params.get("name") or read_model(fields)
+
+
+def _task(call: Call, fields: dict[str, Raw]) -> Task:
+    match call.endpoint.variant:
+        case "chat" | "completion" | "embedding" as task:
+            return task
+        case _:
+            return requests.task_of(fields)

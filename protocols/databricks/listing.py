@@ -1,0 +1,154 @@
+"""Serving endpoints as the workspace API lists them.
+
+A public model is an endpoint, and each of its versions a served entity of it. Times are in
+milliseconds, shares in whole percent that add up to 100.
+
+Source: databricks-sdk 0.156, service/serving.py.
+"""
+
+import hashlib
+from collections.abc import Sequence
+from typing import Any
+
+from msgspec import UNSET, Struct, UnsetType
+
+from gateway.core.catalog import ModelInfo, VersionInfo
+
+_TASKS = {"chat": "llm/v1/chat", "embedding": "llm/v1/embeddings"}
+_FAMILY = "databricks"
+
+
+class _State(Struct):
+    ready: str
+    config_update: str = "NOT_UPDATING"
+
+
+class _Deployment(Struct):
+    deployment: str
+    deployment_state_message: str = ""
+
+
+class _Foundation(Struct):
+    name: str
+    display_name: str
+
+
+class _Entity(Struct):
+    name: str
+    entity_name: str
+    entity_version: str
+    creation_timestamp: int
+    foundation_model: _Foundation | UnsetType = UNSET
+    state: _Deployment | UnsetType = UNSET
+    workload_size: str | UnsetType = UNSET
+    scale_to_zero_enabled: bool | UnsetType = UNSET
+
+
+class _Route(Struct):
+    served_model_name: str
+    served_entity_name: str
+    traffic_percentage: int
+
+
+class _Traffic(Struct):
+    routes: list[_Route]
+
+
+class _Config(Struct):
+    served_entities: list[_Entity]
+    traffic_config: _Traffic | UnsetType = UNSET
+    config_version: int | UnsetType = UNSET
+
+
+class ServingEndpoint(Struct):
+    """One endpoint; the later fields only when it is asked for by name."""
+
+    name: str
+    id: str
+    creation_timestamp: int
+    last_updated_timestamp: int
+    state: _State
+    task: str
+    config: _Config
+    tags: list[dict[str, str]]
+    route_optimized: bool | UnsetType = UNSET
+    permission_level: str | UnsetType = UNSET
+
+
+class Endpoints(Struct):
+    """The list; its key must be there even when it is empty."""
+
+    endpoints: list[ServingEndpoint]
+
+
+class Model(Struct):
+    """An endpoint as OpenAI's clients list it."""
+
+    id: str
+    object: str
+    created: int
+    owned_by: str = _FAMILY
+
+
+class Models(Struct):
+    """Their list."""
+
+    object: str
+    data: list[Model]
+
+
+def endpoints(models: Sequence[ModelInfo]) -> Endpoints:
+    """Every endpoint, without the details."""
+    return Endpoints([_endpoint(info, whole=False) for info in models])
+
+
+def endpoint(info: ModelInfo) -> ServingEndpoint:
+    """One endpoint, with its traffic."""
+    return _endpoint(info, whole=True)
+
+
+def models(infos: Sequence[ModelInfo]) -> Models:
+    """Every endpoint, as a model."""
+    return Models("list", [Model(info.name, "model", info.created) for info in infos])
+
+
+def _endpoint(info: ModelInfo, *, whole: bool) -> ServingEndpoint:
+    entities = [_entity(info, version, whole=whole) for version in info.versions]
+    config = _Config(entities)
+    if whole:
+        config.traffic_config = _Traffic(_routes(info.versions))
+        config.config_version = 1
+    made = info.created * 1000
+    return ServingEndpoint(
+        info.name,
+        hashlib.sha256(info.name.encode()).hexdigest()[:32],
+        made,
+        made,
+        _State("READY" if info.ready else "NOT_READY"),
+        _TASKS[info.task],
+        config,
+        [],
+        route_optimized=False if whole else UNSET,
+        permission_level="CAN_QUERY" if whole else UNSET,
+    )
+
+
+def _entity(info: ModelInfo, version: VersionInfo, *, whole: bool) -> _Entity:
+    entity = _Entity(version.name, version.served_model, version.name, info.created * 1000)
+    options: Any = info.options.get(_FAMILY, {})
+    if options.get("pay_per_token"):
+        entity.foundation_model = _Foundation(version.served_model, version.served_model)
+    if whole:
+        state = "DEPLOYMENT_READY" if version.ready else "DEPLOYMENT_RECOVERING"
+        entity.state = _Deployment(state)
+        entity.workload_size = "Small"
+        entity.scale_to_zero_enabled = False
+    return entity
+
+
+def _routes(versions: Sequence[VersionInfo]) -> list[_Route]:
+    routes = [_Route(version.name, version.name, version.share) for version in versions]
+    if routes:  # rounded shares may miss 100 by a little: the largest bears it
+        largest = max(routes, key=lambda route: route.traffic_percentage)
+        largest.traffic_percentage += 100 - sum(route.traffic_percentage for route in routes)
+    return routes

@@ -1,0 +1,12 @@
+"""OpenVINO Model Server: chat, completions and embeddings under ``/v3``.
+
+dialect    the paths
+requests   a client's body into the internal request; messages and tools in ``messages``
+tables     the scalar parameters, and the server's words for a wrong one
+answers    whole answers and streams
+errors     statuses and sentences
+"""
+
+from protocols.ovms.dialect import OVMS
+
+__all__ = ["OVMS"]

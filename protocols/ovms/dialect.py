@@ -1,0 +1,193 @@
+"""The dialect towards clients: which paths, and what happens on each."""
+
+from collections.abc import Mapping
+from typing import ClassVar
+
+from msgspec import Struct, json
+
+from gateway.core.catalog import Catalog, ModelInfo
+from gateway.core.errors import GatewayError, InvalidParameter, ModelNotFound, PathNotFound
+from gateway.core.ports import About, Call, Encoder, Endpoint, Envelope, Reply
+from gateway.core.types import EmbedRequest, Request
+from protocols import params
+from protocols.ovms import errors, requests, tables
+from protocols.ovms.answers import EmbeddingEncoder, Form, GenerationEncoder
+
+_encode = json.Encoder().encode
+_WRONG_ENDPOINT = (
+    "Wrong endpoint. Allowed endpoints: /v[13]/chat/completions, /v[13]/completions, "
+    "/v[13]/responses, /v[13]/tokenize"
+)
+_NOT_JSON = "Non-json request received in text generation calculator"
+_GENERATES = ("chat", "completion")
+_NAMES = params.names(row.param for row in tables.ALL)
+
+
+class _Model(Struct):
+    id: str
+    object: str
+    created: int
+    owned_by: str = "OVMS"
+
+
+class _Models(Struct):
+    data: list[_Model]
+    object: str = "list"
+
+
+class _Server(Struct):
+    name: str
+    version: str
+
+
+def _paths(root: str) -> tuple[Endpoint, ...]:
+    """One root's endpoints.
+
+    A GET of a path that is none of the server's is no wrong method there but a wrong URL, and a
+    POST of one is refused by the graph that the body names: hence the rows without a use.
+    """
+    return (
+        Endpoint("POST", f"{root}/chat/completions", variant="chat"),
+        Endpoint("POST", f"{root}/completions", variant="completion"),
+        Endpoint("POST", f"{root}/embeddings", variant="embedding"),
+        Endpoint("GET", f"{root}/models", "inform", "models", open=True),
+        Endpoint("GET", f"{root}/models/{{model}}", "inform", "model", open=True),
+        *(
+            Endpoint("GET", f"{root}/{path}", "inform", "nothing", open=True)
+            for path in ("chat/completions", "completions", "embeddings", "{a}", "{a}/{b}")
+        ),
+        Endpoint("POST", f"{root}/{{a}}", variant="nothing"),
+        Endpoint("POST", f"{root}/{{a}}/{{b}}", variant="nothing"),
+    )
+
+
+_KSERVE = (
+    Endpoint("GET", "/v2", "inform", "server", open=True),
+    Endpoint("GET", "/v2/health/live", "inform", "live", open=True),
+    Endpoint("GET", "/v2/health/ready", "inform", "ready", open=True),
+    Endpoint("GET", "/v2/models/{model}/ready", "inform", "model ready", open=True),
+    Endpoint(
+        "GET", "/v2/models/{model}/versions/{version}/ready", "inform", "model ready", open=True
+    ),
+)
+
+
+class OVMS:
+    """OpenVINO Model Server's REST API for language models.
+
+    The profile ``2024`` is the first release with chat: no usage, no id, no tools, no stop strings,
+    greedy unless told otherwise. ``v1`` mounts the paths under ``/v1`` too, ``kserve`` the health
+    paths under ``/v2``: both belong to others where several dialects share a listener.
+    """
+
+    name = "ovms"
+    profiles: ClassVar[tuple[str, ...]] = ("2026", "2024")
+
+    def __init__(
+        self, profile: str | None = None, *, v1: bool = False, kserve: bool = False
+    ) -> None:
+        chosen = self.profiles[0] if profile is None else profile
+        if chosen not in self.profiles:
+            known = ", ".join(self.profiles)
+            raise ValueError(f"ovms has no profile {chosen!r}; it has {known}")
+        self._early = chosen == "2024"
+        self._version = chosen
+        roots = ("/v3", "/v1") if v1 else ("/v3",)
+        self.roots: tuple[str, ...] = (*roots, "/v2") if kserve else roots
+        self.endpoints: tuple[Endpoint, ...] = (
+            *(endpoint for root in ("/v3/v1", *roots) for endpoint in _paths(root)),
+            *(_KSERVE if kserve else ()),
+        )
+
+    def peek(self, call: Call) -> Envelope:
+        """The model and ``stream``, with what is checked before the graph is looked up.
+
+        Of content that is not JSON, and of an empty name, the model is what follows the root.
+        """
+        model, stream = "", False
+        if requests.is_json(call):
+            generates = call.endpoint.variant in _GENERATES
+            _, model, stream = requests.front_door(call, generates=generates)
+        return Envelope(model or _by_path(call), stream=stream)
+
+    def decode(self, call: Call) -> Request:
+        """The request as the graph reads it."""
+        if not requests.is_json(call):
+            raise InvalidParameter(_NOT_JSON, param="messages")
+        match call.endpoint.variant:
+            case "chat" | "completion" as kind:
+                return requests.generation(call, chat=kind == "chat", early=self._early)
+            case "embedding":
+                return requests.embedding(call)
+            case _:
+                raise InvalidParameter(_WRONG_ENDPOINT, param="path")
+
+    def encoder(self, call: Call, request: Request, about: About) -> Encoder:
+        """What writes the answer."""
+        if isinstance(request, EmbedRequest):
+            return EmbeddingEncoder(request.encoding)
+        usage = request.stream and request.want.usage != "none"
+        form = Form(chat=call.endpoint.variant == "chat", early=self._early, usage=usage)
+        return GenerationEncoder(form, about, stream=request.stream)
+
+    def refuse(self, error: GatewayError, call: Call | None) -> Reply:
+        """The answer that tells of an error."""
+        variant = call.endpoint.variant if call else ""
+        if isinstance(error, ModelNotFound) and variant == "model":
+            return errors.unknown_model()
+        node = errors.EMBEDDER if variant == "embedding" else errors.GENERATOR
+        return errors.refuse(error, node=node, stream=call is not None and self._streams(call))
+
+    def inform(self, call: Call, catalog: Catalog) -> Reply:
+        """Models and, where mounted, health. Raises ModelNotFound, PathNotFound."""
+        match call.endpoint.variant:
+            case "models":
+                ready = [_model(info, info.name) for info in catalog.models() if info.ready]
+                return Reply(200, _encode(_Models(ready)))
+            case "model":
+                name = call.params["model"]
+                info = catalog.find(name)
+                if not info.ready:
+                    raise ModelNotFound("the model has no version that can answer", model=name)
+                return Reply(200, _encode(_model(info, name)))
+            case "server":
+                return Reply(200, _encode(_Server("OpenVINO Model Server", self._version)))
+            case "live":
+                return Reply(200)
+            case "ready":
+                return _health(ready=catalog.ready)
+            case "model ready":
+                version = call.params.get("version")
+                info = catalog.find(call.params["model"], version)
+                chosen = [v for v in info.versions if version in (None, v.name)]
+                return _health(ready=any(v.ready for v in chosen))
+            case _:
+                raise PathNotFound("no endpoint is called so")
+
+    def names(self, call: Call) -> Mapping[str, str]:
+        """The wire name of each field."""
+        del call
+        return _NAMES
+
+    def _streams(self, call: Call) -> bool:
+        """Whether a stream had been promised: errors before that are no errors of the graph."""
+        if call.endpoint.variant not in _GENERATES:
+            return False
+        try:
+            return self.peek(call).stream
+        except GatewayError:
+            return False
+
+
+def _by_path(call: Call) -> str:
+    """What follows ``/v3/`` or ``/v1/``."""
+    root = call.endpoint.path[:4]
+    return call.path.partition(root)[2]
+
+
+def _model(info: ModelInfo, name: str) -> _Model:
+    return _Model(name, "model", info.created)
+
+
+def _health(*, ready: bool) -> Reply:
+    return Reply(200) if ready else Reply(503, errors.body("Server is not ready"))

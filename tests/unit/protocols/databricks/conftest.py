@@ -1,0 +1,33 @@
+"""Calls as a client makes them, without a socket."""
+
+from collections.abc import Callable
+from typing import Any
+
+import msgspec
+import pytest
+
+from gateway.core.context import Context, Deadline
+from gateway.core.ports import About, Call
+from gateway.paths import Mount, Paths
+from protocols.databricks import Databricks
+
+MakeCall = Callable[..., Call]
+PATHS = Paths([Mount(Databricks())])
+
+
+@pytest.fixture
+def make() -> MakeCall:
+    """Resolves the path as the server does; ``body`` is JSON's meaning, or bytes."""
+
+    def call(path: str, body: Any = b"", *, method: str = "POST") -> Call:
+        found = PATHS.find(method, path)
+        raw = body if isinstance(body, bytes) else msgspec.json.encode(body)
+        return Call(found.endpoint, found.params, {}, "", raw, path)
+
+    return call
+
+
+@pytest.fixture
+def about() -> About:
+    context = Context("r1", Deadline(lambda: 0.0, 60.0), lambda: 0.0)
+    return About("r1", 1716825108, "ep-ab", "m-a", "llama-3-8b", context)

@@ -1,0 +1,224 @@
+"""Paths, error codes, listings: what belongs to no single request."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import msgspec
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from gateway.core.catalog import ModelInfo, VersionInfo
+from gateway.core.errors import (
+    ClientError,
+    ClientGone,
+    ContentRefused,
+    ContextTooLong,
+    DeadlineExceeded,
+    Forbidden,
+    GatewayError,
+    InternalError,
+    MethodNotAllowed,
+    ModelNotFound,
+    Overloaded,
+    PathNotFound,
+    QuotaExceeded,
+    RateLimited,
+    StreamBroken,
+    TooLarge,
+    Unauthorized,
+    Unsupported,
+    VersionNotFound,
+    WorkerFailed,
+    WorkerUnreachable,
+)
+from gateway.paths import Mount
+from protocols.databricks import Databricks, listing
+
+AB = ModelInfo(
+    "ep-ab",
+    (VersionInfo("m-a", "llama-3-8b", 80), VersionInfo("m-b", "mock", 20, ready=False)),
+    created=1700000000,
+)
+EMB = ModelInfo(
+    "ep-emb",
+    (VersionInfo("1", "gte", 100, ready=False),),
+    task="embedding",
+    options={"databricks": {"pay_per_token": True}},
+)
+
+
+class Listing:
+    ready = True
+
+    def models(self) -> Sequence[ModelInfo]:
+        return [AB, EMB]
+
+    def find(self, model: str, version: str | None = None) -> ModelInfo:
+        for info in self.models():
+            if model == info.name:
+                return info
+        raise ModelNotFound("no", model=model)
+
+
+def test_it_is_a_dialect() -> None:
+    dialect = Mount(Databricks()).dialect
+    assert dialect.name == "databricks"
+    assert dialect.roots == ("/serving-endpoints", "/api/2.0", "/ai-gateway", "/.well-known")
+    with pytest.raises(ValueError, match="it has 2026"):
+        Databricks("1999")
+    with pytest.raises(ValueError, match="strict or lenient"):
+        Databricks(role_rules="loose")  # type: ignore[arg-type]
+
+
+NO_ENDPOINT = (
+    "The given endpoint does not exist, please retry after checking the specified model and "
+    "version deployment exists."
+)
+
+
+@pytest.mark.parametrize(
+    ("error", "status", "code", "message"),
+    [
+        (ClientError("odd"), 400, "BAD_REQUEST", "odd"),
+        (Unsupported("can't", param="n"), 400, "INVALID_PARAMETER_VALUE", "can't"),
+        (ContentRefused("won't"), 400, "BAD_REQUEST", "won't"),
+        (
+            ContextTooLong("long", tokens=20, limit=8),
+            400,
+            "BAD_REQUEST",
+            "Bad request: the prompt has 20 tokens, the model's limit is 8",
+        ),
+        (ContextTooLong("long"), 400, "BAD_REQUEST", "long"),
+        (Unauthorized("no key", missing=True), 401, "UNAUTHENTICATED", "no key"),
+        (Forbidden("no"), 403, "PERMISSION_DENIED", "no"),
+        (QuotaExceeded("spent"), 403, "PERMISSION_DENIED", "spent"),
+        (ModelNotFound("m", model="m"), 404, "RESOURCE_DOES_NOT_EXIST", NO_ENDPOINT),
+        (
+            VersionNotFound("v", model="m", version="3"),
+            404,
+            "RESOURCE_DOES_NOT_EXIST",
+            NO_ENDPOINT,
+        ),
+        (PathNotFound("p"), 404, "ENDPOINT_NOT_FOUND", "p"),
+        (MethodNotAllowed("m", allowed=("POST",)), 405, "BAD_REQUEST", "m"),
+        (TooLarge("big", limit=1), 413, "BAD_REQUEST", "big"),
+        (RateLimited("slow"), 429, "REQUEST_LIMIT_EXCEEDED", "slow"),
+        (ClientGone("gone"), 499, "CANCELLED", "gone"),
+        (InternalError("bug"), 500, "INTERNAL_ERROR", "bug"),
+        (WorkerFailed("failed"), 500, "INTERNAL_ERROR", "failed"),
+        (StreamBroken("cut"), 500, "INTERNAL_ERROR", "cut"),
+        (Overloaded("busy"), 503, "TEMPORARILY_UNAVAILABLE", "busy"),
+        (WorkerUnreachable("away"), 503, "TEMPORARILY_UNAVAILABLE", "away"),
+        (DeadlineExceeded("late"), 504, "DEADLINE_EXCEEDED", "late"),
+    ],
+)
+def test_refusals(error: GatewayError, status: int, code: str, message: str) -> None:
+    reply = Databricks().refuse(error, None)
+    assert reply.status == status
+    body = msgspec.json.decode(reply.body)
+    assert list(body.items()) == [("error_code", code), ("message", message)]
+    headers = dict(reply.headers)
+    assert headers["Content-Type"] == "application/json"
+    assert ("Retry-After" in headers) == (status in (429, 503))
+
+
+@pytest.mark.parametrize(
+    ("error", "seconds"),
+    [
+        (RateLimited("slow", retry_after=2.0), "2"),
+        (RateLimited("slow", retry_after=1.2), "2"),
+        (RateLimited("slow"), "1"),
+        (Overloaded("busy", retry_after=0.2), "1"),
+        (WorkerUnreachable("away"), "1"),
+    ],
+)
+def test_clients_read_whole_seconds_only(error: GatewayError, seconds: str) -> None:
+    assert dict(Databricks().refuse(error, None).headers)["Retry-After"] == seconds
+
+
+def test_a_wrong_method_names_the_right_ones() -> None:
+    reply = Databricks().refuse(MethodNotAllowed("m", allowed=("GET", "POST")), None)
+    assert dict(reply.headers)["Allow"] == "GET, POST"
+
+
+def inform(make: Any, path: str) -> Any:
+    call = make(path, method="GET")
+    reply = Databricks().inform(call, Listing())
+    assert reply.status == 200
+    return msgspec.json.decode(reply.body)
+
+
+@pytest.mark.parametrize("path", ["/api/2.0/serving-endpoints", "/api/2.0/serving-endpoints/"])
+def test_endpoints(make: Any, path: str) -> None:
+    listed = inform(make, path)
+    assert list(listed) == ["endpoints"]
+    first, second = listed["endpoints"]
+    assert (first["name"], first["task"]) == ("ep-ab", "llm/v1/chat")
+    assert first["state"] == {"ready": "READY", "config_update": "NOT_UPDATING"}
+    assert first["creation_timestamp"] == 1700000000000
+    entities = first["config"]["served_entities"]
+    assert [(e["name"], e["entity_name"]) for e in entities] == [
+        ("m-a", "llama-3-8b"),
+        ("m-b", "mock"),
+    ]
+    assert "traffic_config" not in first["config"]
+    assert (second["task"], second["state"]["ready"]) == ("llm/v1/embeddings", "NOT_READY")
+    assert second["config"]["served_entities"][0]["foundation_model"]["name"] == "gte"
+
+
+def test_one_endpoint(make: Any) -> None:
+    found = inform(make, "/api/2.0/serving-endpoints/ep-ab")
+    assert found["config"]["traffic_config"] == {
+        "routes": [
+            {"served_model_name": "m-a", "served_entity_name": "m-a", "traffic_percentage": 80},
+            {"served_model_name": "m-b", "served_entity_name": "m-b", "traffic_percentage": 20},
+        ]
+    }
+    states = [e["state"]["deployment"] for e in found["config"]["served_entities"]]
+    assert states == ["DEPLOYMENT_READY", "DEPLOYMENT_RECOVERING"]
+    assert found["permission_level"] == "CAN_QUERY"
+    call = make("/api/2.0/serving-endpoints/nope", method="GET")
+    with pytest.raises(ModelNotFound):
+        Databricks().inform(call, Listing())
+
+
+def test_an_endpoint_without_versions_has_no_traffic() -> None:
+    found = listing.endpoint(ModelInfo("empty", ()))
+    assert msgspec.to_builtins(found.config)["traffic_config"] == {"routes": []}
+    assert found.state.ready == "NOT_READY"
+
+
+@given(st.lists(st.integers(0, 1000), min_size=1, max_size=15).filter(any))
+def test_shares_are_whole_and_add_up(weights: list[int]) -> None:
+    total = sum(weights)
+    versions = tuple(
+        VersionInfo(str(i), "m", round(100 * weight / total)) for i, weight in enumerate(weights)
+    )
+    traffic = listing.endpoint(ModelInfo("m", versions)).config.traffic_config
+    assert isinstance(traffic, msgspec.Struct)
+    shares = [route.traffic_percentage for route in traffic.routes]
+    assert sum(shares) == 100
+    assert all(0 <= share <= 100 for share in shares)
+
+
+@pytest.mark.parametrize("root", ["/serving-endpoints", "/ai-gateway/mlflow/v1"])
+def test_models(make: Any, root: str) -> None:
+    listed = inform(make, f"{root}/models")
+    assert listed["object"] == "list"
+    assert [one["id"] for one in listed["data"]] == ["ep-ab", "ep-emb"]
+    assert set(listed["data"][0]) == {"id", "object", "created", "owned_by"}
+
+
+def test_the_first_call_of_every_client_needs_no_key(make: Any) -> None:
+    call = make("/.well-known/databricks-config", method="GET")
+    assert call.endpoint.open
+    assert inform(make, "/.well-known/databricks-config") == {}
+
+
+def test_names(make: Any) -> None:
+    names = Databricks().names(make("/serving-endpoints/m/invocations"))
+    assert names["stopping.max_tokens"] == "max_tokens"
+    assert names["sampling.top_k"] == "top_k"
+    assert names["stopping.overflow"] == "error_behavior"
+    assert names["suffix"] == "suffix"

@@ -1,0 +1,535 @@
+"""What a client may say on each path, and what is said of the rest."""
+
+from typing import Any
+
+import msgspec
+import pytest
+
+from gateway.core.errors import GatewayError
+from gateway.core.ports import Call, Envelope, Reply
+from gateway.core.types import (
+    EmbedRequest,
+    GenerateRequest,
+    ImagePart,
+    JsonObject,
+    JsonSchema,
+    Message,
+    NamedTool,
+    ReasoningPart,
+    Request,
+    TextPart,
+    Tool,
+    ToolCall,
+)
+from protocols.databricks import Databricks
+
+PATH = "/serving-endpoints/mock/invocations"
+CHAT = "/serving-endpoints/chat/completions"
+TEXT = "/serving-endpoints/completions"
+EMBED = "/serving-endpoints/embeddings"
+HI = [{"role": "user", "content": "say hi"}]
+
+
+def generation(call: Call, dialect: Databricks | None = None) -> GenerateRequest:
+    request = (dialect or Databricks()).decode(call)
+    assert isinstance(request, GenerateRequest)
+    return request
+
+
+def answered(dialect: Databricks, call: Call) -> Request | Reply:
+    """As the server: first ``peek`` and then ``decode``."""
+    try:
+        dialect.peek(call)
+        return dialect.decode(call)
+    except GatewayError as error:
+        return dialect.refuse(error, call)
+
+
+def refused(call: Call, dialect: Databricks | None = None) -> tuple[int, str, str]:
+    reply = answered(dialect or Databricks(), call)
+    assert isinstance(reply, Reply)
+    body = msgspec.json.decode(reply.body)
+    assert list(body) == ["error_code", "message"]
+    return reply.status, body["error_code"], body["message"]
+
+
+def invalid(call: Call, dialect: Databricks | None = None) -> str:
+    status, code, message = refused(call, dialect)
+    assert (status, code) == (400, "INVALID_PARAMETER_VALUE")
+    return message
+
+
+def chat(**fields: Any) -> dict[str, Any]:
+    return {"messages": HI} | fields
+
+
+# --- chat -----------------------------------------------------------------------------------------
+
+
+def test_every_field_of_the_reference(make: Any) -> None:
+    schema = {"type": "object", "properties": {"x": {"type": "integer"}}}
+    function = {"name": "f", "description": "d", "parameters": schema, "strict": True}
+    call = make(
+        PATH,
+        chat(
+            max_tokens=7,
+            stream=True,
+            temperature=2,
+            top_p=1.0,
+            top_k=1,
+            stop=["a", "b", "c", "d", "e"],
+            n=3,
+            tool_choice={"type": "function", "function": {"name": "f"}},
+            tools=[{"type": "function", "function": function}],
+            response_format={
+                "type": "json_schema",
+                "json_schema": {"name": "s", "schema": {"type": "object"}, "strict": True},
+            },
+            logprobs=True,
+            top_logprobs=20,
+        ),
+    )
+    assert Databricks().peek(call) == Envelope("mock", stream=True)
+    request = generation(call)
+    assert request.kind == "chat"
+    assert request.model == "mock"
+    assert request.messages == (Message("user", (TextPart("say hi"),)),)
+    assert (request.stopping.max_tokens, request.n, request.stream) == (7, 3, True)
+    assert (request.sampling.temperature, request.sampling.top_p) == (2.0, 1.0)
+    assert request.sampling.top_k == 1
+    assert request.stopping.stop == ("a", "b", "c", "d", "e")
+    assert request.tool_choice == NamedTool("f")
+    written = msgspec.Raw(msgspec.json.encode(schema))
+    assert request.tools == (Tool("f", "d", written, strict=True),)
+    assert request.output == JsonSchema(msgspec.Raw(b'{"type":"object"}'), "s", strict=True)
+    assert request.logprobs is not None
+    assert request.logprobs.top == 20
+    assert request.extra == {}
+
+
+def test_the_defaults_of_the_reference_are_the_targets(make: Any) -> None:
+    request = generation(make(PATH, chat()))
+    assert request == GenerateRequest(
+        model="mock",
+        kind="chat",
+        messages=(Message("user", (TextPart("say hi"),)),),
+        given=frozenset({"messages"}),
+    )
+
+
+def test_null_is_absent(make: Any) -> None:
+    names = (
+        "max_tokens", "stream", "temperature", "top_p", "top_k", "stop", "n", "tool_choice",
+        "tools", "response_format", "logprobs", "top_logprobs", "extra_params", "usage_context",
+        "client_request_id", "thinking", "stream_options", "seed", "user",
+    )  # fmt: skip
+    assert generation(make(PATH, chat(**dict.fromkeys(names)))) == generation(make(PATH, chat()))
+
+
+@pytest.mark.parametrize(
+    ("said", "default", "stream"),
+    [(None, False, False), (None, True, True), (True, False, True), (False, True, False)],
+)
+def test_stream(make: Any, said: bool | None, default: bool, stream: bool) -> None:
+    """The reference prints true; the service's own SDK reads one JSON object. A switch decides."""
+    dialect = Databricks(stream_default=default)
+    call = make(PATH, chat(stream=said))
+    assert dialect.peek(call).stream is stream
+    assert generation(call, dialect).stream is stream
+
+
+def test_vectors_are_never_streamed(make: Any) -> None:
+    dialect = Databricks(stream_default=True)
+    call = make(PATH, {"input": "a"})
+    assert dialect.peek(call) == Envelope("mock")
+    assert isinstance(dialect.decode(call), EmbedRequest)
+    body = {"model": "gte", "input": "a", "stream": True}
+    assert dialect.peek(make(EMBED, body)) == Envelope("gte")
+
+
+@pytest.mark.parametrize(
+    ("fields", "usage"),
+    [
+        ({}, "final"),
+        ({"stream": True}, "final"),
+        ({"stream": True, "stream_options": {"include_usage": True}}, "final"),
+        ({"stream": True, "stream_options": {"include_usage": False}}, "none"),
+    ],
+)
+def test_usage(make: Any, fields: dict[str, Any], usage: str) -> None:
+    assert generation(make(PATH, chat(**fields))).want.usage == usage
+
+
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        ({"temperature": 3}, "temperature must be in [0, 2], got 3"),
+        ({"temperature": -0.5}, "temperature must be in [0, 2], got -0.5"),
+        ({"temperature": "1"}, "'temperature' must be a number, got a string"),
+        ({"top_p": 0}, "top_p must be in (0, 1], got 0"),
+        ({"top_p": 1.5}, "top_p must be in (0, 1], got 1.5"),
+        ({"max_tokens": 0}, "max_tokens must be at least 1, got 0"),
+        ({"max_tokens": True}, "'max_tokens' must be an integer, got True"),
+        ({"top_k": 0}, "top_k must be at least 1, got 0"),
+        ({"n": 0}, "n must be at least 1, got 0"),
+        ({"top_logprobs": 21, "logprobs": True}, "top_logprobs must be in [0, 20], got 21"),
+        ({"stop": 5}, "'stop' must be a string or a list of strings, got 5"),
+        ({"reasoning_effort": "huge"}, "'reasoning_effort' must be one of 'low', 'medium', 'high'"),
+        ({"tool_choice": "any"}, "Invalid value: 'any'"),
+        ({"response_format": {"type": "json_schema"}}, "response_format.json_schema"),
+        ({"response_format": {"type": "xml"}}, "'xml'"),
+        ({"top_logprobs": 2}, "'logprobs' is true"),
+        ({"messages": []}, "messages"),
+        ({"messages": None}, "messages"),
+        ({"messages": [{"role": "bot", "content": "a"}]}, "'bot'"),
+        ({"messages": [{"role": "user"}]}, "messages[0].content"),
+        ({"messages": [{"role": "tool", "content": "a"}]}, "messages[0].tool_call_id"),
+        ({"stream": "yes"}, "'stream'"),
+        ({"thinking": {"type": "enabled"}}, "thinking.budget_tokens"),
+        ({"thinking": {"type": "enabled", "budget_tokens": 0}}, "thinking.budget_tokens"),
+        ({"thinking": {"type": "x"}}, "thinking.type"),
+        ({"thinking": 1}, "thinking"),
+        ({"usage_context": {"a": 1}}, "usage_context"),
+        ({"extra_params": []}, "extra_params"),
+        ({"extra_params": {"top_k": "many"}}, "'top_k' must be an integer, got a string"),
+    ],
+)
+def test_chat_refused(make: Any, fields: dict[str, Any], message: str) -> None:
+    assert message in invalid(make(PATH, chat(**fields)))
+
+
+@pytest.mark.parametrize("body", [b"{", b"", b"[]", b'{"messages":"\xff"}'])
+def test_no_json(make: Any, body: bytes) -> None:
+    status, code, message = refused(make(PATH, body))
+    assert (status, code) == (400, "BAD_REQUEST")
+    assert message.startswith("Bad request: json: ")
+
+
+@pytest.mark.parametrize(
+    ("body", "field"),
+    [
+        (chat(inputs={}), "inputs"),
+        (chat(prompt="a"), "prompt"),
+        (chat(functions=[]), "functions"),
+        ({"inputs": {}}, "inputs"),
+        ({"max_tokens": 1, "dataframe_split": {}}, "dataframe_split"),
+        ({"prompt": "a", "best_of": 2}, "best_of"),
+        ({"input": "a", "max_tokens": 2}, "max_tokens"),
+    ],
+)
+def test_an_unknown_field_is_named(make: Any, body: Any, field: str) -> None:
+    expected = 400, "BAD_REQUEST", f'Bad request: json: unknown field "{field}"'
+    assert refused(make(PATH, body)) == expected
+
+
+def test_a_request_without_a_task(make: Any) -> None:
+    text = "one of messages, prompt and input is required"
+    assert invalid(make(PATH, {"max_tokens": 3})) == text
+
+
+def test_the_paths_of_openais_clients_forward_what_they_do_not_know(make: Any) -> None:
+    request = generation(make(CHAT, chat(model="mock", foo=1, min_p=0.1)))
+    assert request.extra == {"foo": msgspec.Raw(b"1")}
+    assert request.sampling.min_p == 0.1
+
+
+def tools(count: int, properties: int = 1) -> list[dict[str, Any]]:
+    schema = {"type": "object", "properties": {f"p{i}": {} for i in range(properties)}}
+    return [
+        {"type": "function", "function": {"name": f"f{i}", "parameters": schema}}
+        for i in range(count)
+    ]
+
+
+def test_the_limits_of_tools(make: Any) -> None:
+    assert len(generation(make(PATH, chat(tools=tools(32)))).tools) == 32
+    assert "tools" in invalid(make(PATH, chat(tools=tools(33))))
+    assert generation(make(PATH, chat(tools=tools(1, 15)))).tools[0].name == "f0"
+    message = "the parameters of 'f0' have 16 properties; at most 15 are allowed"
+    assert invalid(make(PATH, chat(tools=tools(1, 16)))) == message
+    assert generation(make(PATH, chat(tools=[]))).tools == ()
+    bare = [{"type": "function", "function": {"name": "f"}}]
+    assert generation(make(PATH, chat(tools=bare, tool_choice="auto"))).tool_choice == "auto"
+    custom = [{"type": "custom", "custom": {"name": "f"}}]
+    assert invalid(make(PATH, chat(tools=custom))) == "tools[0].type must be function"
+
+
+def test_extra_params_are_parsed_to_the_type_that_is_wanted(make: Any) -> None:
+    extra = {
+        "top_k": "5",
+        "temperature": "0.5",
+        "ignore_eos": "true",
+        "user": "7",
+        "stop": '["a"]',
+        "max_tokens": 9,
+        "foo": "3",
+        "bar": "word",
+    }
+    request = generation(make(PATH, chat(extra_params=extra, max_tokens=4)))
+    assert request.sampling.top_k == 5
+    assert request.sampling.temperature == 0.5
+    assert request.stopping.ignore_eos is True
+    assert request.stopping.stop == ("a",)
+    assert request.stopping.max_tokens == 4  # a real field wins
+    assert request.labels == {"user": "7"}
+    assert request.extra == {"foo": msgspec.Raw(b"3"), "bar": msgspec.Raw(b'"word"')}
+
+
+def test_what_comes_beside(make: Any) -> None:
+    request = generation(
+        make(
+            PATH,
+            chat(
+                client_request_id="c1",
+                usage_context={"team": "a"},
+                user="u",
+                metadata={"k": "v"},
+                thinking={"type": "enabled", "budget_tokens": 100},
+                seed=-1,
+                max_completion_tokens=3,
+            ),
+        )
+    )
+    assert request.client_id == "c1"
+    assert request.labels == {"usage_context.team": "a", "user": "u", "metadata.k": "v"}
+    assert request.reasoning is not None
+    assert (request.reasoning.budget, request.reasoning.include) == (100, True)
+    assert request.sampling.seed == 2**64 - 1
+    off = generation(make(PATH, chat(thinking={"type": "disabled"}, reasoning_effort="low")))
+    assert off.reasoning is not None
+    assert (off.reasoning.effort, off.reasoning.include) == ("low", False)
+
+
+def test_response_format(make: Any) -> None:
+    assert generation(make(PATH, chat(response_format={"type": "text"}))).output is None
+    wanted = chat(response_format={"type": "json_object"})
+    assert generation(make(PATH, wanted)).output == JsonObject()
+
+
+# --- roles ----------------------------------------------------------------------------------------
+
+S, U, A = ({"role": role, "content": role} for role in ("system", "user", "assistant"))
+F = {"id": "c1", "type": "function", "function": {"name": "f", "arguments": '{"x":1}'}}
+C = {"role": "assistant", "content": None, "tool_calls": [F]}
+T = {"role": "tool", "content": "3", "tool_call_id": "c1"}
+
+
+@pytest.mark.parametrize(
+    "messages",
+    [[U], [S, U], [U, A, U], [S, U, A, U], [U, C, T], [U, C, T, T, A, U], [U, C, T, U]],
+)
+def test_an_order_that_both_rules_take(make: Any, messages: list[Any]) -> None:
+    for order in ("strict", "lenient"):
+        dialect = Databricks(role_rules=order)
+        request = generation(make(PATH, {"messages": messages}), dialect)
+        assert [m.role for m in request.messages] == [m["role"] for m in messages]
+
+
+@pytest.mark.parametrize(
+    "messages",
+    [
+        [S, S, U],
+        [U, S],
+        [S],
+        [A],
+        [U, U],
+        [U, A],
+        [U, A, A, U],
+        [U, C, U],
+        [U, C],
+        [U, T],
+        [U, {**C, "content": "real words"}, T],
+    ],
+)
+def test_an_order_that_only_the_lenient_rules_take(make: Any, messages: list[Any]) -> None:
+    call = make(PATH, {"messages": messages})
+    assert generation(call).messages
+    assert invalid(call, Databricks(role_rules="strict"))
+
+
+def test_a_developer_is_the_system(make: Any) -> None:
+    messages = [{"role": "developer", "content": "d"}, U]
+    request = generation(make(PATH, {"messages": messages}), Databricks(role_rules="strict"))
+    assert request.messages[0] == Message("system", (TextPart("d"),))
+
+
+@pytest.mark.parametrize("content", ["", " ", None])
+def test_blank_content_beside_calls_says_nothing(make: Any, content: str | None) -> None:
+    messages = [U, {**C, "content": content}, T]
+    request = generation(make(PATH, {"messages": messages}), Databricks(role_rules="strict"))
+    assert request.messages[1] == Message("assistant", tool_calls=(ToolCall("c1", "f", '{"x":1}'),))
+
+
+def test_tool_call_id_is_for_tools(make: Any) -> None:
+    for nothing in ("", None):
+        request = generation(make(PATH, {"messages": [{**U, "tool_call_id": nothing}]}))
+        assert request.messages[0].tool_call_id is None
+    text = "messages[0].tool_call_id must be empty unless the role is tool"
+    assert invalid(make(PATH, {"messages": [{**U, "tool_call_id": "c1"}]})) == text
+
+
+def test_content_of_several_parts(make: Any) -> None:
+    summary = [{"type": "summary_text", "text": "hm", "signature": "s"}]
+    messages = [
+        {
+            "role": "user",
+            "content": [
+                {"type": "text", "text": "look"},
+                {"type": "image_url", "image_url": {"url": "https://x/y.png"}},
+            ],
+        },
+        {
+            "role": "assistant",
+            "content": [
+                {"type": "reasoning", "summary": summary},
+                {"type": "text", "text": "yes"},
+            ],
+        },
+    ]
+    assert generation(make(PATH, {"messages": messages})).messages == (
+        Message("user", (TextPart("look"), ImagePart("https://x/y.png"))),
+        Message("assistant", (ReasoningPart("hm", "s"), TextPart("yes"))),
+    )
+
+
+def test_arguments_may_be_an_object(make: Any) -> None:
+    """The reference calls them an object, "as a serialized dictionary"."""
+    call = {"id": "c1", "type": "function", "function": {"name": "f", "arguments": {"x": 1}}}
+    messages = [U, {"role": "assistant", "tool_calls": [call]}]
+    request = generation(make(PATH, {"messages": messages}))
+    assert request.messages[1].tool_calls == (ToolCall("c1", "f", '{"x":1}'),)
+
+
+# --- completions ----------------------------------------------------------------------------------
+
+
+def test_every_field_of_a_completion(make: Any) -> None:
+    body = {
+        "prompt": ["a", "b"],
+        "max_tokens": 7,
+        "stream": False,
+        "temperature": 0,
+        "top_p": 0.5,
+        "top_k": 3,
+        "error_behavior": "truncate",
+        "n": 2,
+        "stop": "x",
+        "suffix": "<e>",
+        "echo": True,
+        "use_raw_prompt": True,
+    }
+    request = generation(make(PATH, body))
+    assert (request.kind, request.prompts, request.choices) == ("completion", ("a", "b"), 4)
+    assert (request.stopping.max_tokens, request.stopping.stop) == (7, ("x",))
+    assert request.stopping.overflow == "truncate"
+    assert (request.sampling.temperature, request.sampling.top_k) == (0.0, 3)
+    assert (request.suffix, request.insert_before, request.echo) == ("<e>", None, True)
+    assert request.templating.mode == "raw"
+    assert request.extra == {}
+
+
+@pytest.mark.parametrize(
+    ("path", "said", "mode"),
+    [
+        (PATH, None, "server"),
+        (PATH, False, "server"),
+        (PATH, True, "raw"),
+        (TEXT, None, "raw"),
+        (TEXT, False, "server"),
+    ],
+)
+def test_who_wraps_the_prompt(make: Any, path: str, said: bool | None, mode: str) -> None:
+    body = {"prompt": "a", "use_raw_prompt": said} | ({"model": "m"} if path == TEXT else {})
+    assert generation(make(path, body)).templating.mode == mode
+
+
+def test_a_completion_has_no_limit_of_its_own(make: Any) -> None:
+    for path in (PATH, TEXT):
+        request = generation(make(path, {"prompt": "a", "model": "m", "suffix": ""}))
+        assert request.stopping.max_tokens is None
+        assert request.suffix is None
+
+
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        ({"error_behavior": "ignore"}, "'error_behavior' must be one of 'truncate', 'error'"),
+        ({"max_tokens": 0}, "max_tokens must be at least 1, got 0"),
+        ({"use_raw_prompt": 1}, "'use_raw_prompt' must be true or false"),
+        ({"prompt": []}, "prompt"),
+        ({"prompt": None}, "prompt"),
+        ({"prompt": [1, 2]}, "prompt"),
+        ({"prompt": [[1]]}, "prompt"),
+        ({"echo": "yes"}, "echo"),
+    ],
+)
+def test_completion_refused(make: Any, fields: dict[str, Any], message: str) -> None:
+    assert message in invalid(make(PATH, {"prompt": "a"} | fields))
+
+
+def test_what_openais_completion_client_sends(make: Any) -> None:
+    body = {
+        "model": "mock",
+        "prompt": ["hi"],
+        "max_tokens": 256,
+        "temperature": 0.7,
+        "frequency_penalty": 0,
+        "presence_penalty": 0,
+        "n": 1,
+        "top_p": 1,
+        "logprobs": None,
+        "seed": None,
+        "best_of": 1,
+    }
+    request = generation(make(TEXT, body))
+    assert request.prompts == ("hi",)
+    assert request.best_of == 1
+
+
+# --- embeddings -----------------------------------------------------------------------------------
+
+
+def test_embeddings(make: Any) -> None:
+    request = Databricks().decode(make(PATH, {"input": ["a b", "c"], "instruction": "q: "}))
+    assert isinstance(request, EmbedRequest)
+    assert (request.model, request.inputs) == ("mock", ("a b", "c"))
+    assert request.instruction == "q: "
+    assert request.encoding == "float"
+
+
+def test_embeddings_of_openais_client(make: Any) -> None:
+    body = {"model": "gte", "input": "a", "encoding_format": "base64"}
+    request = Databricks().decode(make(EMBED, body))
+    assert isinstance(request, EmbedRequest)
+    assert (request.model, request.encoding) == ("gte", "base64")
+
+
+@pytest.mark.parametrize("given", [[1, 2], [[1]], [], "", None, 5])
+def test_embedding_refused(make: Any, given: Any) -> None:
+    assert "input" in invalid(make(PATH, {"input": given}))
+
+
+# --- who is asked ---------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("path", "body", "model"),
+    [
+        (PATH, chat(), "mock"),
+        (PATH, chat(model="other"), "mock"),
+        ("/serving-endpoints/org%2Fm1/invocations", chat(), "org/m1"),
+        (CHAT, chat(model="ep1"), "ep1"),
+        ("/ai-gateway/mlflow/v1/chat/completions", chat(model="system.ai.x"), "system.ai.x"),
+        ("/ai-gateway/mlflow/v1/completions", {"model": "m", "prompt": "a"}, "m"),
+        ("/ai-gateway/mlflow/v1/embeddings", {"model": "m", "input": "a"}, "m"),
+    ],
+)
+def test_the_model(make: Any, path: str, body: Any, model: str) -> None:
+    call = make(path, body)
+    assert Databricks().peek(call).model == model
+    assert Databricks().decode(call).model == model
+
+
+def test_the_model_is_needed_where_the_path_does_not_say(make: Any) -> None:
+    assert "model" in invalid(make(CHAT, chat()))
+    assert "model" in invalid(make(CHAT, chat(model="")))

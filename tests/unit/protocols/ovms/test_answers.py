@@ -1,0 +1,283 @@
+"""Answers as bytes: the order of keys, the handshake, the frames, the bare error."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import msgspec
+import pytest
+
+from gateway.core.aggregate import Fold
+from gateway.core.errors import RateLimited, StreamBroken
+from gateway.core.ports import About, Encoder
+from gateway.core.types import (
+    CallArguments,
+    CallStart,
+    Done,
+    End,
+    Event,
+    FinishReason,
+    PromptEcho,
+    Refusal,
+    Served,
+    Start,
+    Text,
+    Thought,
+    Timing,
+    TokenLogprob,
+    Usage,
+    Vector,
+)
+from protocols.ovms import OVMS
+
+CHAT = "/v3/chat/completions"
+TEXT = "/v3/completions"
+USED = Usage(2, 3)
+
+
+def encoder(make: Any, about: About, path: str, *, profile: str = "2026", **fields: Any) -> Encoder:
+    said = {"messages": [{"role": "user", "content": "say hi"}], "prompt": "a b", "input": "a"}
+    call = make(path, {"model": "llama3"} | said | fields)
+    dialect = OVMS(profile)
+    return dialect.encoder(call, dialect.decode(call), about)
+
+
+def whole(of: Encoder, events: Sequence[Event]) -> bytes:
+    fold = Fold()
+    fold.add(events)
+    return of.whole(fold.result()).body
+
+
+def hello(reason: FinishReason = "eos") -> list[Event]:
+    return [
+        Start(2), Text("Hello"), Text(" world"), Text("!"), End(reason), USED, Done()
+    ]  # fmt: skip
+
+
+# --- whole ----------------------------------------------------------------------------------------
+
+
+def test_the_printed_answer(make: Any, about: About) -> None:
+    """The seed's own example, byte for byte, by the release that it describes."""
+    events: list[Event] = [Text("\n\nHow can I help you?"), End("eos"), USED, Done()]
+    assert whole(encoder(make, about, CHAT, profile="2024"), events) == (
+        b'{"choices":[{"finish_reason":"stop","index":0,"logprobs":null,"message":{"content":'
+        b'"\\n\\nHow can I help you?","role":"assistant"}}],"created":1716825108,'
+        b'"model":"llama3","object":"chat.completion"}'
+    )
+
+
+def test_chat_today(make: Any, about: About) -> None:
+    assert whole(encoder(make, about, CHAT), hello()) == (
+        b'{"choices":[{"finish_reason":"stop","index":0,"logprobs":null,"message":{"content":'
+        b'"Hello world!","role":"assistant","tool_calls":[]}}],"created":1716825108,'
+        b'"model":"llama3","object":"chat.completion",'
+        b'"usage":{"prompt_tokens":2,"completion_tokens":3,"total_tokens":5}}'
+    )
+
+
+@pytest.mark.parametrize(
+    ("profile", "usage"),
+    [
+        ("2026", b',"usage":{"prompt_tokens":2,"completion_tokens":3,"total_tokens":5}'),
+        ("2024", b""),
+    ],
+)
+def test_completion(make: Any, about: About, profile: str, usage: bytes) -> None:
+    assert whole(encoder(make, about, TEXT, profile=profile), hello()) == (
+        b'{"choices":[{"finish_reason":"stop","index":0,"logprobs":null,"text":"Hello world!"}],'
+        b'"created":1716825108,"model":"llama3","object":"text_completion"' + usage + b"}"
+    )
+
+
+@pytest.mark.parametrize(
+    ("reason", "today", "early"),
+    [
+        ("eos", "stop", "stop"),
+        ("stop", "stop", "stop"),
+        ("length", "length", "stop"),
+        ("tool_calls", "tool_calls", "stop"),
+        ("content_filter", "unknown", "stop"),
+        ("unknown", "unknown", "stop"),
+    ],
+)
+def test_reasons(make: Any, about: About, reason: FinishReason, today: str, early: str) -> None:
+    for profile, expected in (("2026", today), ("2024", early)):
+        body = whole(encoder(make, about, CHAT, profile=profile), hello(reason))
+        assert msgspec.json.decode(body)["choices"][0]["finish_reason"] == expected
+
+
+def test_thought_and_calls(make: Any, about: About) -> None:
+    events: list[Event] = [
+        Thought("hm"),
+        CallStart(0, 0, "c1", "f"),
+        CallArguments(0, 0, '{"x":1}'),
+        End("tool_calls"),
+        Done(),
+    ]
+    body = whole(encoder(make, about, CHAT), events)
+    assert (
+        b'"message":{"content":"","reasoning_content":"hm","role":"assistant","tool_calls":['
+        in body
+    )
+    assert (
+        b'{"id":"c1","type":"function","function":{"name":"f","arguments":"{\\"x\\":1}"}}' in body
+    )
+    assert b"usage" not in body  # never a made-up figure
+
+
+def test_logprobs_of_a_chat(make: Any, about: About) -> None:
+    events: list[Event] = [Text("é", logprobs=(TokenLogprob("é", -0.5),)), End("eos"), Done()]
+    assert (
+        b'"logprobs":{"content":[{"token":"\xc3\xa9","logprob":-0.5,"bytes":[195,169],'
+        b'"top_logprobs":[]}]}'
+    ) in whole(encoder(make, about, CHAT, logprobs=True), events)
+
+
+def test_logprobs_of_a_completion_count_bytes(make: Any, about: About) -> None:
+    tokens = (TokenLogprob("é", None), TokenLogprob("b", -1.5))
+    events: list[Event] = [Text("éb", logprobs=tokens), End("eos"), Done()]
+    assert (
+        b'"logprobs":{"tokens":["\xc3\xa9","b"],"token_logprobs":[null,-1.5],'
+        b'"top_logprobs":[{"\xc3\xa9":null},{"b":-1.5}],"text_offset":[0,2]}'
+    ) in whole(encoder(make, about, TEXT, logprobs=1), events)
+
+
+def test_several_choices(make: Any, about: About) -> None:
+    events: list[Event] = [Text("a", 0), End("eos", 0), Text("b", 1), End("length", 1), Done()]
+    choices = msgspec.json.decode(whole(encoder(make, about, CHAT, n=2, best_of=2), events))[
+        "choices"
+    ]
+    assert [(c["index"], c["finish_reason"]) for c in choices] == [(0, "stop"), (1, "length")]
+
+
+def test_echo_and_refusal(make: Any, about: About) -> None:
+    echoed: list[Event] = [PromptEcho(0, "a b"), Text("c"), End("eos"), Done()]
+    assert b'"text":"a bc"' in whole(encoder(make, about, TEXT, echo=True), echoed)
+    refused: list[Event] = [Refusal("no"), End("eos"), Done()]
+    assert b'"content":"no"' in whole(encoder(make, about, CHAT), refused)
+
+
+# --- streams --------------------------------------------------------------------------------------
+
+TAIL = b',"created":1716825108,"model":"llama3","object":"chat.completion.chunk"'
+HANDSHAKE = (
+    b'data: {"choices":[{"index":0,"delta":{"role":"assistant","content":null},'
+    b'"finish_reason":null}]' + TAIL + b"}\n\n"
+)
+
+
+def chunk(delta: bytes, reason: bytes = b"null", usage: bytes = b"") -> bytes:
+    return (
+        b'data: {"choices":[{"index":0,"logprobs":null,"delta":' + delta + b',"finish_reason":'
+        + reason + b"}]" + TAIL + usage + b"}\n\n"
+    )  # fmt: skip
+
+
+def test_a_stream(make: Any, about: About) -> None:
+    of = encoder(make, about, CHAT, stream=True)
+    assert of.content_type == "text/event-stream"
+    assert of.headers() == (("Cache-Control", "no-cache"),)
+    assert of.write([Start(2), Served(model="x")]) == b""
+    assert of.write([Text("Hello")]) == HANDSHAKE + chunk(b'{"content":"Hello"}')
+    assert of.write([Text(' "w"\n')]) == chunk(b'{"content":" \\"w\\"\\n"}')
+    assert of.write([Text("")]) == b""
+    assert of.write([Text("!"), End("length")]) == chunk(b'{"content":"!"}', b'"length"')
+    assert of.write([USED, Timing(queue=1.0), Done()]) == b"data: [DONE]\n\n"
+
+
+def test_an_end_of_its_own(make: Any, about: About) -> None:
+    of = encoder(make, about, CHAT, stream=True)
+    of.write([Text("Hello")])
+    assert of.write([End("eos")]) == chunk(b"{}", b'"stop"')
+    empty = encoder(make, about, CHAT, stream=True)
+    assert empty.write([End("eos"), Done()]) == (
+        HANDSHAKE + chunk(b"{}", b'"stop"') + b"data: [DONE]\n\n"
+    )
+
+
+def test_usage_in_a_stream(make: Any, about: About) -> None:
+    of = encoder(make, about, CHAT, stream=True, stream_options={"include_usage": True})
+    assert of.write(hello()) == (
+        HANDSHAKE
+        + chunk(b'{"content":"Hello"}', usage=b',"usage":null')
+        + chunk(b'{"content":" world"}', usage=b',"usage":null')
+        + chunk(b'{"content":"!"}', b'"stop"', b',"usage":null')
+        + b'data: {"choices":[]' + TAIL
+        + b',"usage":{"prompt_tokens":2,"completion_tokens":3,"total_tokens":5}}\n\n'
+        + b"data: [DONE]\n\n"
+    )  # fmt: skip
+
+
+def test_thoughts_and_calls_in_a_stream(make: Any, about: About) -> None:
+    of = encoder(make, about, CHAT, stream=True)
+    events: list[Event] = [Thought("hm"), CallStart(0, 0, "c1", "f"), CallArguments(0, 0, '{"x"')]
+    assert of.write(events) == (
+        HANDSHAKE
+        + chunk(b'{"reasoning_content":"hm"}')
+        + chunk(b'{"tool_calls":[{"id":"c1","type":"function","index":0,"function":{"name":"f"}}]}')
+        + chunk(b'{"tool_calls":[{"index":0,"function":{"arguments":"{\\"x\\""}}]}')
+    )
+    assert of.write([End("tool_calls")]) == chunk(b"{}", b'"tool_calls"')
+
+
+def test_a_completion_stream(make: Any, about: About) -> None:
+    of = encoder(make, about, TEXT, stream=True)
+    tail = b',"created":1716825108,"model":"llama3","object":"text_completion.chunk"}\n\n'
+    begun = b'data: {"choices":[{"index":0,"text":"","finish_reason":null}]' + tail
+    said = b'data: {"choices":[{"index":0,"logprobs":null,"text":"Hi","finish_reason":null}]' + tail
+    ended = (
+        b'data: {"choices":[{"index":0,"logprobs":null,"text":"","finish_reason":"stop"}]' + tail
+    )
+    assert of.write([Text("Hi")]) == begun + said
+    assert of.write([End("eos"), Done()]) == ended + b"data: [DONE]\n\n"
+
+
+def test_the_early_release_streams_without_handshake(make: Any, about: About) -> None:
+    of = encoder(make, about, CHAT, profile="2024", stream=True)
+    head = b'data: {"choices":[{"finish_reason":'
+    assert of.write(hello("length")[:2]) == (
+        head + b'null,"index":0,"logprobs":null,"delta":{"content":"Hello"}}]' + TAIL + b"}\n\n"
+    )
+    assert of.write([Thought("hm")]) == b""
+    assert of.write([End("length"), USED, Done()]) == (
+        head + b'"stop","index":0,"logprobs":null,"delta":{}}]' + TAIL + b"}\n\ndata: [DONE]\n\n"
+    )
+
+
+def test_an_error_in_a_stream_is_a_bare_object(make: Any, about: About) -> None:
+    of = encoder(make, about, CHAT, stream=True)
+    of.write([Text("Hello")])
+    assert of.error(StreamBroken("the worker's answer stopped before its end")) == (
+        b'{"error":"Mediapipe execution failed. MP status - INVALID_ARGUMENT: '
+        b'CalculatorGraph::Run() failed: \\nCalculator::Process() for node \\"LLMExecutor\\" '
+        b"failed: the worker's answer stopped before its end\"}"
+    )
+    assert of.error(RateLimited("slow down")) == b'{"error":"slow down"}'
+
+
+# --- embeddings -----------------------------------------------------------------------------------
+
+
+def vectors() -> list[Event]:
+    return [Vector(0, (3.0, 0.5)), Vector(1, (1.0, -0.25)), Usage(3), Done()]
+
+
+def test_embeddings(make: Any, about: About) -> None:
+    of = encoder(make, about, "/v3/embeddings")
+    assert of.headers() == ()
+    assert whole(of, vectors()) == (
+        b'{"object":"list","data":[{"object":"embedding","embedding":[3.0,0.5],"index":0},'
+        b'{"object":"embedding","embedding":[1.0,-0.25],"index":1}],'
+        b'"usage":{"prompt_tokens":3,"total_tokens":3}}'
+    )
+
+
+def test_embeddings_are_never_streamed(make: Any, about: About) -> None:
+    of = encoder(make, about, "/v3/embeddings")
+    assert of.write(vectors()) == b""
+    assert b'node \\"EmbeddingsExecutor\\" failed: cut' in of.error(StreamBroken("cut"))
+
+
+def test_embeddings_in_base64(make: Any, about: About) -> None:
+    body = whole(encoder(make, about, "/v3/embeddings", encoding_format="base64"), vectors())
+    assert msgspec.json.decode(body)["data"][0]["embedding"] == "AABAQAAAAD8="

@@ -1,0 +1,209 @@
+"""Paths, statuses, listings: what belongs to no single request."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import msgspec
+import pytest
+
+from gateway.core.catalog import ModelInfo, VersionInfo
+from gateway.core.errors import (
+    ClientError,
+    ContentRefused,
+    ContextTooLong,
+    DeadlineExceeded,
+    Forbidden,
+    GatewayError,
+    InternalError,
+    MethodNotAllowed,
+    ModelNotFound,
+    Overloaded,
+    PathNotFound,
+    QuotaExceeded,
+    RateLimited,
+    StreamBroken,
+    TooLarge,
+    Unauthorized,
+    Unsupported,
+    WorkerFailed,
+    WorkerUnreachable,
+)
+from gateway.paths import Mount, Paths
+from protocols.ovms import OVMS
+
+
+class Listing:
+    """A catalog of two models, the second without a version that can answer."""
+
+    def __init__(self, *, ready: bool = True) -> None:
+        self.ready = ready
+        up, down = VersionInfo("1", "m-a", 100), VersionInfo("1", "m-b", 100, ready=False)
+        self._models = [
+            ModelInfo("llama3", (up,), aliases=("llama",), created=7),
+            ModelInfo("gone", (down,)),
+        ]
+
+    def models(self) -> Sequence[ModelInfo]:
+        return self._models
+
+    def find(self, model: str, version: str | None = None) -> ModelInfo:
+        for info in self._models:
+            if model in (info.name, *info.aliases):
+                return info
+        raise ModelNotFound("no", model=model)
+
+
+def test_it_is_a_dialect() -> None:
+    dialect = Mount(OVMS()).dialect
+    assert dialect.name == "ovms"
+    assert dialect.roots == ("/v3",)
+    with pytest.raises(ValueError, match="2026, 2024"):
+        OVMS("2025")
+
+
+def test_what_others_may_own_is_mounted_on_request() -> None:
+    def tops(dialect: OVMS) -> set[str]:
+        return {endpoint.path.split("/")[1] for endpoint in dialect.endpoints}
+
+    assert tops(OVMS()) == {"v3"}
+    assert tops(OVMS(v1=True, kserve=True)) == {"v3", "v1", "v2"}
+    assert OVMS(v1=True, kserve=True).roots == ("/v3", "/v1", "/v2")
+
+
+REFUSALS: list[tuple[GatewayError, int, str]] = [
+    (
+        ModelNotFound("m", model="m"),
+        404,
+        "Mediapipe graph definition with requested name is not found",
+    ),
+    (PathNotFound("p"), 400, "Invalid request URL"),
+    (PathNotFound("p", method="PUT"), 406, "Unsupported method"),
+    (MethodNotAllowed("m", allowed=("GET", "POST")), 406, "Unsupported method"),
+    (
+        Unauthorized("u", missing=True),
+        500,
+        "Unauthorized request due to invalid or missing api-key",
+    ),
+    (Forbidden("not for you"), 403, "not for you"),
+    (TooLarge("too much", limit=9), 413, "too much"),
+    (RateLimited("slow"), 429, "slow"),
+    (QuotaExceeded("spent"), 429, "spent"),
+    (Overloaded("busy"), 503, "Server is not ready"),
+    (WorkerUnreachable("away"), 503, "Server is not ready"),
+    (InternalError("bug"), 500, "bug"),
+]
+INSIDE: list[tuple[GatewayError, str]] = [
+    (
+        ContextTooLong("long", tokens=20, limit=8),
+        "Number of prompt tokens: 20 exceeds model max length: 8",
+    ),
+    (ContextTooLong("long"), "long"),
+    (Unsupported("can't", param="tools"), "can't"),
+    (ContentRefused("won't"), "won't"),
+    (WorkerFailed("failed"), "failed"),
+    (StreamBroken("cut"), "cut"),
+    (DeadlineExceeded("late"), "late"),
+    (ClientError("odd"), "odd"),
+]
+
+
+@pytest.mark.parametrize(("error", "status", "text"), REFUSALS)
+def test_refusals(error: GatewayError, status: int, text: str) -> None:
+    reply = OVMS().refuse(error, None)
+    assert (reply.status, msgspec.json.decode(reply.body)) == (status, {"error": text})
+    assert ("Content-Type", "application/json") in reply.headers
+
+
+@pytest.mark.parametrize(("error", "inner"), INSIDE)
+def test_what_the_graph_says(error: GatewayError, inner: str) -> None:
+    reply = OVMS().refuse(error, None)
+    text = msgspec.json.decode(reply.body)["error"]
+    assert reply.status == 400
+    assert text == (
+        "Mediapipe execution failed. MP status - INVALID_ARGUMENT: CalculatorGraph::Run() failed: "
+        f'\nCalculator::Process() for node "LLMExecutor" failed: {inner}'
+    )
+
+
+@pytest.mark.parametrize(
+    ("error", "seconds"),
+    [(RateLimited("slow", retry_after=1.2), "2"), (Overloaded("busy", retry_after=0.1), "1")],
+)
+def test_when_to_try_again(error: GatewayError, seconds: str) -> None:
+    assert ("Retry-After", seconds) in OVMS().refuse(error, None).headers
+
+
+def test_a_promised_stream_fails_as_one(make: Any) -> None:
+    """The header is written before the graph runs; its error is then a bare object."""
+    body = {"model": "llama3", "stream": True}
+    reply = OVMS().refuse(Unsupported("x"), make("/v3/chat/completions", body))
+    assert (reply.status, reply.headers) == (400, (("Content-Type", "text/event-stream"),))
+    assert reply.body.startswith(b'{"error":"Mediapipe')
+    front = OVMS().refuse(ModelNotFound("m", model="m"), make("/v3/chat/completions", body))
+    assert front.headers == (("Content-Type", "application/json"),)
+
+
+@pytest.mark.parametrize("path", ["/v3/chat/completions", "/v3/nope", "/v3/a/b", "/v1/embeddings"])
+def test_a_get_is_a_wrong_url_and_a_put_a_wrong_method(path: str) -> None:
+    dialect = OVMS(v1=True)
+    paths = Paths([Mount(dialect)])
+    found = paths.find("GET", path)
+    assert found.endpoint.task == "inform"
+    with pytest.raises(MethodNotAllowed) as caught:
+        paths.find("PUT", path)
+    assert dialect.refuse(caught.value, None).status == 406
+
+
+def test_a_get_of_no_path(make: Any) -> None:
+    dialect = OVMS()
+    call = make("/v3/chat/completions", method="GET")
+    with pytest.raises(PathNotFound) as caught:
+        dialect.inform(call, Listing())
+    reply = dialect.refuse(caught.value, call)
+    assert (reply.status, reply.body) == (400, b'{"error":"Invalid request URL"}')
+
+
+def test_models(make: Any) -> None:
+    dialect = OVMS()
+    listed = dialect.inform(make("/v3/models", method="GET"), Listing())
+    one = b'{"id":"llama3","object":"model","created":7,"owned_by":"OVMS"}'
+    assert listed.body == b'{"data":[' + one + b'],"object":"list"}'
+    assert dialect.inform(make("/v3/models/llama3", method="GET"), Listing()).body == one
+    alias = dialect.inform(make("/v3/models/llama", method="GET"), Listing()).body
+    assert alias == one.replace(b"llama3", b"llama")
+
+
+@pytest.mark.parametrize("name", ["nope", "gone"])
+def test_an_unknown_model_is_a_500(make: Any, name: str) -> None:
+    dialect = OVMS()
+    call = make(f"/v3/models/{name}", method="GET")
+    with pytest.raises(ModelNotFound) as caught:
+        dialect.inform(call, Listing())
+    reply = dialect.refuse(caught.value, call)
+    assert (reply.status, reply.body) == (500, b'{"error":"Model not found"}')
+
+
+@pytest.mark.parametrize(
+    ("path", "ready", "status", "body"),
+    [
+        ("/v2", True, 200, b'{"name":"OpenVINO Model Server","version":"2026"}'),
+        ("/v2/health/live", False, 200, b""),
+        ("/v2/health/ready", True, 200, b""),
+        ("/v2/health/ready", False, 503, b'{"error":"Server is not ready"}'),
+        ("/v2/models/llama3/ready", True, 200, b""),
+        ("/v2/models/llama3/versions/1/ready", True, 200, b""),
+        ("/v2/models/gone/ready", True, 503, b'{"error":"Server is not ready"}'),
+    ],
+)
+def test_health(make: Any, path: str, ready: bool, status: int, body: bytes) -> None:
+    call = make(path, method="GET")
+    assert call.endpoint.open
+    reply = OVMS(kserve=True).inform(call, Listing(ready=ready))
+    assert (reply.status, reply.body) == (status, body)
+
+
+def test_names(make: Any) -> None:
+    names = OVMS().names(make("/v3/completions"))
+    assert names["sampling.beam_width"] == "best_of"
+    assert names["stopping.stop"] == "stop"
+    assert names["stopping.include_stop"] == "include_stop_str_in_output"
