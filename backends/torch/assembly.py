@@ -1,0 +1,48 @@
+"""A forward pass, a tokenizer and a reader, made one model."""
+
+from typing import Any, NamedTuple
+
+from transformers import AutoTokenizer
+
+from backends.torch.forward import Forward, load_forward
+from backends.torch.models import Found, load
+from backends.torch.reading import Reader
+
+
+class Model(NamedTuple):
+    """A model with all that belongs to it. ``ends`` are the tokens with which it ends."""
+
+    forward: Forward
+    tokenizer: Any
+    reader: Reader
+    ends: frozenset[int]
+
+
+def end_tokens(tokenizer: Any, *configs: Any) -> frozenset[int]:
+    """The tokens with which the model ends, from its tokenizer and its configurations."""
+    found: set[int] = set()
+    for value in (tokenizer.eos_token_id, *(getattr(c, "eos_token_id", None) for c in configs)):
+        if isinstance(value, int):
+            found.add(value)
+        elif value is not None:
+            found.update(value)
+    return frozenset(found)
+
+
+def load_model(found: Found, device: str, dtype: str, context: int | None) -> Model:
+    """The model of a folder or hub name, with its tokenizer and its own defaults."""
+    forward = load_forward(found, device, dtype, context)
+    tokenizer = load(AutoTokenizer, found)
+    return assemble(forward, tokenizer)
+
+
+def assemble(forward: Forward, tokenizer: Any) -> Model:
+    """A forward and a tokenizer, made one."""
+    own = forward.generation
+    defaults = {}
+    if getattr(own, "do_sample", False):
+        defaults = {name: getattr(own, name, None) for name in ("temperature", "top_p", "top_k")}
+    reader = Reader(
+        tokenizer, context=forward.context, vocabulary=forward.vocabulary, defaults=defaults
+    )
+    return Model(forward, tokenizer, reader, end_tokens(tokenizer, forward.config, own))

@@ -1,0 +1,223 @@
+"""The local model as a backend: its engine runs in a process of its own, kept alive from here.
+
+A process that dies is started anew, after a pause that grows while it keeps dying; the requests it
+had fail. A model that can't be served at all (not found, not understood) is not tried again.
+"""
+
+import asyncio
+import logging
+from collections.abc import AsyncGenerator, Mapping, Sequence
+from typing import Any
+
+import msgspec
+
+from backends.torch import mapping, spec
+from backends.torch.process import Inbox, Process
+from backends.torch.settings import Settings
+from gateway.core.context import Context
+from gateway.core.errors import (
+    DeadlineExceeded,
+    Overloaded,
+    StreamBroken,
+    WorkerFailed,
+    WorkerUnreachable,
+)
+from gateway.core.loss import Loss
+from gateway.core.types import (
+    Done,
+    EmbedRequest,
+    Event,
+    GenerateRequest,
+    Request,
+    Start,
+    Text,
+    Timing,
+    Usage,
+)
+
+_log = logging.getLogger(__name__)
+
+_PAUSE = 0.5
+_LONGEST_PAUSE = 30.0
+_LUMP = 128
+"""Credit is given back in lumps of so many tokens."""
+
+
+class TorchBackend:
+    """One local model. Its settings are those of ``settings.Settings``."""
+
+    def __init__(self, **settings: Any) -> None:
+        self._settings = msgspec.convert(settings, Settings)
+        self._process: Process | None = None
+        self._ready = asyncio.Event()
+        """Set while there is a process that takes requests, or there never will be."""
+        self._broken: str | None = None
+        self._keeper: asyncio.Task[None] | None = None
+
+    @property
+    def ready(self) -> bool:
+        """Whether the model is loaded."""
+        return self._ready.is_set() and self._broken is None
+
+    @property
+    def process(self) -> Process | None:
+        """The process as it is now, for the status page."""
+        return self._process
+
+    def losses(self, request: Request, names: Mapping[str, str]) -> tuple[Loss, ...]:
+        """What the engine will not do of the request."""
+        return mapping.lost(request, names, templates=self._settings.trust_templates)
+
+    async def start(self) -> None:
+        """Begin to load the model; requests that come before it is loaded wait for it."""
+        self._keeper = asyncio.get_running_loop().create_task(self._keep())
+
+    async def aclose(self) -> None:
+        """End the process."""
+        if self._keeper is not None:
+            self._keeper.cancel()
+            await asyncio.gather(self._keeper, return_exceptions=True)
+        self._broken = self._broken or "the local model is shut down"
+        self._ready.set()
+
+    # --- the process ----------------------------------------------------------------------------
+
+    async def _keep(self) -> None:
+        pause = _PAUSE
+        while self._broken is None:
+            process = self._process = Process(self._settings)
+            try:
+                await process.start()
+                await process.run(self._ready)
+            except OSError:
+                _log.exception("the process of %s can't be started", self._settings.path)
+            finally:
+                self._ready.clear()
+                await process.end()
+            if process.broken is not None:
+                _log.error("%s: %s", self._settings.path, process.broken)
+                self._broken = process.broken
+                self._ready.set()
+                return
+            pause = _PAUSE if process.ready else min(pause * 2, _LONGEST_PAUSE)
+            _log.error(
+                "the process of %s ended (%s); starting it again in %.1f s",
+                self._settings.path,
+                process.exit_code,
+                pause,
+            )
+            await asyncio.sleep(pause)
+
+    async def _available(self, context: Context) -> Process:
+        """The process, when it takes requests. Raises Overloaded, WorkerUnreachable."""
+        try:
+            async with asyncio.timeout(context.deadline.remaining(context.timeouts.first_token)):
+                await self._ready.wait()
+        except TimeoutError:
+            raise Overloaded("the local model is still being loaded", retry_after=5.0) from None
+        if self._broken is not None:
+            raise WorkerUnreachable(self._broken)
+        if self._process is None:
+            raise WorkerUnreachable("the local model is not started")
+        return self._process
+
+    # --- requests -------------------------------------------------------------------------------
+
+    async def answer(
+        self, request: Request, context: Context
+    ) -> AsyncGenerator[Sequence[Event], None]:
+        """The events of the answer. Closing the generator frees the request's rows."""
+        process = await self._available(context)
+        job, inbox = process.open()
+        over = False
+        try:
+            process.send(self._order(request, job, context.deadline.remaining()))
+            exchange = _Exchange(request, context, inbox)
+            while not over:
+                batch = await exchange.batch()
+                over = exchange.over
+                yield batch
+                if tokens := exchange.taken():
+                    process.send(spec.Credit(job, tokens))
+        finally:
+            process.close(job, cancel=not over)
+
+    def _order(self, request: Request, job: int, timeout: float) -> spec.Generate | spec.Embed:
+        if isinstance(request, EmbedRequest):
+            return mapping.embed(request, job, timeout)
+        return mapping.generate(request, job, timeout, templates=self._settings.trust_templates)
+
+
+class _Exchange:
+    """News of one job, made events."""
+
+    def __init__(self, request: Request, context: Context, inbox: Inbox) -> None:
+        self._context = context
+        self._inbox = inbox
+        self._running = isinstance(request, GenerateRequest) and request.want.usage == "each"
+        self._whole = isinstance(request, GenerateRequest) and (request.best_of or 0) > (
+            request.n or 1
+        )
+        self._prompt = 0
+        self._completion = 0
+        self._owed = 0
+        self._begun = False
+        self.over = False
+
+    async def batch(self) -> list[Event]:
+        """The next events. Raises what the failure of the job means."""
+        while True:
+            news = await self._next()
+            if news is None:
+                if self._begun:
+                    raise StreamBroken("the local model's process ended before its answer did")
+                raise WorkerFailed("the local model's process ended")
+            found: list[Event] = []
+            for one in news:
+                found.extend(self._events(one))
+            if found:
+                self._begun = True
+                return found
+
+    async def _next(self) -> Sequence[spec.News] | None:
+        times = self._context.timeouts
+        limit = times.idle if self._begun else times.first_token
+        try:
+            # The best of several come only after the last of them.
+            async with asyncio.timeout(
+                self._context.deadline.remaining(None if self._whole else limit)
+            ):
+                return await self._inbox.get()
+        except TimeoutError:
+            self._context.deadline.remaining()  # raises, if that was it
+            which = "idle" if self._begun else "first_token"
+            raise DeadlineExceeded("the local model took too long", which=which) from None
+
+    def _events(self, news: spec.News) -> list[Event]:
+        match news:
+            case spec.Failed():
+                self.over = True
+                raise mapping.error(news)
+            case spec.Finished():
+                self.over = True
+                usage = Usage(news.prompt_tokens, news.completion_tokens)
+                timing = Timing(news.queue, news.prefill, news.decode, news.batch)
+                return [usage, timing, Done()]
+            case _:
+                return [one for event in mapping.events(news) for one in self._with_usage(event)]
+
+    def _with_usage(self, event: Event) -> list[Event]:
+        if isinstance(event, Start):
+            self._prompt = event.prompt_tokens or 0
+        if not isinstance(event, Text):
+            return [event]
+        self._completion += event.tokens
+        self._owed += event.tokens
+        return [event, Usage(self._prompt, self._completion)] if self._running else [event]
+
+    def taken(self) -> int:
+        """Tokens that may be credited to the engine, once there are enough of them."""
+        if self._owed < _LUMP or self._whole or self.over:
+            return 0
+        tokens, self._owed = self._owed, 0
+        return tokens

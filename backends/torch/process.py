@@ -1,0 +1,176 @@
+"""One life of the engine's process, from the gateway's side: start, orders, news, end."""
+
+import asyncio
+import itertools
+import logging
+import os
+import socket
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+import msgspec
+
+from backends.torch.settings import Settings
+from backends.torch.spec import (
+    PROTOCOL,
+    Broken,
+    Cancel,
+    Heartbeat,
+    News,
+    Order,
+    Progress,
+    Ready,
+    body_length,
+    frame,
+    read_news,
+)
+
+_log = logging.getLogger(__name__)
+
+SILENCE = 120.0
+"""Seconds without a sign of life after which a process that was ready is given up."""
+_PATIENCE = 5.0
+"""Seconds it has to end by itself."""
+_ROOT = Path(__file__).resolve().parents[2]
+_SURROUNDINGS = {
+    # Threads that spin while they wait for each other take the cores from the gateway: twice the CPU
+    # time of a token with one row, and far fewer tokens beside a busy neighbour.
+    "GOMP_SPINCOUNT": "1000",
+    "HF_HUB_DISABLE_PROGRESS_BARS": "1",
+    "TOKENIZERS_PARALLELISM": "false",
+    "TQDM_DISABLE": "1",
+    "TRANSFORMERS_VERBOSITY": "error",
+}
+
+Inbox = asyncio.Queue[Sequence[News] | None]
+"""What is told of one job, in the batches in which it came; None: the process has ended."""
+
+
+class Process:
+    """A process that is started once and ends once."""
+
+    def __init__(self, settings: Settings) -> None:
+        self._settings = settings
+        self._child: asyncio.subprocess.Process | None = None
+        self._reader: asyncio.StreamReader | None = None
+        self._writer: asyncio.StreamWriter | None = None
+        self._inboxes: dict[int, Inbox] = {}
+        self._numbers = itertools.count(1)
+        self.ready: Ready | None = None
+        self.broken: str | None = None
+        """Why another start would not help."""
+        self.rows = 0
+        self.waiting = 0
+
+    @property
+    def pid(self) -> int | None:
+        """Of the process, once it is started."""
+        return None if self._child is None else self._child.pid
+
+    async def start(self) -> None:
+        """Start it. It has only this socket in common with us, and ends when our end closes."""
+        ours, theirs = socket.socketpair()
+        try:
+            path = os.pathsep.join(filter(None, (str(_ROOT), os.environ.get("PYTHONPATH"))))
+            self._child = await asyncio.create_subprocess_exec(
+                sys.executable,
+                "-m",
+                "backends.torch.worker",
+                str(theirs.fileno()),
+                msgspec.json.encode(self._settings).decode(),
+                pass_fds=(theirs.fileno(),),
+                stdin=asyncio.subprocess.DEVNULL,
+                stdout=asyncio.subprocess.DEVNULL,
+                env={**_SURROUNDINGS, **os.environ, "PYTHONPATH": path},
+                start_new_session=True,
+            )
+            self._reader, self._writer = await asyncio.open_unix_connection(sock=ours)
+        except BaseException:
+            ours.close()
+            raise
+        finally:
+            theirs.close()
+
+    async def run(self, ready: asyncio.Event) -> None:
+        """Hand out what it tells, until it ends. Sets ``ready`` when it is."""
+        if self._reader is None:
+            return
+        try:
+            while True:
+                async with asyncio.timeout(SILENCE if self.ready else None):
+                    length = body_length(await self._reader.readexactly(4))
+                    body = await self._reader.readexactly(length)
+                self._take(read_news(body))
+                if self.ready is not None:
+                    ready.set()
+        except (asyncio.IncompleteReadError, ConnectionError):
+            return
+        except (TimeoutError, ValueError, msgspec.MsgspecError):
+            _log.exception("the process of %s is given up", self._settings.path)
+
+    def _take(self, news: Sequence[News]) -> None:
+        """Neighbours of one job stay together: they become one batch of events."""
+        for job, told in itertools.groupby(news, key=lambda one: getattr(one, "job", None)):
+            if job is None:
+                for one in told:
+                    self._note(one)
+            elif inbox := self._inboxes.get(job):
+                inbox.put_nowait(list(told))
+
+    def _note(self, news: News) -> None:
+        match news:
+            case Progress(text):
+                _log.info("%s", text)
+            case Ready(task, protocol, context, device):
+                if protocol != PROTOCOL:
+                    self.broken = "the engine is of another version than the gateway"
+                    return
+                self.ready = news
+                _log.info(
+                    "%s is ready: %s on %s, %d tokens", self._settings.path, task, device, context
+                )
+            case Broken(text):
+                self.broken = text
+            case Heartbeat(rows, waiting):
+                self.rows, self.waiting = rows, waiting
+            case _:
+                pass
+
+    def open(self) -> tuple[int, Inbox]:
+        """A number for a new job, and where news of it will lie."""
+        number = next(self._numbers)
+        inbox: Inbox = asyncio.Queue()
+        self._inboxes[number] = inbox
+        return number, inbox
+
+    def close(self, number: int, *, cancel: bool) -> None:
+        """Nobody asks for this job any more."""
+        if self._inboxes.pop(number, None) is not None and cancel:
+            self.send(Cancel(number))
+
+    def send(self, order: Order) -> None:
+        """Give an order. One to a process that has ended is lost, as the process's news tell."""
+        if self._writer is not None and not self._writer.is_closing():
+            self._writer.write(frame([order]))
+
+    async def end(self) -> None:
+        """See to it that it ends, and tell all who wait."""
+        for inbox in self._inboxes.values():
+            inbox.put_nowait(None)
+        self._inboxes.clear()
+        if self._writer is not None:
+            self._writer.close()
+        if self._child is None or self._child.returncode is not None:
+            return
+        try:
+            async with asyncio.timeout(_PATIENCE):
+                await self._child.wait()
+        except TimeoutError:
+            self._child.kill()
+            await self._child.wait()
+
+    @property
+    def exit_code(self) -> int | None:
+        """As the system gave it; negative is a signal."""
+        return None if self._child is None else self._child.returncode

@@ -1,0 +1,176 @@
+"""What a request means to this model: prompts to token ids, parameters to rules.
+
+Whatever is wrong with a request comes to light here, before it takes a row.
+"""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import msgspec
+from jinja2.exceptions import TemplateError
+
+from backends.torch.sampler import Rules
+from backends.torch.spec import Ending, Failed, FailKind, Input, Picking, Turn
+
+
+class Refused(Exception):
+    """The request can't be done; the parts of a Failed message."""
+
+    def __init__(self, kind: FailKind, message: str, *, param: str | None = None) -> None:
+        super().__init__(message)
+        self.kind: FailKind = kind
+        self.param = param
+        self.tokens: int | None = None
+        self.limit: int | None = None
+
+    def told(self, job: int) -> Failed:
+        """As a message."""
+        return Failed(job, self.kind, str(self), self.param, self.tokens, self.limit)
+
+
+def too_long(tokens: int, limit: int, param: str) -> Refused:
+    """More tokens than the model takes."""
+    refused = Refused(
+        "too_long", f"the prompt has {tokens} tokens and the model takes {limit}", param=param
+    )
+    refused.tokens, refused.limit = tokens, limit
+    return refused
+
+
+class Reader:
+    """Reads requests for one model."""
+
+    def __init__(
+        self, tokenizer: Any, *, context: int, vocabulary: int, defaults: Mapping[str, Any]
+    ) -> None:
+        self._tokenizer = tokenizer
+        self._context = context
+        self._vocabulary = vocabulary
+        self._defaults = defaults
+        """The model's own ``temperature``, ``top_p`` and ``top_k``."""
+
+    # --- prompts --------------------------------------------------------------------------------
+
+    def prompts(self, asked: Input, ending: Ending) -> list[list[int]]:
+        """The token ids of each prompt. Raises Refused."""
+        if asked.turns:
+            found = [self._chat(asked, asked.turns)]
+            param = "messages"
+        else:
+            found = [self._prompt(asked, prompt) for prompt in asked.prompts]
+            param = "prompt"
+        if not found or not all(found):
+            raise Refused("invalid", "the prompt is empty", param=param)
+        return [self._fitted(ids, asked, ending, param) for ids in found]
+
+    def _prompt(self, asked: Input, prompt: str | tuple[int, ...]) -> list[int]:
+        if isinstance(prompt, tuple):
+            self._known(prompt, "prompt")
+            return list(prompt)
+        if asked.wrap and self._tokenizer.chat_template:
+            return self._chat(asked, [Turn("user", prompt)])
+        ids: list[int] = self._tokenizer.encode(prompt, add_special_tokens=asked.special_tokens)
+        return ids or self._begin()
+
+    def _begin(self) -> list[int]:
+        """An empty prompt is the beginning of a text, where the model has a token for that."""
+        begin = self._tokenizer.bos_token_id
+        return [] if begin is None else [begin]
+
+    def _chat(self, asked: Input, turns: Sequence[Turn]) -> list[int]:
+        if not asked.template and not self._tokenizer.chat_template:
+            raise Refused(
+                "unsupported", "this model has no chat template; it takes prompts", param="messages"
+            )
+        try:
+            arguments = msgspec.json.decode(asked.arguments, type=dict[str, Any])
+            ids: list[int] = self._tokenizer.apply_chat_template(
+                [msgspec.structs.asdict(turn) for turn in turns],
+                chat_template=asked.template,
+                add_generation_prompt=asked.generation_prompt and not asked.continue_final,
+                continue_final_message=asked.continue_final,
+                return_dict=False,
+                **{name: value for name, value in arguments.items() if name not in _OURS},
+            )
+        except (TemplateError, TypeError, ValueError, msgspec.MsgspecError) as error:
+            raise Refused(
+                "invalid", f"the chat template refuses this: {error}", param="messages"
+            ) from error
+        return ids
+
+    def _fitted(self, ids: list[int], asked: Input, ending: Ending, param: str) -> list[int]:
+        room = self._context - (1 if ending.max_tokens != 0 else 0)
+        keep = asked.keep
+        if keep is not None and keep < 0:
+            wanted = 1 if ending.max_tokens is None else ending.max_tokens
+            keep = max(self._context - wanted, 1)
+        if keep:
+            ids = ids[-min(keep, room) :]
+        if len(ids) > room:
+            raise too_long(len(ids), self._context, param)
+        return ids
+
+    # --- parameters -----------------------------------------------------------------------------
+
+    def rules(self, asked: Picking) -> Rules:
+        """The rules of a row, every default resolved. Raises Refused."""
+        self._known(tuple(asked.logit_bias), "logit_bias")
+        self._known(asked.allowed_token_ids or (), "allowed_token_ids")
+        if asked.allowed_token_ids == ():
+            raise Refused("invalid", "no token is allowed", param="allowed_token_ids")
+        for name, low, high in _RANGES:
+            value = getattr(asked, name)
+            if value is not None and not low <= value <= high:
+                raise Refused("invalid", f"{name} is {value}; {low} to {high}", param=f"{name}")
+        return Rules(
+            temperature=_first(asked.temperature, self._defaults.get("temperature"), 1.0),
+            # At least one token always stays: nothing at all is the same as the likeliest alone.
+            top_p=max(_first(asked.top_p, self._defaults.get("top_p"), 1.0), 0.0),
+            top_k=max(_first(asked.top_k, self._defaults.get("top_k"), 0), 0),
+            min_p=_first(asked.min_p, self._defaults.get("min_p"), 0.0),
+            typical_p=_first(asked.typical_p, 1.0),
+            repetition_penalty=_first(asked.repetition_penalty, 1.0),
+            presence_penalty=_first(asked.presence_penalty, 0.0),
+            frequency_penalty=_first(asked.frequency_penalty, 0.0),
+            bias=asked.logit_bias,
+            allowed=asked.allowed_token_ids,
+            bad=self._sequences(asked.bad_words),
+        )
+
+    def _sequences(self, words: Sequence[str]) -> tuple[tuple[int, ...], ...]:
+        """The ways in which tokens may spell each word, at a text's beginning and within it."""
+        found: dict[tuple[int, ...], None] = {}
+        for word in words:
+            for spelled in (word, f" {word}"):
+                ids = tuple(self._tokenizer.encode(spelled, add_special_tokens=False))
+                if ids:
+                    found[ids] = None
+        return tuple(found)
+
+    def _known(self, ids: Sequence[int], param: str) -> None:
+        for token in ids:
+            if not 0 <= token < self._vocabulary:
+                raise Refused(
+                    "invalid",
+                    f"token {token} is none of the model's {self._vocabulary}",
+                    param=param,
+                )
+
+
+_OURS = frozenset(
+    {"conversation", "chat_template", "add_generation_prompt", "continue_final_message", "tokenize",
+     "return_dict", "return_tensors", "tokenizer_kwargs", "padding", "truncation", "max_length"}
+)  # fmt: skip
+"""Arguments of the call that a client's template variables must not take the place of."""
+
+_RANGES: tuple[tuple[str, float, float], ...] = (
+    ("temperature", 0.0, float("inf")),
+    ("top_p", 0.0, 1.0),
+    ("min_p", 0.0, 1.0),
+    ("typical_p", 0.0, 1.0),
+    ("repetition_penalty", 1e-6, float("inf")),
+)
+
+
+def _first(*values: Any) -> Any:
+    return next(value for value in values if value is not None)

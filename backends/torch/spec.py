@@ -1,0 +1,285 @@
+"""The messages between the gateway's process and the engine's, and their frames.
+
+A frame is four bytes of length (big-endian) and a msgpack array of messages. The gateway sends
+Generate, Embed, Cancel and Credit; the engine sends the others. A job is named by a number that the
+gateway gives; each job ends in exactly one Finished or Failed, unless it was cancelled.
+
+``None`` means: the model's own default.
+"""
+
+from collections.abc import Mapping, Sequence
+from typing import Literal
+
+import msgspec
+from msgspec import Struct
+
+PROTOCOL = 1
+MAX_FRAME = 256 * 1024 * 1024
+
+FailKind = Literal["invalid", "unsupported", "too_long", "overloaded", "deadline", "failed"]
+
+
+class Picking(Struct, frozen=True, omit_defaults=True):
+    """How a token is picked."""
+
+    temperature: float | None = None
+    top_p: float | None = None
+    top_k: int | None = None
+    min_p: float | None = None
+    typical_p: float | None = None
+    seed: int | None = None
+    repetition_penalty: float | None = None
+    presence_penalty: float | None = None
+    frequency_penalty: float | None = None
+    logit_bias: Mapping[int, float] = {}
+    allowed_token_ids: tuple[int, ...] | None = None
+    bad_words: tuple[str, ...] = ()
+
+
+class Ending(Struct, frozen=True, omit_defaults=True):
+    """When a choice ends."""
+
+    max_tokens: int | None = None
+    min_tokens: int = 0
+    stop: tuple[str, ...] = ()
+    stop_token_ids: tuple[int, ...] = ()
+    include_stop: bool = False
+    ignore_eos: bool = False
+    skip_special_tokens: bool = True
+
+
+class Turn(Struct, frozen=True, omit_defaults=True):
+    """One message of a conversation, as chat templates want it."""
+
+    role: str
+    content: str
+    name: str | None = None
+
+
+class Input(Struct, frozen=True, omit_defaults=True):
+    """A conversation (``turns``), or prompts of text or token ids.
+
+    ``wrap`` gives each prompt to the chat template as a user's only message. ``keep`` is how many
+    of the last prompt tokens stay (-1: as many as fit); without it a prompt that is too long fails.
+    """
+
+    turns: tuple[Turn, ...] = ()
+    prompts: tuple[str | tuple[int, ...], ...] = ()
+    wrap: bool = False
+    template: str | None = None
+    arguments: bytes = b"{}"
+    """The template's further variables: a JSON object."""
+    continue_final: bool = False
+    generation_prompt: bool = True
+    special_tokens: bool = True
+    keep: int | None = None
+
+
+class Generate(Struct, frozen=True, omit_defaults=True, tag="generate"):
+    """Make ``n`` choices for each prompt, the likeliest of ``best_of`` where that is more."""
+
+    job: int
+    input: Input
+    picking: Picking = Picking()
+    ending: Ending = Ending()
+    n: int = 1
+    best_of: int = 1
+    logprobs: int | None = None
+    """How many alternatives beside each token; -1 is all; None is no logprobs."""
+    prompt_logprobs: int | None = None
+    """The same for the prompt's tokens, told in Echo."""
+    token_ids: bool = False
+    echo: bool = False
+    priority: int = 128
+    timeout: float | None = None
+    credit: int = 512
+    """So many tokens may be on their way; Credit adds to it."""
+
+
+class Embed(Struct, frozen=True, omit_defaults=True, tag="embed"):
+    """One vector for each input."""
+
+    job: int
+    inputs: tuple[str | tuple[int, ...], ...]
+    instruction: str | None = None
+    dimensions: int | None = None
+    normalize: bool | None = None
+    keep: int | None = None
+    """So many of the first tokens stay (-1: as many as fit); without it too long a text fails."""
+    timeout: float | None = None
+
+
+class Cancel(Struct, frozen=True, tag="cancel"):
+    """Nobody waits for this job any more."""
+
+    job: int
+
+
+class Credit(Struct, frozen=True, tag="credit"):
+    """So many tokens of the job were taken."""
+
+    job: int
+    tokens: int
+
+
+class Ready(Struct, frozen=True, tag="ready"):
+    """The model is loaded. ``context`` is its longest prompt and answer together, in tokens."""
+
+    task: Literal["generate", "embed"]
+    protocol: int
+    context: int
+    device: str
+    dimensions: int | None = None
+
+
+class Progress(Struct, frozen=True, tag="progress"):
+    """What the process is at, for the log."""
+
+    text: str
+
+
+class Broken(Struct, frozen=True, tag="broken"):
+    """The model can't be served, and a restart would not help."""
+
+    text: str
+
+
+class Heartbeat(Struct, frozen=True, tag="heartbeat"):
+    """The loop turns."""
+
+    rows: int
+    waiting: int
+
+
+class Started(Struct, frozen=True, tag="started"):
+    """The first prompt is read; no piece came before. The count is of all prompts."""
+
+    job: int
+    prompt_tokens: int
+
+
+class Alternative(Struct, frozen=True, gc=False, array_like=True):
+    """A token the model might have taken."""
+
+    id: int
+    data: bytes
+    logprob: float
+
+
+class Token(Struct, frozen=True, gc=False, array_like=True):
+    """A token, its bytes and its log probability in the model's own distribution.
+
+    A prompt's first token has none.
+    """
+
+    id: int
+    data: bytes
+    logprob: float | None
+    top: tuple[Alternative, ...] = ()
+
+
+class Echo(Struct, frozen=True, gc=False, omit_defaults=True, tag="prompt"):
+    """The prompt of a choice; with its logprobs where asked for."""
+
+    job: int
+    choice: int
+    text: str
+    tokens: tuple[Token, ...] = ()
+
+
+class Piece(Struct, frozen=True, gc=False, omit_defaults=True, tag="piece"):
+    """Text of a choice, and how many tokens it took; ids and logprobs where asked for."""
+
+    job: int
+    choice: int
+    text: str
+    count: int
+    ids: tuple[int, ...] = ()
+    tokens: tuple[Token, ...] = ()
+
+
+class Ended(Struct, frozen=True, gc=False, tag="ended"):
+    """A choice is complete; ``stop`` is the string or token id that ended it."""
+
+    job: int
+    choice: int
+    reason: Literal["eos", "stop", "length"]
+    stop: str | int | None = None
+
+
+class Vectors(Struct, frozen=True, gc=False, tag="vectors"):
+    """Vectors from input ``first`` on: little-endian float32, ``dimensions`` each."""
+
+    job: int
+    first: int
+    dimensions: int
+    data: bytes
+
+
+class Finished(Struct, frozen=True, gc=False, tag="finished"):
+    """The job is done: what it took, in tokens and in seconds."""
+
+    job: int
+    prompt_tokens: int
+    completion_tokens: int = 0
+    queue: float = 0.0
+    prefill: float = 0.0
+    decode: float = 0.0
+    batch: int = 1
+    """The most rows that were computed together with it."""
+
+
+class Failed(Struct, frozen=True, gc=False, tag="failed"):
+    """The job came to nothing, or broke off."""
+
+    job: int
+    kind: FailKind
+    message: str
+    param: str | None = None
+    """The name of the field to blame."""
+    tokens: int | None = None
+    limit: int | None = None
+
+
+Order = Generate | Embed | Cancel | Credit
+News = (
+    Ready
+    | Progress
+    | Broken
+    | Heartbeat
+    | Started
+    | Echo
+    | Piece
+    | Ended
+    | Vectors
+    | Finished
+    | Failed
+)
+
+_encoder = msgspec.msgpack.Encoder()
+_orders = msgspec.msgpack.Decoder(list[Order])
+_news = msgspec.msgpack.Decoder(list[News])
+
+
+def frame(messages: Sequence[Order] | Sequence[News]) -> bytes:
+    """One frame of these messages."""
+    body = _encoder.encode(messages)
+    return len(body).to_bytes(4, "big") + body
+
+
+def body_length(header: bytes) -> int:
+    """The length that a frame's first four bytes announce."""
+    length = int.from_bytes(header, "big")
+    if length > MAX_FRAME:
+        raise ValueError(f"a frame of {length} bytes")
+    return length
+
+
+def read_orders(body: bytes) -> list[Order]:
+    """What the gateway sent."""
+    return _orders.decode(body)
+
+
+def read_news(body: bytes) -> list[News]:
+    """What the engine sent."""
+    return _news.decode(body)

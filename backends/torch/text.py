@@ -1,0 +1,182 @@
+"""Tokens to text: never half a character, never a stop string.
+
+A token may be a part of a character, and a stop string may begin in one token and end in another.
+So text is held back until it is sure, and a token is passed on with the text that it completes.
+"""
+
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+from backends.torch.spec import Token
+
+Decode = Callable[[Sequence[int]], str]
+
+_REPLACEMENT = "\ufffd"
+_PATIENCE = 8
+"""A character takes four bytes at most: after so many tokens it is plain that none is coming."""
+_PROMPT_TAIL = 5
+"""Some tokenizers decode a token differently at the beginning of a text."""
+
+
+class Detokenizer:
+    """Text that grows by whole characters."""
+
+    __slots__ = ("_decode", "_ids", "_known", "_pending")
+
+    def __init__(self, decode: Decode, prompt: Sequence[int]) -> None:
+        self._decode = decode
+        self._ids = list(prompt[-_PROMPT_TAIL:])
+        self._known = decode(self._ids)
+        self._pending = 0
+
+    def add(self, token: int) -> str:
+        """The text that this token completes."""
+        self._ids.append(token)
+        self._pending += 1
+        text = self._decode(self._ids)
+        if text.endswith(_REPLACEMENT) and self._pending < _PATIENCE:
+            return ""
+        return self._settle(text)
+
+    def close(self) -> str:
+        """What is left, less the beginning of a character."""
+        return self._settle(self._decode(self._ids).rstrip(_REPLACEMENT)) if self._pending else ""
+
+    def _settle(self, text: str) -> str:
+        new = text[len(self._known) :]
+        self._ids = self._ids[-max(self._pending, 1) :]
+        self._known = self._decode(self._ids)
+        self._pending = 0
+        return new
+
+
+class Taken(NamedTuple):
+    """A token as it goes out: its id, and its log probability where that was asked for."""
+
+    id: int
+    detail: Token | None
+
+
+class Release(NamedTuple):
+    """Text that may be sent, and the tokens it took."""
+
+    text: str
+    tokens: list[Taken]
+
+
+class Transcript:
+    """One choice's text on its way out."""
+
+    __slots__ = ("_detokenizer", "_held", "_include", "_stops", "_text", "stopped")
+
+    def __init__(self, detokenizer: Detokenizer, stops: Sequence[str], *, include: bool) -> None:
+        self._detokenizer = detokenizer
+        self._stops = tuple(stop for stop in stops if stop)
+        self._include = include
+        self._text = ""
+        self._held: list[tuple[int, int, Taken]] = []
+        self.stopped: str | None = None
+        """The stop string that was found."""
+
+    def add(self, token: Taken, *, scan: bool) -> None:
+        """One more token; with ``scan`` its text is searched for stop strings."""
+        self._grow(self._detokenizer.add(token.id), token, scan=scan)
+
+    def _grow(self, new: str, token: Taken | None, *, scan: bool) -> None:
+        start = len(self._text)
+        self._text += new
+        if token is not None:
+            self._held.append((start, len(self._text), token))
+        if scan and new:
+            self._search(start)
+
+    def _search(self, start: int) -> None:
+        """The match that ends first is the one: so it would be if letters came one by one."""
+        best: tuple[int, int, str] | None = None
+        for stop in self._stops:
+            at = self._text.find(stop, max(0, start - len(stop) + 1))
+            if at >= 0 and (best is None or (at + len(stop), at) < best[:2]):
+                best = (at + len(stop), at, stop)
+        if best is not None:
+            end, at, self.stopped = best
+            cut = end if self._include else at
+            self._text = self._text[:cut]
+            self._held = [held for held in self._held if held[0] < cut]
+
+    def take(self) -> Release | None:
+        """What may be sent now."""
+        size = len(self._text) - self._uncertain()
+        if size <= 0:
+            return None
+        text, self._text = self._text[:size], self._text[size:]
+        tokens = [taken for _, end, taken in self._held if end <= size]
+        self._held = [
+            (max(0, start - size), end - size, taken)
+            for start, end, taken in self._held
+            if end > size
+        ]
+        return Release(text, tokens)
+
+    def _uncertain(self) -> int:
+        """The length of the longest end of the text that may yet become a stop string."""
+        if self.stopped is not None:
+            return 0
+        return max((_overlap(self._text, stop) for stop in self._stops), default=0)
+
+    def close(self) -> Release | None:
+        """All that is left, once no token follows."""
+        if self.stopped is None:
+            self._grow(self._detokenizer.close(), None, scan=True)
+        text, self._text = self._text, ""
+        tokens = [taken for _, _, taken in self._held]
+        self._held = []
+        return Release(text, tokens) if text or tokens else None
+
+
+def _overlap(text: str, stop: str) -> int:
+    for size in range(min(len(stop) - 1, len(text)), 0, -1):
+        if text.endswith(stop[:size]):
+            return size
+    return 0
+
+
+class TokenBytes:
+    """The bytes of each token, as far as a tokenizer tells them."""
+
+    def __init__(self, tokenizer: Any) -> None:
+        self._tokenizer = tokenizer
+        self._known: dict[int, bytes] = {}
+        self._added = {int(i): str(token) for i, token in tokenizer.added_tokens_decoder.items()}
+        backend = getattr(tokenizer, "backend_tokenizer", None)
+        self._byte_level = backend is not None and "ByteLevel" in repr(backend.decoder)
+        self._letters = {letter: byte for byte, letter in enumerate(_byte_letters())}
+
+    def __call__(self, token: int) -> bytes:
+        found = self._known.get(token)
+        if found is None:
+            found = self._known[token] = self._bytes(token)
+        return found
+
+    def _bytes(self, token: int) -> bytes:
+        if token in self._added:
+            return self._added[token].encode()
+        name = self._tokenizer.convert_ids_to_tokens(token)
+        if name is None:
+            return b""
+        if self._byte_level:
+            if all(letter in self._letters for letter in name):
+                return bytes(self._letters[letter] for letter in name)
+            return str(name).encode()
+        if len(name) == len("<0x00>") and name.startswith("<0x") and name.endswith(">"):
+            return bytes([int(name[3:5], 16)])
+        return str(name).replace("\u2581", " ").encode()
+
+
+def _byte_letters() -> list[str]:
+    """The letter that byte-level tokenizers write for each byte."""
+    plain = {*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)}
+    letters, spare = [], 0x100
+    for byte in range(0x100):
+        letters.append(chr(byte if byte in plain else spare))
+        spare += byte not in plain
+    return letters

@@ -1,0 +1,191 @@
+"""A model of two layers that knows only bytes, and a way to drive an engine by hand."""
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any, TypeVar, cast
+
+import pytest
+import torch
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers
+from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
+
+from backends.torch.assembly import Model, assemble
+from backends.torch.engine import Engine, Limits
+from backends.torch.forward import ATTENTION, Forward, Segment
+from backends.torch.reading import Reader
+from backends.torch.spec import Echo, Ended, Failed, Finished, Generate, News, Piece
+from backends.torch.text import _byte_letters
+
+T = TypeVar("T")
+
+torch.set_num_threads(1)
+
+EOS = 256
+TEMPLATE = (
+    "{% for m in messages %}<{{ m.role }}>{{ m.content }}{% endfor %}"
+    "{% if add_generation_prompt %}<assistant>{% endif %}"
+)
+
+
+def byte_tokenizer() -> Any:
+    """A token for each byte, and two special ones."""
+    vocabulary = {letter: byte for byte, letter in enumerate(_byte_letters())}
+    inner = Tokenizer(models.BPE(vocabulary, []))
+    inner.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
+    inner.decoder = decoders.ByteLevel()
+    fast: Any = PreTrainedTokenizerFast
+    tokenizer = fast(
+        tokenizer_object=inner, eos_token="<eos>", pad_token="<pad>", bos_token="<bos>"
+    )
+    tokenizer.chat_template = TEMPLATE
+    return tokenizer
+
+
+def tiny_llama(**options: Any) -> Any:
+    """Random weights, always the same."""
+    torch.manual_seed(0)
+    config = LlamaConfig(
+        vocab_size=259,
+        hidden_size=64,
+        intermediate_size=128,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        max_position_embeddings=128,
+        eos_token_id=EOS,
+        bos_token_id=None,
+        pad_token_id=None,
+        initializer_range=0.3,
+    )
+    llama: Any = LlamaForCausalLM
+    return llama._from_config(config, **options)
+
+
+class Scripted:
+    """Stands for a Forward: after a prompt it says the script, whatever was drawn before."""
+
+    context = 512
+    vocabulary = 259
+
+    def __init__(self, script: Sequence[int], prompt: int) -> None:
+        self._script = script
+        self._prompt = prompt
+        self.broken = False
+        self.passes: list[int] = []
+        """How many segments each pass had."""
+
+    def __call__(self, segments: Sequence[Segment]) -> torch.Tensor:
+        if self.broken:
+            raise RuntimeError("out of memory")
+        self.passes.append(len(segments))
+        rows = []
+        for segment in segments:
+            segment.kv.advance(len(segment.tokens))
+            if segment.wants:
+                at = segment.kv.length - self._prompt
+                line = torch.zeros(self.vocabulary)
+                line[self._script[at] if at < len(self._script) else EOS] = 30.0
+                rows.append(line)
+        return torch.stack(rows) if rows else torch.zeros(0, self.vocabulary)
+
+
+def _job_of(news: Any) -> int:
+    job: int = news.job
+    return job
+
+
+class Driven:
+    """An engine, and what it has told."""
+
+    def __init__(self, model: Model, limits: Limits | None = None) -> None:
+        self.now = 0.0
+        self.told: list[News] = []
+        self.engine = Engine(model, limits or Limits(), self.told.append, lambda: self.now)
+
+    def run(self, *specs: Generate, steps: int = 1000) -> "Driven":
+        """Submit, and step until there is nothing to do."""
+        for spec in specs:
+            self.engine.submit(spec)
+        for _ in range(steps):
+            if not self.engine.step():
+                break
+        return self
+
+    def of(self, kind: type[T], job: int = 1) -> list[T]:
+        """What was told of a job, of this kind."""
+        return [one for one in self.told if isinstance(one, kind) and _job_of(one) == job]
+
+    def text(self, job: int = 1, choice: int = 0) -> str:
+        """A choice's text."""
+        return "".join(p.text for p in self.of(Piece, job) if p.choice == choice)
+
+    def ids(self, job: int = 1, choice: int = 0) -> list[int]:
+        """A choice's tokens."""
+        return [i for p in self.of(Piece, job) if p.choice == choice for i in p.ids]
+
+    def ended(self, job: int = 1) -> dict[int, Ended]:
+        """The end of each choice."""
+        ends = self.of(Ended, job)
+        assert len({end.choice for end in ends}) == len(ends)
+        return {end.choice: end for end in ends}
+
+    def finished(self, job: int = 1) -> Finished:
+        """The one end of a job."""
+        (one,) = self.of(Finished, job)
+        return one
+
+    def failed(self, job: int = 1) -> Failed:
+        """The one failure of a job."""
+        (one,) = self.of(Failed, job)
+        return one
+
+    def echo(self, job: int = 1) -> Echo:
+        """The one echo of a job."""
+        (one,) = self.of(Echo, job)
+        return one
+
+
+@pytest.fixture(scope="session")
+def tokenizer() -> Any:
+    return byte_tokenizer()
+
+
+@pytest.fixture(scope="session")
+def tiny(tokenizer: Any) -> Model:
+    return assemble(Forward(tiny_llama(attn_implementation=ATTENTION)), tokenizer)
+
+
+@pytest.fixture(scope="session")
+def reference() -> Any:
+    """The same model as transformers runs it."""
+    return tiny_llama().eval()
+
+
+@pytest.fixture
+def driven(tiny: Model) -> Callable[..., Driven]:
+    return lambda limits=None: Driven(tiny, limits)
+
+
+@pytest.fixture
+def scripted(tokenizer: Any) -> Callable[..., tuple[Driven, Scripted]]:
+    """An engine whose model says ``script`` after a prompt of one token."""
+
+    def make(
+        script: str | bytes | Sequence[int], limits: Limits | None = None
+    ) -> tuple[Driven, Scripted]:
+        ids = list(script.encode() if isinstance(script, str) else script)
+        forward = Scripted(ids, prompt=1)
+        reader = Reader(tokenizer, context=512, vocabulary=259, defaults={})
+        model = Model(cast("Forward", forward), tokenizer, reader, frozenset({EOS}))
+        return Driven(model, limits), forward
+
+    return make
+
+
+@pytest.fixture(scope="session")
+def tiny_folder(tokenizer: Any, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The tiny model as a folder that can be loaded."""
+    folder = tmp_path_factory.mktemp("tiny")
+    tiny_llama().save_pretrained(folder)
+    tokenizer.save_pretrained(folder)
+    return folder

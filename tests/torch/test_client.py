@@ -1,0 +1,245 @@
+"""The backend and its process: a tiny model in a real process."""
+
+import asyncio
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Sequence
+from contextlib import aclosing
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+import pytest_asyncio
+
+from backends.torch.client import TorchBackend
+from gateway.core.context import Context, Deadline, Timeouts
+from gateway.core.errors import (
+    ContextTooLong,
+    DeadlineExceeded,
+    Overloaded,
+    StreamBroken,
+    Unsupported,
+    WorkerUnreachable,
+)
+from gateway.core.types import (
+    Done,
+    EmbedRequest,
+    Event,
+    GenerateRequest,
+    Request,
+    Sampling,
+    Start,
+    Stopping,
+    Text,
+    Timing,
+    Usage,
+    Want,
+)
+
+pytestmark = pytest.mark.asyncio(loop_scope="module")
+
+
+def context(seconds: float = 60.0, **timeouts: float) -> Context:
+    clock = time.monotonic
+    return Context("x", Deadline(clock, seconds), clock, Timeouts(**timeouts))
+
+
+def request(**fields: Any) -> GenerateRequest:
+    given: dict[str, Any] = {
+        "model": "m",
+        "kind": "completion",
+        "prompts": ("Hello",),
+        "sampling": Sampling(temperature=1, seed=3),
+        "stopping": Stopping(max_tokens=16, ignore_eos=True),
+        **fields,
+    }
+    return GenerateRequest(**given)
+
+
+async def events(backend: TorchBackend, asked: Request) -> list[Event]:
+    return [e async for batch in backend.answer(asked, context()) for e in batch]
+
+
+async def until(condition: Callable[[], bool]) -> None:
+    async with asyncio.timeout(60):
+        while not condition():  # noqa: ASYNC110 - what is waited for happens in another process
+            await asyncio.sleep(0.05)
+
+
+@pytest_asyncio.fixture(loop_scope="module", scope="module")
+async def backend(tiny_folder: Path) -> AsyncIterator[TorchBackend]:
+    one = TorchBackend(path=str(tiny_folder), threads=1, queue=8)
+    await one.start()
+    yield one
+    process = one.process
+    await one.aclose()
+    assert process is not None
+    assert process.exit_code is not None
+
+
+async def test_the_gateway_imports_no_torch() -> None:
+    code = (
+        "import sys, backends.torch.client\n"
+        "assert not {'torch', 'transformers', 'numpy'} & set(sys.modules)"
+    )
+    root = Path(__file__).parents[2]
+    done = subprocess.run([sys.executable, "-c", code], cwd=root, check=False)  # noqa: ASYNC221
+    assert done.returncode == 0
+
+
+async def test_settings_are_checked() -> None:
+    with pytest.raises(msgspec.ValidationError, match="pth"):
+        TorchBackend(path="x", pth="y")
+
+
+async def test_an_answer_waits_for_the_model_and_is_whole(backend: TorchBackend) -> None:
+    got = await events(backend, request())
+    assert backend.ready
+    assert got[0] == Start(5)
+    assert got[-1] == Done()
+    assert Usage(5, 16) in got
+    assert sum(isinstance(e, Timing) for e in got) == 1
+    assert sum(e.tokens for e in got if isinstance(e, Text)) == 16
+    again = await events(backend, request())
+    assert [e for e in again if isinstance(e, Text)] == [e for e in got if isinstance(e, Text)]
+
+
+async def test_many_at_once(backend: TorchBackend) -> None:
+    alone = await events(backend, request(n=3))
+    together = await asyncio.gather(*(events(backend, request(n=3)) for _ in range(6)))
+
+    def texts(found: list[Event]) -> list[str]:
+        return [
+            "".join(e.text for e in found if isinstance(e, Text) and e.index == i) for i in range(3)
+        ]
+
+    assert all(texts(one) == texts(alone) for one in together)
+
+
+async def test_running_usage(backend: TorchBackend) -> None:
+    got = await events(backend, request(want=Want(usage="each")))
+    counts = [e.completion_tokens for e in got if isinstance(e, Usage)]
+    assert counts == sorted(counts)
+    assert len(counts) > 2
+    assert counts[-1] == 16
+
+
+async def test_more_tokens_than_the_credit(backend: TorchBackend) -> None:
+    got = await events(backend, request(n=16, stopping=Stopping(max_tokens=100, ignore_eos=True)))
+    assert Usage(5, 1600) in got
+
+
+async def test_errors_come_in_the_gateways_words(backend: TorchBackend) -> None:
+    with pytest.raises(ContextTooLong):
+        await events(backend, request(prompts=("x" * 500,)))
+    with pytest.raises(Unsupported):
+        await events(backend, EmbedRequest(model="m", inputs=("a",)))
+    with pytest.raises(DeadlineExceeded):
+        await anext(backend.answer(request(), context(0.0)))
+
+
+async def test_more_than_the_queue_takes_is_overload(backend: TorchBackend) -> None:
+    many = (events(backend, request(prompts=("a",) * 8)) for _ in range(9))
+    found = await asyncio.gather(*many, return_exceptions=True)
+    assert any(isinstance(one, Overloaded) for one in found)
+    assert all(isinstance(one, Overloaded | list) for one in found)
+
+
+async def drained(stream: AsyncGenerator[Sequence[Event], None]) -> None:
+    async for _ in stream:
+        pass
+
+
+LONG = request(n=64, stopping=Stopping(max_tokens=120, ignore_eos=True))
+
+
+async def test_leaving_frees_the_rows(backend: TorchBackend) -> None:
+    async with aclosing(backend.answer(LONG, context())) as stream:
+        await anext(stream)
+    process = backend.process
+    assert process is not None
+    assert not process._inboxes
+    process.rows = -1
+    await until(lambda: process.rows == 0)
+    assert process.waiting == 0
+
+
+async def test_a_process_that_dies_is_started_anew(backend: TorchBackend) -> None:
+    before = backend.process
+    assert before is not None
+    assert before.pid is not None
+    async with aclosing(backend.answer(LONG, context())) as stream:
+        await anext(stream)
+        os.kill(before.pid, signal.SIGKILL)
+        with pytest.raises(StreamBroken):
+            await drained(stream)
+    assert not backend.ready
+    got = await events(backend, request())
+    assert got[-1] == Done()
+    assert backend.process is not before
+
+
+async def test_a_model_that_is_not_there_is_told_and_not_tried_again() -> None:
+    broken = TorchBackend(path="package:there_is_no_such_package")
+    await broken.start()
+    with pytest.raises(WorkerUnreachable, match="no package there_is_no_such_package"):
+        await anext(broken.answer(request(), context()))
+    assert not broken.ready
+    await broken.aclose()
+
+
+async def test_a_model_that_is_slow_to_load_is_overload(tiny_folder: Path) -> None:
+    slow = TorchBackend(path=str(tiny_folder))
+    await slow.start()
+    with pytest.raises(Overloaded):
+        await anext(slow.answer(request(), context(first_token=0.001)))
+    await slow.aclose()
+    with pytest.raises(WorkerUnreachable, match="shut down"):
+        await anext(slow.answer(request(), context()))
+
+
+STARTS = """
+import asyncio, sys
+from backends.torch.client import TorchBackend
+
+async def main():
+    backend = TorchBackend(path=sys.argv[1])
+    await backend.start()
+    while not backend.ready:
+        await asyncio.sleep(0.05)
+    print(backend.process.pid, flush=True)
+    await asyncio.sleep(600)
+
+asyncio.run(main())
+"""
+
+
+async def test_the_process_dies_with_the_gateway(tiny_folder: Path) -> None:
+    gateway = await asyncio.create_subprocess_exec(
+        sys.executable,
+        "-c",
+        STARTS,
+        str(tiny_folder),
+        cwd=Path(__file__).parents[2],
+        stdout=asyncio.subprocess.PIPE,
+    )
+    assert gateway.stdout is not None
+    pid = int(await gateway.stdout.readline())
+    os.kill(pid, signal.SIGINT)
+    os.kill(pid, signal.SIGTERM)
+    assert alive(pid)
+    gateway.kill()
+    await gateway.wait()
+    await until(lambda: not alive(pid))
+
+
+def alive(pid: int) -> bool:
+    try:
+        status = Path(f"/proc/{pid}/stat").read_text("utf-8")
+    except FileNotFoundError:
+        return False
+    return status.rpartition(")")[2].split()[0] != "Z"
