@@ -8,8 +8,9 @@ logprobs) and has no use for what only picks tokens.
 import asyncio
 import itertools
 from collections.abc import AsyncGenerator, Iterator, Mapping, Sequence
-from typing import Literal
+from typing import Any, Literal
 
+import msgspec
 from msgspec import Struct
 
 from gateway.core.context import Context
@@ -77,12 +78,12 @@ class EchoBackend:
         script: Sequence[str] = (),
         delay: float = 0.0,
         context: int | None = None,
-        fail: Fail | None = None,
+        fail: Fail | Mapping[str, Any] | None = None,
     ) -> None:
         self._script = tuple(script)
         self._delay = delay
         self._context = context
-        self._fail = fail
+        self._fail = None if fail is None else msgspec.convert(fail, Fail)
         self._calls = itertools.count()
         self.running = 0
         """Requests in work: a test sees here that a client who left has freed its place."""

@@ -52,7 +52,7 @@ class Paths:
         methods = self._static.get(path)
         params: Mapping[str, str] = {}
         if methods is None:
-            methods, params = self._match(path)
+            methods, params = self._match(method, path)
         found = methods.get(method)
         if found is None:
             raise MethodNotAllowed(
@@ -92,9 +92,11 @@ class Paths:
             known = self._patterns[pattern] = _Path(re.compile(pattern), {})
         known.methods.setdefault(endpoint.method, whole)
 
-    def _match(self, path: str) -> tuple[dict[str, tuple[Mount, Endpoint]], Mapping[str, str]]:
+    def _match(
+        self, method: str, path: str
+    ) -> tuple[dict[str, tuple[Mount, Endpoint]], Mapping[str, str]]:
         for known in self._patterns.values():
             if match := known.pattern.fullmatch(path):
                 params = {name: unquote(value) for name, value in match.groupdict().items()}
                 return known.methods, params
-        raise PathNotFound(f"no endpoint is called {path[:200]!r}")
+        raise PathNotFound(f"no endpoint is called {path[:200]!r}", method=method)

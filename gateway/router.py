@@ -7,7 +7,7 @@ and draws.
 import bisect
 import itertools
 from collections.abc import Callable, Mapping, Sequence
-from typing import Literal
+from typing import Any, Literal
 
 from msgspec import Struct
 from msgspec.structs import replace
@@ -19,6 +19,13 @@ from gateway.core.ports import Backend
 OnLoss = Literal["report", "reject", "ignore"]
 ANY = "*"
 """The model that stands for every name no other model has."""
+
+
+class Defaults(Struct, frozen=True):
+    """What holds where a client was silent: fields of the request's two sections, by name."""
+
+    sampling: Mapping[str, Any] = {}
+    stopping: Mapping[str, Any] = {}
 
 
 class Target(Struct, frozen=True):
@@ -49,6 +56,7 @@ class Model(Struct, frozen=True):
     targets: Mapping[str, Target]
     split: Split
     on_loss: OnLoss = "report"
+    defaults: Defaults = Defaults()
 
 
 class Route(Struct, frozen=True):
@@ -110,7 +118,7 @@ class Router:
         if model is None or not name:
             raise ModelNotFound(f"the model {shown(name)} does not exist", model=name)
         target = replace(model.split.pick(self._draw()), model=name)
-        return Route(Model(replace(model.info, name=name), {}, model.split, model.on_loss), target)
+        return Route(replace(model, info=replace(model.info, name=name)), target)
 
     @staticmethod
     def _now(model: Model) -> ModelInfo:
@@ -133,6 +141,7 @@ def compile_model(
     targets: Mapping[str, Target],
     weights: Mapping[str, int],
     on_loss: OnLoss = "report",
+    defaults: Defaults = Defaults(),  # noqa: B008 - frozen
 ) -> Model:
     """A model of these versions; ``weights`` names at least one with a weight above 0."""
     total = sum(weights.values())
@@ -142,4 +151,4 @@ def compile_model(
     )
     arms = [name for name in targets if weights.get(name)]
     split = Split([targets[name] for name in arms], [weights[name] for name in arms])
-    return Model(replace(info, versions=versions), targets, split, on_loss)
+    return Model(replace(info, versions=versions), targets, split, on_loss, defaults)

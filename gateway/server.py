@@ -26,10 +26,12 @@ from gateway.core.aggregate import Fold
 from gateway.core.context import Clock, Context, Deadline, Timeouts
 from gateway.core.errors import (
     ClientError,
+    ClientGone,
     DeadlineExceeded,
     GatewayError,
     InternalError,
     Malformed,
+    RequestNotFound,
     StreamBroken,
     TooLarge,
     Unsupported,
@@ -37,6 +39,7 @@ from gateway.core.errors import (
 from gateway.core.ports import About, Backend, Call, Dialect, Encoder, Reply
 from gateway.core.types import Done, Request, Usage
 from gateway.emulation import Around, around
+from gateway.fitting import fit
 from gateway.paths import Paths
 from gateway.router import Route, Router
 from gateway.seam import Request as HttpRequest
@@ -76,6 +79,8 @@ class _Work(Struct):
     record: Record
     headers: tuple[tuple[str, str], ...] = ()
     around: Around | None = None
+    scope: asyncio.Timeout | None = None
+    stopped: bool = False
 
     @property
     def backend(self) -> Backend:
@@ -101,6 +106,7 @@ class Server:
         self._now = surroundings.now
         self._new_id = surroundings.new_id
         self._observe = surroundings.observe
+        self._running: dict[tuple[str, str, str], _Work] = {}
 
     async def serve(self, http: HttpRequest, sink: Sink) -> None:
         """Answer one request. Raises only what cancels its task."""
@@ -133,7 +139,8 @@ class Server:
                 case "generate":
                     await self._generate(mount.dialect, call, principal, sink, record)
                 case "stop":
-                    raise Unsupported("requests can't be stopped by id here")
+                    self._stop(mount.dialect, call, record)
+                    self._send(sink, mount.dialect.inform(call, self._router), record)
         except GatewayError as error:
             self._refuse(mount.dialect, error, call, sink, record)
         except Exception:
@@ -168,7 +175,7 @@ class Server:
         route = self._router.route(envelope.model, envelope.version)
         authorize(principal, route.model.info.name)
         self._label(record, route, envelope.stream)
-        request = replace(dialect.decode(call), model=route.target.model)
+        request = fit(dialect.decode(call, route.model.info), route, dialect.names(call))
         context = self._context(call, request, record)
         headers = self._judge(dialect, call, request, route, record)
         about = About(
@@ -182,13 +189,29 @@ class Server:
         encoder = dialect.encoder(call, request, about)
         request, outside = around(request)
         work = _Work(request, route, encoder, context, sink, record, headers, outside)
+        name = (dialect.name, record.key, envelope.client_id or request.client_id or "")
         try:
-            async with asyncio.timeout(context.deadline.remaining()):
+            async with asyncio.timeout(context.deadline.remaining()) as work.scope:
+                self._running[name] = work
                 await (self._stream(work) if envelope.stream else self._whole(work))
         except TimeoutError:
-            self._fail(work, DeadlineExceeded("the request's time is up"))
+            gone = ClientGone("the request was stopped")
+            late = DeadlineExceeded("the request's time is up")
+            self._fail(work, gone if work.stopped else late)
         except GatewayError as error:
             self._fail(work, error)
+        finally:
+            if self._running.get(name) is work:
+                del self._running[name]
+
+    def _stop(self, dialect: Dialect, call: Call, record: Record) -> None:
+        """End the running request that the client names; only its own. Raises RequestNotFound."""
+        asked = dialect.peek(call).client_id or ""
+        work = self._running.get((dialect.name, record.key, asked)) if asked else None
+        if work is None or work.scope is None:
+            raise RequestNotFound("no running request has this id", id=asked)
+        work.stopped = True
+        work.scope.reschedule(asyncio.get_running_loop().time())
 
     async def _stream(self, work: _Work) -> None:
         """Write events as they come.

@@ -4,6 +4,7 @@ import asyncio
 import logging
 from collections.abc import Awaitable, Callable, Mapping
 from ssl import SSLContext
+from typing import Any
 
 from aiohttp import hdrs, web
 
@@ -12,6 +13,7 @@ from gateway.core.ports import Headers
 from gateway.seam import Request, Sink
 
 Serve = Callable[[Request, Sink], Awaitable[None]]
+Answer = Callable[[web.BaseRequest], Awaitable[web.StreamResponse]]
 
 
 class _Request:
@@ -114,20 +116,35 @@ class _Sink:
         return response
 
 
+class _Capped(web.Server):
+    """Closes connections past a number of them at once: it has nothing to say to them in HTTP."""
+
+    def __init__(self, answer: Answer, most: int, **kwargs: Any) -> None:
+        super().__init__(answer, **kwargs)
+        self._most = most
+
+    def connection_made(self, handler: Any, transport: asyncio.Transport) -> None:
+        super().connection_made(handler, transport)
+        if len(self.connections) > self._most:
+            transport.abort()
+
+
 class Front:
     """One listening address.
 
     ``serve`` is called for each request, in a task that is cancelled when the client leaves.
     """
 
-    def __init__(self, serve: Serve, *, header_limit: int) -> None:
+    def __init__(self, serve: Serve, *, header_limit: int, connections: int) -> None:
         self._serve = serve
-        self._server = web.Server(
+        self._server = _Capped(
             self._answer,
+            connections,
             handler_cancellation=True,
             access_log=None,
             logger=logging.getLogger("interlingua.http"),
             auto_decompress=False,
+            keepalive_timeout=75,
             max_line_size=header_limit,
             max_field_size=header_limit,
         )

@@ -1,0 +1,20 @@
+"""The command ``interlingua``: its verbs are in ``gateway.commands``."""
+
+import click
+
+from gateway import __version__
+from gateway.commands.check import check, schema
+from gateway.commands.serve import serve
+
+
+@click.group(context_settings={"help_option_names": ["-h", "--help"]})
+@click.version_option(__version__, prog_name="interlingua")
+def main() -> None:
+    """A gateway between the clients and the workers of language models.
+
+    Exit codes: 0 good, 1 the configuration is wrong or the gateway failed, 2 wrong usage.
+    """
+
+
+for command in (serve, check, schema):
+    main.add_command(command)

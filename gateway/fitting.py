@@ -1,0 +1,54 @@
+"""A client's request as the model takes it: the model's name, its defaults, its limits."""
+
+from collections.abc import Mapping
+from typing import Any, TypeVar
+
+from msgspec.structs import replace
+
+from gateway.core.errors import InvalidParameter
+from gateway.core.types import EmbedRequest, GenerateRequest, Request, Sampling, Stopping
+from gateway.router import Route
+
+Section = TypeVar("Section", Sampling, Stopping)
+
+
+def fit(request: Request, route: Route, names: Mapping[str, str]) -> Request:
+    """The request for the route's target.
+
+    ``names`` gives the client's wire names of field paths. Raises InvalidParameter when the client
+    asks for more than the model's limit.
+    """
+    if isinstance(request, EmbedRequest):
+        return replace(request, model=route.target.model)
+    defaults = route.model.defaults
+    fitted = replace(
+        request,
+        model=route.target.model,
+        sampling=_filled(request.sampling, defaults.sampling),
+        stopping=_filled(request.stopping, defaults.stopping),
+    )
+    most = route.model.info.max_tokens
+    return fitted if most is None else _within(fitted, most, names)
+
+
+def _filled(section: Section, defaults: Mapping[str, Any]) -> Section:
+    """``section``, with a default wherever the client was silent."""
+    silent = {
+        name: default for name, default in defaults.items() if getattr(section, name) in (None, ())
+    }
+    return replace(section, **silent) if silent else section
+
+
+def _within(request: GenerateRequest, most: int, names: Mapping[str, str]) -> GenerateRequest:
+    asked = request.stopping.max_tokens
+    if asked is None:
+        return replace(request, stopping=replace(request.stopping, max_tokens=most))
+    if asked > most:
+        param = names.get("stopping.max_tokens", "max_tokens")
+        raise InvalidParameter(
+            f"'{param}' must be at most {most} for this model, got {asked}",
+            param=param,
+            problem="above",
+            got=asked,
+        )
+    return request
