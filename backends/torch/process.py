@@ -34,8 +34,8 @@ _PATIENCE = 5.0
 """Seconds it has to end by itself."""
 _ROOT = Path(__file__).resolve().parents[2]
 _SURROUNDINGS = {
-    # Threads that spin while they wait for each other take the cores from the gateway: twice the CPU
-    # time of a token with one row, and far fewer tokens beside a busy neighbour.
+    # Threads that spin while they wait for each other take the cores from the gateway: twice the
+    # CPU time of a token with one row, and far fewer tokens beside a busy neighbour.
     "GOMP_SPINCOUNT": "1000",
     "HF_HUB_DISABLE_PROGRESS_BARS": "1",
     "TOKENIZERS_PARALLELISM": "false",

@@ -14,11 +14,13 @@ from gateway.core.errors import (
     Overloaded,
     RateLimited,
     StreamBroken,
+    Unsupported,
     WorkerFailed,
 )
 from gateway.core.types import (
     EmbedRequest,
     GenerateRequest,
+    ImagePart,
     Logprobs,
     Message,
     NamedTool,
@@ -39,8 +41,8 @@ CONTEXT = Context("r", Deadline(clock, 1), clock)
 
 
 def chat(text: str = "say hi", **fields: Any) -> GenerateRequest:
-    messages = (Message("user", (TextPart(text),)),)
-    return GenerateRequest(model="m", kind="chat", messages=messages, **fields)
+    fields.setdefault("messages", (Message("user", (TextPart(text),)),))
+    return GenerateRequest(model="m", kind="chat", **fields)
 
 
 async def ask(backend: EchoBackend, request: Request) -> Answer:
@@ -134,6 +136,19 @@ async def test_an_embedding_is_made_of_the_text() -> None:
     assert answer.vectors == [(6.0, 3.0, 0.5, -0.25), (2.0, 2.0, 0.5, -0.25)]
     assert answer.usage is not None
     assert answer.usage.prompt_tokens == 5
+
+
+async def test_words_are_tokens() -> None:
+    assert await HELLO.tokenize("a b  c", CONTEXT) == [(0, "a"), (1, " b"), (2, " c")]
+
+
+async def test_it_reads_text_only() -> None:
+    parts = (TextPart("see"), ImagePart("data:"))
+
+    with pytest.raises(Unsupported) as caught:
+        await ask(HELLO, chat(messages=(Message("user", parts),)))
+
+    assert caught.value.param == "messages[0].content[1].type"
 
 
 @pytest.mark.parametrize(

@@ -11,7 +11,7 @@ from gateway.core.errors import StreamBroken, WorkerFailed
 def split(data: bytes, size: int = 1 << 16, limit: int = 1 << 20) -> list[bytes]:
     """The data of the events in ``data``, fed in pieces of ``size``."""
     splitter = sse.Splitter(limit=limit)
-    found = []
+    found: list[bytes] = []
     for i in range(0, len(data), size):
         found += splitter.feed(data[i : i + size])
     splitter.close()

@@ -1,0 +1,114 @@
+"""How long a worker may be silent."""
+
+import asyncio
+import math
+from collections.abc import Callable, Coroutine
+from typing import Any
+
+from backends.upstream import Reading
+from gateway.core.context import Clock, Deadline
+from gateway.core.errors import DeadlineExceeded, StreamBroken
+
+
+class Watch:
+    """Listens to one worker's answer, and cuts it off when the worker is silent for too long.
+
+    ``first`` is how long the first events may take, in seconds, from the making of the watch; None
+    where only the deadline says. After ``begun`` each read has ``idle`` seconds. The deadline holds
+    for all. One timer serves the whole answer: a read only moves the moment at which it is due.
+    """
+
+    def __init__(
+        self, deadline: Deadline, clock: Clock, *, first: float | None, idle: float
+    ) -> None:
+        self._deadline = deadline
+        self._clock = clock
+        self._idle = idle
+        self._first = math.inf if first is None else clock() + first
+        self._begun = False
+        self._due = math.inf
+        self._timer: asyncio.TimerHandle | None = None
+        self._cut: Callable[[], None] = _nothing
+        self._which = ""
+        self._ran_out = False
+
+    async def open(self, opening: Coroutine[Any, Any, Reading]) -> Reading:
+        """The answer whose head ``opening`` waits for. Raises DeadlineExceeded."""
+        try:
+            async with asyncio.timeout(self._left()):
+                reading = await opening
+        except TimeoutError:
+            raise self._exceeded() from None
+        finally:
+            opening.close()
+        self._cut = reading.abort
+        return reading
+
+    async def read(self, reading: Reading) -> bytes:
+        """The next bytes, b"" at the end. Raises DeadlineExceeded or StreamBroken."""
+        self._set(self._left())
+        try:
+            return await reading.read()
+        except StreamBroken:
+            if self._ran_out:
+                raise self._exceeded() from None
+            raise
+        finally:
+            self._due = math.inf
+
+    def begun(self) -> None:
+        """The first events have come."""
+        self._begun = True
+
+    def hurry(self, seconds: float) -> None:
+        """Whatever is still to be read must come within ``seconds``."""
+        self._begun = False
+        self._first = self._clock() + seconds
+
+    def stop(self) -> None:
+        """The answer is over."""
+        if self._timer is not None:
+            self._timer.cancel()
+
+    def _left(self) -> float:
+        if self._begun:
+            limit, which = self._idle, "idle"
+        else:
+            limit, which = max(self._first - self._clock(), 0.0), "first_token"
+        left = self._deadline.remaining(limit)
+        self._which = which if left == limit else "total"
+        return left
+
+    def _set(self, seconds: float) -> None:
+        loop = asyncio.get_running_loop()
+        self._due = self._clock() + seconds
+        if self._timer is not None:
+            if self._timer.when() <= loop.time() + seconds:
+                return  # it looks again when it fires
+            self._timer.cancel()
+        self._timer = loop.call_later(seconds, self._look)
+
+    def _look(self) -> None:
+        self._timer = None
+        left = self._due - self._clock()
+        if left == math.inf:
+            return
+        if left > 0:
+            self._timer = asyncio.get_running_loop().call_later(left, self._look)
+            return
+        self._ran_out = True
+        self._cut()
+
+    def _exceeded(self) -> DeadlineExceeded:
+        return DeadlineExceeded(_SAID[self._which], which=self._which)
+
+
+def _nothing() -> None:
+    """There is no connection to cut yet."""
+
+
+_SAID = {
+    "first_token": "the worker took too long to begin its answer",
+    "idle": "the worker fell silent in the middle of its answer",
+    "total": "the request's time is up",
+}

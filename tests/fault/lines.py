@@ -1,0 +1,128 @@
+"""A small dialect for tests of the pool, and the pool around it.
+
+A worker writes lines: JSON objects ``{"text": "..."}``, and at last ``end``.
+"""
+
+from collections.abc import AsyncIterator, Mapping, Sequence
+from contextlib import aclosing, asynccontextmanager
+from time import monotonic
+from typing import Any
+
+import msgspec
+
+from backends.pool import PoolBackend
+from backends.pool.policy import PolicyName
+from backends.upstream import Queue, Upstream, Worker
+from gateway.core.context import Context, Deadline, Timeouts
+from gateway.core.errors import GatewayError, RateLimited, StreamBroken, WorkerFailed
+from gateway.core.loss import Loss
+from gateway.core.ports import Decoder, WireRequest
+from gateway.core.types import Done, End, Event, GenerateRequest, Request, Text
+
+LIMIT = 1 << 20
+STREAMED = GenerateRequest(model="m", kind="completion", prompts=("hi",), stream=True)
+UNARY = GenerateRequest(model="m", kind="completion", prompts=("hi",))
+
+
+def say(text: str) -> bytes:
+    """A line that a worker writes."""
+    return msgspec.json.encode({"text": text}) + b"\n"
+
+
+class LineDecoder:
+    def __init__(self) -> None:
+        self._buffer = bytearray()
+        self._ended = False
+
+    def feed(self, data: bytes) -> Sequence[Event]:
+        self._buffer += data
+        *lines, rest = bytes(self._buffer).split(b"\n")
+        self._buffer = bytearray(rest)
+        if len(rest) > LIMIT:
+            raise WorkerFailed(f"a line of more than {LIMIT} bytes")
+        return [event for line in lines for event in self._read(line)]
+
+    def close(self) -> Sequence[Event]:
+        if not self._ended:
+            raise StreamBroken("the lines stopped before their end")
+        return [Done()]
+
+    def _read(self, line: bytes) -> Sequence[Event]:
+        if line == b"end":
+            self._ended = True
+            return [End("eos")]
+        try:
+            return [Text(msgspec.json.decode(line)["text"])]
+        except msgspec.DecodeError:
+            raise WorkerFailed("a line is not JSON") from None
+
+
+class Lines:
+    """A WorkerDialect."""
+
+    name = "lines"
+    probe = WireRequest("/health", b"", method="GET")
+
+    def losses(self, request: Request, names: Mapping[str, str]) -> tuple[Loss, ...]:
+        return (Loss("seed", "dropped"),)
+
+    def encode(self, request: Request) -> WireRequest:
+        headers = (("Content-Type", "application/json"), ("X-Secret", "never sent"))
+        return WireRequest("/say?to=me", msgspec.json.encode({"model": request.model}), headers)
+
+    def decoder(self, request: Request) -> Decoder:
+        return LineDecoder()
+
+    def read_error(self, status: int, headers: Mapping[str, str], body: bytes) -> GatewayError:
+        if status == 429:
+            return RateLimited("the worker is busy", retry_after=float(headers["retry-after"]))
+        return WorkerFailed(f"the worker failed: {len(body)} bytes", status=status)
+
+
+SOON = Timeouts(connect=1.0, first_token=5.0, idle=5.0, total=20.0)
+
+
+@asynccontextmanager
+async def pool(
+    *workers: Worker | str,
+    timeouts: Timeouts = SOON,
+    policy: PolicyName = "least_load",
+    queue: Queue | None = None,
+    upstream: Upstream | None = None,
+) -> AsyncIterator[PoolBackend]:
+    """A started pool that speaks lines."""
+    backend = PoolBackend(
+        workers=[Worker(one) if isinstance(one, str) else one for one in workers],
+        dialect=Lines(),
+        clock=monotonic,
+        policy=policy,
+        timeouts=timeouts,
+        queue=queue,
+        upstream=upstream,
+    )
+    await backend.start()
+    try:
+        yield backend
+    finally:
+        await backend.aclose()
+
+
+def context(total: float = 20.0, **more: Any) -> Context:
+    """An exchange that may take ``total`` seconds."""
+    return Context("req-1", Deadline(monotonic, total), monotonic, **more)
+
+
+async def heard(
+    backend: PoolBackend, request: Request = STREAMED, into: list[Event] | None = None
+) -> list[Event]:
+    """Every event of the answer; ``into`` keeps those that came before an error."""
+    events: list[Event] = [] if into is None else into
+    async with aclosing(backend.answer(request, context())) as batches:
+        async for batch in batches:
+            events += batch
+    return events
+
+
+def text(events: Sequence[Event]) -> str:
+    """What was said."""
+    return "".join(event.text for event in events if isinstance(event, Text))

@@ -1,0 +1,119 @@
+"""A client that leaves stops its worker at once: the connection is closed, and serves nobody."""
+
+import asyncio
+from collections.abc import Callable
+
+import pytest
+
+from backends.pool import PoolBackend
+from backends.upstream import AiohttpUpstream
+from gateway.core.errors import StreamBroken
+from gateway.core.types import Event, GenerateRequest
+from tests.fakes import CHUNKED, HANG, Reply, ScriptedWorker, chunk, chunked, whole
+from tests.fault.lines import STREAMED, UNARY, context, heard, pool, say, text
+
+GOOD = [chunked(say("Hello"), b"end\n")]
+SAYS = chunk(say("Hello"))
+WAITING: list[tuple[str, Reply, GenerateRequest]] = [
+    ("before the head", [HANG], STREAMED),
+    ("before the first event", [CHUNKED, HANG], STREAMED),
+    ("mid-stream", [CHUNKED + SAYS, HANG], STREAMED),
+    ("before a whole answer", [HANG], UNARY),
+    ("inside a whole answer", [whole(b"x" * 99)[:-50], HANG], UNARY),
+    ("inside an error", [whole(b"x" * 99, "500 Oops")[:-50], HANG], UNARY),
+]
+
+
+@pytest.mark.parametrize(
+    ("reply", "request_"), [one[1:] for one in WAITING], ids=[one[0] for one in WAITING]
+)
+async def test_a_cancelled_request_closes_the_connection(
+    reply: Reply, request_: GenerateRequest, record_property: Callable[[str, object], None]
+) -> None:
+    async with ScriptedWorker(reply, GOOD) as worker, pool(worker.url) as backend:
+        events: list[Event] = []
+        task = asyncio.get_running_loop().create_task(heard(backend, request_, events))
+        await worker.until_asked()
+        await asyncio.sleep(0.05)
+        task.cancel()
+        took = await worker.until_left(within=2.0)
+        record_property("milliseconds until the worker saw it", round(took * 1000, 1))
+        with pytest.raises(asyncio.CancelledError):
+            await task
+
+        assert text(await heard(backend)) == "Hello"
+    assert [one.connection for one in worker.requests] == [0, 1]
+
+
+async def take_one(backend: PoolBackend) -> None:
+    """Read one batch and close the generator, as a consumer that fails does."""
+    batches = backend.answer(STREAMED, context())
+    assert text(await anext(batches)) == "Hello"
+    await batches.aclose()
+
+
+async def test_a_closed_generator_closes_the_connection() -> None:
+    async with ScriptedWorker([CHUNKED + SAYS, HANG], GOOD) as worker, pool(worker.url) as backend:
+        await take_one(backend)
+        await worker.until_left(within=2.0)
+
+        assert text(await heard(backend)) == "Hello"
+    assert worker.connections == 2
+
+
+async def test_a_generator_that_never_ran_asks_nobody() -> None:
+    async with ScriptedWorker(GOOD) as worker, pool(worker.url) as backend:
+        await backend.answer(STREAMED, context()).aclose()
+
+    assert worker.connections == 0
+
+
+BIG = GenerateRequest(model="x" * (32 << 20), kind="completion", stream=True)
+"""More than the network holds, so that a worker that does not read holds up its sending."""
+
+
+async def sockets_closed(upstream: AiohttpUpstream) -> None:
+    """Waits until no socket of the client is open any more. Raises TimeoutError."""
+    lanes = [lane for resting in upstream._resting.values() for lane in resting]
+    for _ in range(200):
+        if not any(one.fileno() >= 0 for lane in lanes for one in lane._sockets):
+            return
+        await asyncio.sleep(0.01)
+    raise TimeoutError
+
+
+@pytest.mark.parametrize("reply", [[], [whole(b"x" * 99)[:-50]]], ids=["no head", "a head"])
+async def test_leaving_in_the_middle_of_an_upload_closes_the_connection(reply: Reply) -> None:
+    """Closing must not wait for the worker to read the rest."""
+    upstream, never = AiohttpUpstream(), asyncio.Event()
+    async with (
+        ScriptedWorker([*reply, never], read_body=False) as worker,
+        pool(worker.url, upstream=upstream) as backend,
+    ):
+        task = asyncio.get_running_loop().create_task(heard(backend, BIG))
+        await worker.until_asked()
+        await asyncio.sleep(0.2)
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+        await sockets_closed(upstream)
+
+
+async def test_closing_the_pool_does_not_wait_for_an_upload() -> None:
+    async with ScriptedWorker([asyncio.Event()], read_body=False) as worker:
+        async with asyncio.timeout(3.0), pool(worker.url) as backend:
+            task = asyncio.get_running_loop().create_task(heard(backend, BIG))
+            await worker.until_asked()
+            await asyncio.sleep(0.2)
+        with pytest.raises(StreamBroken):
+            await task
+
+
+async def test_closing_the_pool_ends_what_runs() -> None:
+    async with ScriptedWorker([CHUNKED + SAYS, HANG]) as worker:
+        async with pool(worker.url) as backend:
+            task = asyncio.get_running_loop().create_task(heard(backend))
+            await worker.until_asked()
+        await worker.until_left(within=2.0)
+        with pytest.raises(StreamBroken):
+            await task

@@ -1,0 +1,180 @@
+"""A pool that speaks a real dialect to a worker which misbehaves in it."""
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from time import monotonic
+
+import msgspec
+import pytest
+from msgspec.structs import replace
+
+from backends.pool import PoolBackend
+from backends.upstream import Worker
+from gateway.core.aggregate import Fold
+from gateway.core.context import Timeouts
+from gateway.core.errors import GatewayError, RateLimited, StreamBroken, WorkerError, WorkerFailed
+from gateway.core.types import Done, Event, GenerateRequest, Usage
+from protocols.openai import OpenAI
+from tests.fakes import CHUNKED, CLOSE, END, HANG, Reply, ScriptedWorker, chunk, head, whole
+from tests.fault.lines import context, heard, text
+
+STREAMED = GenerateRequest(model="m", kind="completion", prompts=("hi",), stream=True)
+UNARY = replace(STREAMED, stream=False)
+KEY = "s3cret"
+
+
+def told(**fields: object) -> bytes:
+    """One event of a completion."""
+    choice = {"index": 0, "text": "", "logprobs": None, "finish_reason": None} | fields
+    base = {"id": "c", "object": "text_completion", "created": 1, "model": "m"}
+    return b"data: " + msgspec.json.encode({**base, "choices": [choice]}) + b"\n\n"
+
+
+HELLO = told(text="Hello")
+STOP = told(finish_reason="stop")
+ERROR = b'data: {"error":{"message":"x"}}\n\n'
+BAD = b"data: {nope\n\n"
+DONE = b"data: [DONE]\n\n"
+ANSWER = msgspec.json.encode(
+    {
+        "id": "c",
+        "object": "text_completion",
+        "created": 1,
+        "model": "m",
+        "choices": [{"index": 0, "text": "Hello", "logprobs": None, "finish_reason": "stop"}],
+        "usage": {"prompt_tokens": 1, "completion_tokens": 1, "total_tokens": 2},
+    }
+)
+
+
+@asynccontextmanager
+async def backend(*workers: ScriptedWorker) -> AsyncIterator[PoolBackend]:
+    pool = PoolBackend(
+        workers=[Worker(one.url, bearer=KEY) for one in workers],
+        dialect=OpenAI(),
+        clock=monotonic,
+        timeouts=Timeouts(connect=1.0, first_token=5.0, idle=5.0, total=20.0),
+    )
+    await pool.start()
+    try:
+        yield pool
+    finally:
+        await pool.aclose()
+
+
+def stream(*events: bytes) -> bytes:
+    return CHUNKED + b"".join(map(chunk, events))
+
+
+async def test_a_stream_and_a_whole_answer_mean_the_same() -> None:
+    async with (
+        ScriptedWorker([stream(HELLO, STOP, DONE) + END], [whole(ANSWER)]) as worker,
+        backend(worker) as pool,
+    ):
+        answers = []
+        for request in (STREAMED, UNARY):
+            fold = Fold()
+            fold.add(await heard(pool, request))
+            answers.append(fold.result())
+
+    assert [one.choices[0].text for one in answers] == ["Hello", "Hello"]
+    assert [one.choices[0].reason for one in answers] == ["eos", "eos"]
+    assert answers[1].usage == Usage(1, 1)
+
+
+async def test_only_what_a_worker_need_know_is_sent() -> None:
+    async with ScriptedWorker([whole(ANSWER)]) as worker, backend(worker) as pool:
+        who = context(traceparent="00-" + "a" * 32 + "-" + "b" * 16 + "-01")
+        async for _ in pool.answer(UNARY, who):
+            pass
+        odd = replace(who, id="bad id\r\nx: y", traceparent=None)
+        async for _ in pool.answer(UNARY, odd):
+            pass
+
+    first, second = worker.requests
+    assert first.path == "/v1/completions"
+    assert first.headers == {
+        "host": worker.url.removeprefix("http://"),
+        "content-type": "application/json",
+        "content-length": str(len(first.body)),
+        "accept-encoding": "identity",
+        "authorization": f"Bearer {KEY}",
+        "x-request-id": "req-1",
+        "traceparent": who.traceparent,
+    }
+    assert second.headers.keys() == first.headers.keys() - {"x-request-id", "traceparent"}
+
+
+FAILURES: list[tuple[str, Reply, type[GatewayError], str]] = [
+    ("cut mid-stream", [stream(HELLO), CLOSE], StreamBroken, "Hello"),
+    ("no end", [stream(HELLO) + END], StreamBroken, "Hello"),
+    ("ended by the close", [head() + HELLO, CLOSE], StreamBroken, "Hello"),
+    ("invalid JSON", [stream(HELLO), 0.05, chunk(BAD) + END], WorkerFailed, "Hello"),
+    ("an error", [stream(HELLO), 0.05, chunk(ERROR) + END], WorkerFailed, "Hello"),
+    ("an endless event", [CHUNKED, chunk(b"data: "), *[chunk(b"x" * 9999)] * 400], WorkerError, ""),
+    ("a page", [whole(b"<html></html>")], WorkerError, ""),
+    ("500", [whole(b'{"error":{"message":"boom"}}', "500 Oops")], WorkerFailed, ""),
+    ("503", [whole(b"overloaded", "503 Busy")], GatewayError, ""),
+    ("429", [whole(b"{}", "429 Busy", Retry_After="7")], RateLimited, ""),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("reply", "error", "said"),
+    [case[1:] for case in FAILURES],
+    ids=[case[0] for case in FAILURES],
+)
+async def test_a_failure_is_told_after_what_was_said(
+    reply: Reply, error: type[GatewayError], said: str
+) -> None:
+    events: list[Event] = []
+    async with ScriptedWorker(reply) as worker, backend(worker) as pool:
+        with pytest.raises(error):
+            await heard(pool, STREAMED, events)
+
+    assert text(events) == said
+    assert not any(isinstance(event, Done) for event in events)
+
+
+async def test_the_end_is_told_at_once_though_the_body_goes_on() -> None:
+    """What comes after the dialect's end can neither break the answer nor hold up its end."""
+    never = asyncio.Event()
+    async with (
+        ScriptedWorker([stream(HELLO, STOP, DONE), never]) as worker,
+        backend(worker) as pool,
+    ):
+        events: list[Event] = []
+        async with asyncio.timeout(0.5):
+            async for batch in pool.answer(STREAMED, context()):
+                events += batch
+                if isinstance(events[-1], Done):
+                    break
+
+    assert text(events) == "Hello"
+
+
+AFTER: list[tuple[Reply, bool]] = [
+    ([CLOSE], False),
+    ([HANG], False),
+    ([0.05, b"zz"], False),
+    ([chunk(HELLO), END], True),
+    ([0.05, END], True),
+]
+"""What comes after the end of an answer, and whether the connection may serve again."""
+
+
+@pytest.mark.parametrize(("after", "reused"), AFTER)
+async def test_an_answer_that_is_told_stands(after: Reply, *, reused: bool) -> None:
+    first = [stream(HELLO, STOP, DONE), *after]
+    async with (
+        ScriptedWorker(first, [whole(ANSWER)]) as worker,
+        backend(worker) as pool,
+        asyncio.timeout(4),
+    ):
+        events = await heard(pool, STREAMED)
+        assert text(await heard(pool, UNARY)) == "Hello"
+
+    assert text(events) == "Hello"
+    assert sum(isinstance(event, Done) for event in events) == 1
+    assert (worker.requests[1].connection == 0) == reused

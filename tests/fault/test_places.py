@@ -1,0 +1,143 @@
+"""How many requests a worker gets at a time, who waits, and which worker is asked."""
+
+import asyncio
+from collections import Counter
+
+import pytest
+
+from backends.pool import PoolBackend
+from backends.upstream import Queue, Worker
+from gateway.core.errors import DeadlineExceeded, Overloaded
+from gateway.core.types import Event
+from tests.fakes import HANG, ScriptedWorker, chunked
+from tests.fault.lines import heard, pool, say, text
+
+GOOD = chunked(say("Hello"), b"end\n")
+
+
+def start(backend: PoolBackend, times: int) -> list[asyncio.Task[list[Event]]]:
+    loop = asyncio.get_running_loop()
+    return [loop.create_task(heard(backend)) for _ in range(times)]
+
+
+async def test_a_worker_gets_no_more_than_it_takes() -> None:
+    async with (
+        ScriptedWorker([0.02, GOOD]) as worker,
+        pool(Worker(worker.url, max_concurrency=3)) as backend,
+    ):
+        answers = await asyncio.gather(*start(backend, 20))
+
+    assert {text(events) for events in answers} == {"Hello"}
+    assert worker.most_active == 3
+    assert worker.connections == 3
+
+
+async def test_least_load_spreads_requests() -> None:
+    gate = asyncio.Event()
+    async with (
+        ScriptedWorker([gate, GOOD]) as a,
+        ScriptedWorker([gate, GOOD]) as b,
+        pool(a.url, b.url) as backend,
+    ):
+        tasks = start(backend, 20)
+        await a.until_asked(10)
+        await b.until_asked(10)
+        gate.set()
+        await asyncio.gather(*tasks)
+
+    assert (a.most_active, b.most_active) == (10, 10)
+
+
+async def test_least_load_avoids_a_worker_that_is_slow() -> None:
+    gate = asyncio.Event()
+    async with (
+        ScriptedWorker([gate, GOOD]) as slow,
+        ScriptedWorker([GOOD]) as fast,
+        pool(slow.url, fast.url) as backend,
+    ):
+        [task] = start(backend, 1)
+        await slow.until_asked()
+        for _ in range(10):
+            await heard(backend)
+        gate.set()
+        await task
+
+    assert (slow.asked, fast.asked) == (1, 10)
+
+
+async def test_round_robin_follows_weights() -> None:
+    async with (
+        ScriptedWorker([GOOD]) as a,
+        ScriptedWorker([GOOD]) as b,
+        pool(Worker(a.url, weight=3), b.url, policy="round_robin") as backend,
+    ):
+        for _ in range(40):
+            await heard(backend)
+
+    assert (a.asked, b.asked) == (30, 10)
+
+
+async def test_those_who_wait_are_served_in_their_order() -> None:
+    async with (
+        ScriptedWorker([0.01, GOOD]) as worker,
+        pool(Worker(worker.url, max_concurrency=1)) as backend,
+    ):
+        order: list[int] = []
+
+        async def one(number: int) -> None:
+            await heard(backend)
+            order.append(number)
+
+        await asyncio.gather(*(one(number) for number in range(8)))
+
+    assert order == list(range(8))
+
+
+async def test_the_queue_is_bounded() -> None:
+    async with ScriptedWorker([HANG]) as worker:
+        one = Worker(worker.url, max_concurrency=1)
+        async with pool(one, queue=Queue(max=2, wait=5)) as backend:
+            tasks = start(backend, 3)
+            await worker.until_asked()
+            with pytest.raises(Overloaded):
+                await heard(backend)
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
+
+    assert worker.asked == 1
+
+
+async def test_waiting_ends_in_time() -> None:
+    async with ScriptedWorker([HANG]) as worker:
+        one = Worker(worker.url, max_concurrency=1)
+        async with pool(one, queue=Queue(max=2, wait=0.1)) as backend:
+            [task] = start(backend, 1)
+            await worker.until_asked()
+            with pytest.raises(DeadlineExceeded) as caught:
+                await heard(backend)
+            task.cancel()
+            await asyncio.gather(task, return_exceptions=True)
+
+    assert caught.value.which == "queue"
+
+
+async def test_a_client_that_leaves_the_queue_costs_no_place() -> None:
+    """30 leave while they wait, some as their turn comes: the places come out even."""
+    async with (
+        ScriptedWorker([0.005, GOOD]) as worker,
+        pool(Worker(worker.url, max_concurrency=2)) as backend,
+    ):
+        tasks = start(backend, 40)
+        await worker.until_asked(2)
+        for number, task in enumerate(tasks):
+            if number % 4:
+                task.cancel()
+                await asyncio.sleep(0.001)
+        await asyncio.gather(*tasks, return_exceptions=True)
+        answers = await asyncio.gather(*start(backend, 6))
+        assert [member.in_flight for member in backend._roster._members] == [0]
+
+    outcomes = Counter(task.cancelled() for task in tasks)
+    assert outcomes[True] > 10
+    assert {text(events) for events in answers} == {"Hello"}

@@ -1,0 +1,304 @@
+"""The HTTP client by itself: what it writes, which connection it takes, whom it trusts."""
+
+import asyncio
+import ssl
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import pytest
+
+from backends.upstream import AiohttpUpstream, Reading, Worker
+from gateway.core.errors import InternalError, StreamBroken, WorkerUnreachable
+from gateway.core.ports import WireRequest
+from tests.fakes import CHUNKED, CLOSE, HANG, Reply, ScriptedWorker, chunk, chunked, head, whole
+
+ASK = WireRequest("/v1/say%2Fit?x=1", b'{"a":1}', (("Content-Type", "application/json"),))
+OK = [whole(b"fine")]
+PEM = Path(__file__).parents[2] / "fault" / "loopback.pem"
+
+
+@asynccontextmanager
+async def client(
+    *, idle: float = 4.0, keep: int = 64, ca: str | None = None
+) -> AsyncIterator[AiohttpUpstream]:
+    upstream = AiohttpUpstream(idle=idle, keep=keep, ca=ca)
+    await upstream.start()
+    try:
+        yield upstream
+    finally:
+        await upstream.aclose()
+
+
+async def rest(reading: Reading) -> bytes:
+    """The body, read to its end; the connection is given back, or cut where it breaks."""
+    body = b""
+    try:
+        while data := await reading.read():
+            body += data
+    finally:
+        reading.release()
+    return body
+
+
+async def ask(upstream: AiohttpUpstream, url: str, request: WireRequest = ASK) -> bytes:
+    return await rest(await upstream.open(url, request, 2.0))
+
+
+async def test_what_the_worker_sees() -> None:
+    async with ScriptedWorker(OK) as worker, client() as upstream:
+        assert await ask(upstream, worker.url + "/base/") == b"fine"
+
+    [request] = worker.requests
+    assert (request.method, request.path) == ("POST", "/base/v1/say%2Fit?x=1")
+    assert request.body == b'{"a":1}'
+    assert request.headers == {
+        "host": worker.url.removeprefix("http://"),
+        "content-type": "application/json",
+        "content-length": "7",
+        "accept-encoding": "identity",
+    }
+
+
+async def test_a_get_has_no_body() -> None:
+    async with ScriptedWorker(OK) as worker, client() as upstream:
+        await ask(upstream, worker.url, WireRequest("/health", b"", method="GET"))
+
+    assert worker.requests[0].method == "GET"
+    assert worker.requests[0].headers.keys() == {"host", "accept-encoding"}
+
+
+async def test_a_large_body_arrives_whole_with_its_length() -> None:
+    body = bytes(range(256)) * (40 << 10)
+    async with ScriptedWorker(OK) as worker, client() as upstream:
+        await ask(upstream, worker.url, WireRequest("/", body))
+
+    assert worker.requests[0].body == body
+    assert worker.requests[0].headers["content-length"] == str(len(body))
+
+
+async def test_status_and_headers_come_before_the_body() -> None:
+    go_on = asyncio.Event()
+    reply: Reply = [head("418 Teapot", X_Tea="yes", content_length="4"), go_on, b"fine"]
+    async with ScriptedWorker(reply) as worker, client() as upstream:
+        reading = await upstream.open(worker.url, ASK, 2.0)
+        assert reading.status == 418
+        assert reading.headers == {"x-tea": "yes", "content-length": "4"}
+        go_on.set()
+        assert await rest(reading) == b"fine"
+
+
+async def test_each_read_gives_what_has_come() -> None:
+    second = asyncio.Event()
+    reply: Reply = [CHUNKED + chunk(b"a") + chunk(b"b"), second, chunk(b"c"), b"0\r\n\r\n"]
+    async with ScriptedWorker(reply) as worker, client() as upstream:
+        reading = await upstream.open(worker.url, ASK, 2.0)
+        assert await reading.read() == b"ab"
+        second.set()
+        assert await reading.read() == b"c"
+        assert await reading.read() == b""
+        reading.release()
+
+
+async def test_what_came_before_the_break_is_not_lost() -> None:
+    """The consumer was busy: by the time it reads, the connection is long gone."""
+    reply: Reply = [CHUNKED + chunk(b"a") + chunk(b"b"), CLOSE]
+    async with ScriptedWorker(reply) as worker, client() as upstream:
+        reading = await upstream.open(worker.url, ASK, 2.0)
+        await asyncio.sleep(0.1)
+        assert await reading.read() == b"ab"
+        for _ in range(2):
+            with pytest.raises(StreamBroken):
+                await reading.read()
+        reading.abort()
+
+
+# ── connections ─────────────────────────────────────────────────────────────────────────────────
+
+
+async def connections(upstream: AiohttpUpstream, worker: ScriptedWorker, times: int) -> list[int]:
+    """The connections that the next requests use, one after the other."""
+    before = worker.asked
+    for _ in range(times):
+        await ask(upstream, worker.url)
+    return [one.connection for one in worker.requests[before:]]
+
+
+async def together(upstream: AiohttpUpstream, url: str, times: int) -> None:
+    """So many requests at a time, which end in their order."""
+    readings = [await upstream.open(url, ASK, 2.0) for _ in range(times)]
+    for reading in readings:
+        await rest(reading)
+
+
+async def test_the_connection_used_last_serves_first() -> None:
+    async with ScriptedWorker(OK) as worker, client() as upstream:
+        await together(upstream, worker.url, 3)
+        last = worker.requests[-1].connection
+        assert await connections(upstream, worker, 5) == [last] * 5
+
+    assert worker.connections == 3
+
+
+async def test_a_connection_that_rested_too_long_serves_no_more() -> None:
+    async with ScriptedWorker(OK) as worker, client(idle=0.1) as upstream:
+        assert await connections(upstream, worker, 2) == [0, 0]
+        await asyncio.sleep(0.3)
+        assert await connections(upstream, worker, 2) == [1, 1]
+
+
+async def test_no_more_than_so_many_connections_rest() -> None:
+    async with ScriptedWorker(OK) as worker, client(keep=2) as upstream:
+        await together(upstream, worker.url, 5)
+        await together(upstream, worker.url, 5)
+
+    assert worker.connections == 8
+
+
+async def test_a_connection_that_was_cut_off_serves_no_more() -> None:
+    replies: list[Reply] = [[CHUNKED + chunk(b"a"), HANG], OK]
+    async with ScriptedWorker(*replies) as worker, client() as upstream:
+        reading = await upstream.open(worker.url, ASK, 2.0)
+        reading.abort()
+        reading.abort()
+        await worker.until_left()
+        assert await connections(upstream, worker, 2) == [1, 1]
+
+
+async def test_a_kept_connection_is_preferred_to_a_new_one() -> None:
+    replies: list[Reply] = [OK, [CHUNKED, HANG], OK]
+    async with ScriptedWorker(*replies) as worker, client() as upstream:
+        first = await upstream.open(worker.url, ASK, 2.0)
+        second = await upstream.open(worker.url, ASK, 2.0)
+        await rest(first)
+        second.abort()
+        assert await connections(upstream, worker, 2) == [0, 0]
+
+
+async def test_a_connection_given_back_too_early_is_cut_off() -> None:
+    replies: list[Reply] = [[CHUNKED + chunk(b"a"), HANG], OK]
+    async with ScriptedWorker(*replies) as worker, client() as upstream:
+        reading = await upstream.open(worker.url, ASK, 2.0)
+        reading.release()
+        await worker.until_left()
+
+
+async def test_a_worker_that_says_close_is_believed() -> None:
+    reply: Reply = [whole(b"fine", connection="close"), HANG]
+    async with ScriptedWorker(reply) as worker, client() as upstream:
+        assert await connections(upstream, worker, 2) == [0, 1]
+
+
+async def test_bytes_after_an_answer_are_not_the_next_one() -> None:
+    replies: list[Reply] = [[whole(b"fine") + whole(b"poison")], OK]
+    async with ScriptedWorker(*replies) as worker, client() as upstream:
+        assert await ask(upstream, worker.url) == b"fine"
+        assert await ask(upstream, worker.url) == b"fine"
+
+
+async def test_no_cookie_is_kept() -> None:
+    async with ScriptedWorker([whole(b"fine", set_cookie="a=b")]) as worker, client() as upstream:
+        await connections(upstream, worker, 2)
+
+    assert all("cookie" not in one.headers for one in worker.requests)
+
+
+# ── whom it talks to ────────────────────────────────────────────────────────────────────────────
+
+
+def certified() -> ssl.SSLContext:
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.load_cert_chain(PEM)
+    return context
+
+
+async def test_a_certificate_must_be_signed_by_someone_trusted() -> None:
+    async with ScriptedWorker(OK, tls=certified()) as worker:
+        async with client() as upstream:
+            with pytest.raises(WorkerUnreachable):
+                await ask(upstream, worker.url)
+        async with client(ca=str(PEM)) as upstream:
+            assert await ask(upstream, worker.url) == b"fine"
+
+    assert worker.asked == 1
+
+
+async def test_a_certificate_must_name_the_worker() -> None:
+    async with ScriptedWorker(OK, tls=certified()) as worker, client(ca=str(PEM)) as upstream:
+        with pytest.raises(WorkerUnreachable):
+            await ask(upstream, worker.url.replace("127.0.0.1", "localhost"))
+
+    assert worker.asked == 0
+
+
+async def test_tls_is_cut_off_at_once() -> None:
+    reply: Reply = [CHUNKED + chunk(b"a"), HANG]
+    async with ScriptedWorker(reply, tls=certified()) as worker, client(ca=str(PEM)) as upstream:
+        reading = await upstream.open(worker.url, ASK, 2.0)
+        reading.abort()
+        await worker.until_left()
+
+
+async def test_a_worker_that_takes_no_connection_is_given_up_in_time() -> None:
+    """The listener's queue is full, so that the kernel answers no further handshake."""
+    async with client() as upstream:
+        listener = await asyncio.start_server(
+            lambda r, w: None, "127.0.0.1", 0, start_serving=False
+        )
+        host, port = listener.sockets[0].getsockname()
+        listener.sockets[0]._sock.listen(0)  # type: ignore[attr-defined]
+        crowd = [asyncio.open_connection(host, port) for _ in range(4)]
+        waiting = asyncio.gather(*crowd, return_exceptions=True)
+        await asyncio.sleep(0.1)
+        with pytest.raises(WorkerUnreachable):
+            await upstream.open(f"http://{host}:{port}", ASK, 0.2)
+        waiting.cancel()
+        listener.close()
+
+
+@pytest.mark.parametrize("path", ["v1", "", "@evil.test/", "/a b", "/a\r\nX: y", "/a#b", "/é"])
+async def test_a_path_is_a_path(path: str) -> None:
+    async with client() as upstream:
+        with pytest.raises(InternalError):
+            await upstream.open("http://127.0.0.1:1", WireRequest(path, b""), 1.0)
+
+
+@pytest.mark.parametrize(
+    "url",
+    [
+        "127.0.0.1:8000",
+        "ftp://a",
+        "file:///etc/passwd",
+        "http://",
+        "http://a:0",
+        "http://a:99999",
+        "http://user:key@a",
+        "http://a?x=1",
+        "http://a#x",
+        "http://a\\@b",
+        "http://[::1",
+    ],
+)
+def test_a_workers_url_is_its_base(url: str) -> None:
+    with pytest.raises(ValueError, match="URL"):
+        Worker(url)
+
+
+def test_a_key_fits_into_a_header_and_is_not_shown() -> None:
+    assert "s3cret" not in repr(Worker("http://a", bearer="s3cret"))
+    with pytest.raises(ValueError, match="printable") as caught:
+        Worker("http://a", bearer="s3cret\r\nX: y")
+    assert "s3cret" not in str(caught.value)
+
+
+async def test_a_client_that_was_not_started_says_so() -> None:
+    with pytest.raises(InternalError):
+        await AiohttpUpstream().open("http://a", ASK, 1.0)
+
+
+async def test_a_stream_is_whole_only_with_its_last_chunk() -> None:
+    async with ScriptedWorker([chunked(b"a")]) as worker, client() as upstream:
+        assert await ask(upstream, worker.url) == b"a"
+    async with ScriptedWorker([chunked(b"a")[:-5], CLOSE]) as worker, client() as upstream:
+        with pytest.raises(StreamBroken):
+            await ask(upstream, worker.url)
