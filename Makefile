@@ -47,8 +47,8 @@ check: $(VENV)/.dev
 	step format  $(BIN)/ruff format --check .; \
 	step lint    $(BIN)/ruff check --quiet .; \
 	step types   $(BIN)/mypy; \
-	step arrows  $(BIN)/lint-imports --no-cache; \
-	step house   $(PYTEST) tests/test_house.py; \
+	step arrows  $(BIN)/lint-imports --no-cache --no-logo; \
+	step house   $(PYTEST) --noconftest tests/test_house.py; \
 	if [ -n "$$failed" ]; then printf '\ncheck failed:%s   (make format mends format and much of lint)\n' "$$failed"; exit 1; fi
 
 ## make format  mend what ruff can mend

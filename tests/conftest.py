@@ -1,0 +1,64 @@
+"""A gateway on a real socket, started by the same class as ``interlingua serve``."""
+
+import os
+from collections.abc import AsyncIterator, Awaitable, Callable
+from pathlib import Path
+
+import httpx
+import pytest
+from hypothesis import settings
+from msgspec import Struct
+from msgspec.structs import replace
+
+from gateway.app import App, surroundings
+from gateway.config import load
+from gateway.telemetry import Record
+
+settings.register_profile("quick", max_examples=100, deadline=None)
+settings.register_profile("thorough", max_examples=2000, deadline=None)
+settings.load_profile("thorough" if os.environ.get("CI") else "quick")
+
+HERE = Path(__file__).parent
+MOCK = (HERE / "mock.yaml").read_text("utf-8")
+
+
+class Running(Struct):
+    """A gateway that serves: its URL, its insides, and what it recorded of each exchange."""
+
+    url: str
+    app: App
+    records: list[Record]
+    http: httpx.AsyncClient
+
+    @property
+    def port(self) -> int:
+        return int(self.url.rpartition(":")[2])
+
+
+Serve = Callable[[str], Awaitable[Running]]
+
+
+@pytest.fixture
+async def serve() -> AsyncIterator[Serve]:
+    """Starts gateways from configurations; stops them all at the end."""
+    running: list[Running] = []
+
+    async def start(text: str) -> Running:
+        records: list[Record] = []
+        outside = replace(surroundings(), observe=records.append)
+        app = App(load(text, "test.yaml", env=os.environ), outside)
+        [url, *_] = await app.start()
+        one = Running(url, app, records, httpx.AsyncClient(base_url=url, timeout=30))
+        running.append(one)
+        return one
+
+    yield start
+    for one in running:
+        await one.http.aclose()
+        await one.app.stop()
+
+
+@pytest.fixture
+async def mock(serve: Serve) -> Running:
+    """The gateway of the conformance cases, over the scripted echo."""
+    return await serve(MOCK)

@@ -1,0 +1,57 @@
+"""Conversations as they stand on the wire, each in a file that can be read in a review.
+
+``> `` is sent: a request line, further header lines, then, after an empty ``> ``, the body. ``< ``
+is received: the status and the content type, then the body. In what is received ``…`` stands for
+anything, on one line (an id, a time). The gateway's configuration is the YAML file of the folder.
+"""
+
+import re
+from pathlib import Path
+
+import pytest
+
+from tests.conftest import Serve
+
+HERE = Path(__file__).parent
+FILES = sorted(HERE.glob("*/*.wire"))
+
+
+def play(text: str) -> list[tuple[list[str], list[str]]]:
+    """The exchanges of a transcript: lines sent, lines expected."""
+    exchanges: list[tuple[list[str], list[str]]] = []
+    last = ""
+    for line in text.splitlines():
+        if line.startswith(">"):
+            if last != ">":
+                exchanges.append(([], []))
+            exchanges[-1][0].append(line[2:])
+        elif line.startswith("<"):
+            exchanges[-1][1].append(line[2:])
+        last = line[:1]
+    return exchanges
+
+
+def expected(lines: list[str]) -> re.Pattern[str]:
+    """A pattern for a body, in which ``…`` is anything."""
+    return re.compile("\n".join(".*?".join(map(re.escape, line.split("…"))) for line in lines))
+
+
+@pytest.mark.parametrize("file", FILES, ids=[f"{f.parent.name}/{f.stem}" for f in FILES])
+async def test_transcript(serve: Serve, file: Path) -> None:
+    config = (file.parent / f"{file.parent.name}.yaml").read_text("utf-8")
+    gateway = await serve(config)
+
+    for sent, received in play(file.read_text("utf-8")):
+        method, path = sent[0].split()
+        empty = sent.index("") if "" in sent else len(sent)
+        headers = dict(line.split(": ", 1) for line in sent[1:empty])
+        body = "\n".join(sent[empty + 1 :]).encode()
+
+        answer = await gateway.http.request(method, path, headers=headers, content=body)
+
+        kind = answer.headers.get("content-type", "")
+        assert f"{answer.status_code} {kind}".strip() == received[0]
+        wanted = expected(received[1:])
+        assert wanted.fullmatch(answer.text.rstrip("\n")), (
+            f"wanted\n{chr(10).join(received[1:])}\ngot\n{answer.text}"
+        )

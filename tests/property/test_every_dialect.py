@@ -1,0 +1,293 @@
+"""Laws that hold for every dialect of the registry, whatever it says on the wire."""
+
+import re
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import msgspec
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from gateway.app import load, make_dialect
+from gateway.core import errors
+from gateway.core.aggregate import Fold
+from gateway.core.context import Context, Deadline
+from gateway.core.ports import About, Call, Dialect, Endpoint
+from gateway.core.types import Done, EmbedRequest, End, Event, GenerateRequest, Text, Usage
+from protocols import DIALECTS
+
+_PARAM = re.compile(r"\{(\w+)\}")
+
+
+def clock() -> float:
+    return 0.0
+
+
+CONTEXT = Context("r", Deadline(clock, 60), clock)
+ABOUT = About("r", 1_700_000_000, "m", "1", "w", CONTEXT)
+
+
+def every_profile() -> Iterator[Any]:
+    """Each dialect in each of its profiles."""
+    for name, reference in DIALECTS.items():
+        for profile in load(reference).profiles:
+            yield pytest.param(make_dialect(name, profile, {}), id=f"{name}-{profile}")
+
+
+every_dialect = pytest.mark.parametrize("dialect", list(every_profile()))
+
+
+def call(endpoint: Endpoint, body: bytes, headers: Mapping[str, str] | None = None) -> Call:
+    params = {name: "1" if name == "version" else "m" for name in _PARAM.findall(endpoint.path)}
+    path = endpoint.path.format(**params)
+    sent = {"content-type": "application/json", **(headers or {})}
+    return Call(endpoint, params, sent, "", body, path)
+
+
+def generating(dialect: Dialect) -> list[Endpoint]:
+    return [one for one in dialect.endpoints if one.task == "generate"]
+
+
+# --- what clients may send ------------------------------------------------------------------------
+
+scalars = (
+    st.none()
+    | st.booleans()
+    | st.integers(-(2**70), 2**70)
+    | st.floats(allow_nan=False, allow_infinity=False)
+    | st.text(max_size=12)
+)
+anything = st.recursive(
+    scalars,
+    lambda inner: (
+        st.lists(inner, max_size=4) | st.dictionaries(st.text(max_size=12), inner, max_size=4)
+    ),
+    max_leaves=12,
+)
+WORDS = [
+    "model", "messages", "prompt", "input", "inputs", "input_id", "text_input", "parameters",
+    "stream", "stream_options", "max_tokens", "max_completion_tokens", "max_new_tokens",
+    "temperature", "top_p", "top_k", "n", "best_of", "stop", "seed", "logprobs", "top_logprobs",
+    "tools", "tool_choice", "functions", "function_call", "response_format", "echo", "suffix", "id",
+    "details", "logit_bias", "extra_params", "instruction", "encoding_format", "dimensions",
+    "sampling_parameters", "outputs", "role", "content", "do_sample", "priority", "timeout",
+]  # fmt: skip
+messages = st.lists(
+    st.fixed_dictionaries(
+        {"role": st.sampled_from(["user", "system", "assistant", "tool", "bot"])},
+        optional={"content": anything, "tool_calls": anything, "tool_call_id": anything},
+    ),
+    max_size=3,
+)
+bodies = st.builds(
+    lambda known, said, more: {**known, **said, **more},
+    st.dictionaries(st.sampled_from(WORDS), anything, max_size=8),
+    st.fixed_dictionaries({}, optional={"messages": messages, "prompt": st.text(max_size=9)}),
+    st.dictionaries(st.text(max_size=8), anything, max_size=2),
+)
+
+
+@every_dialect
+@given(data=st.data(), body=bodies)
+def test_whatever_is_json_is_read_or_refused_in_the_dialects_words(
+    dialect: Dialect, data: st.DataObject, body: dict[str, Any]
+) -> None:
+    sent = call(data.draw(st.sampled_from(generating(dialect))), msgspec.json.encode(body))
+
+    held_to_its_word(dialect, sent)
+
+
+@every_dialect
+@given(data=st.data(), body=st.binary(max_size=60))
+def test_whatever_is_sent_is_read_or_refused_in_the_dialects_words(
+    dialect: Dialect, data: st.DataObject, body: bytes
+) -> None:
+    sent = call(data.draw(st.sampled_from(generating(dialect))), body)
+
+    held_to_its_word(dialect, sent)
+
+
+def held_to_its_word(dialect: Dialect, sent: Call) -> None:
+    """It gives a request, or an error that is the client's and that it can tell."""
+    refused = None
+    try:
+        dialect.peek(sent)
+        request = dialect.decode(sent)
+        assert isinstance(request, GenerateRequest | EmbedRequest)
+        dialect.names(sent)
+    except errors.GatewayError as error:
+        refused = error
+    if refused is not None:
+        assert refused.blame == "client", refused
+        assert dialect.refuse(refused, sent).status >= 400
+
+
+# --- what may go wrong ----------------------------------------------------------------------------
+
+EVERY_ERROR: list[errors.GatewayError] = [
+    errors.ClientError("x"),
+    errors.Malformed("x", at=3),
+    errors.Malformed("x", problem="object"),
+    errors.Malformed("x", problem="depth"),
+    errors.Malformed("x", problem="encoding", at=0),
+    *(
+        errors.InvalidParameter("x", param="p", problem=problem, got=got)
+        for problem in (
+            "missing",
+            "type",
+            "below",
+            "above",
+            "value",
+            "empty",
+            "too_long",
+            "conflict",
+        )
+        for got in (None, 5, 1.5, "s", [1])
+    ),
+    errors.UnknownParameter("x", param="p"),
+    errors.Unsupported("x", param="p"),
+    errors.ContextTooLong("x", param="messages", tokens=9, limit=8),
+    errors.ContextTooLong("x"),
+    errors.ContentRefused("x"),
+    errors.ModelNotFound("x", model="m"),
+    errors.VersionNotFound("x", model="m", version="9"),
+    errors.PathNotFound("x", method="PUT"),
+    errors.RequestNotFound("x", id="i"),
+    errors.MethodNotAllowed("x", allowed=("POST",)),
+    errors.TooLarge("x", limit=8 << 20),
+    errors.Unauthorized("x", missing=True),
+    errors.Unauthorized("x", missing=False),
+    errors.Forbidden("x"),
+    errors.RateLimited("x", retry_after=0.2),
+    errors.RateLimited("x", scope="tokens"),
+    errors.QuotaExceeded("x"),
+    errors.ClientGone("x"),
+    errors.Overloaded("x", retry_after=1.5),
+    *(errors.DeadlineExceeded("x", which=w) for w in ("queue", "first_token", "idle", "total")),
+    errors.WorkerError("x"),
+    errors.WorkerUnreachable("x"),
+    errors.WorkerFailed("x", status=500),
+    errors.StreamBroken("x"),
+    errors.InternalError("x"),
+]
+
+
+def subclasses(kind: type[errors.GatewayError]) -> set[type[errors.GatewayError]]:
+    return {kind}.union(*(subclasses(one) for one in kind.__subclasses__()))
+
+
+def test_no_error_of_the_tree_is_forgotten_here() -> None:
+    tree = {one for one in subclasses(errors.GatewayError) if one.__module__ == errors.__name__}
+
+    assert tree - {type(error) for error in EVERY_ERROR} == {errors.GatewayError}
+
+
+@every_dialect
+@pytest.mark.parametrize("error", EVERY_ERROR, ids=lambda e: type(e).__name__)
+def test_every_error_can_be_told(dialect: Dialect, error: errors.GatewayError) -> None:
+    bodies = (b"", b"{}", b'{"stream":true,"text_input":"x","messages":[]}')
+    calls = [None, *(call(one, body) for one in dialect.endpoints for body in bodies)]
+    for sent in calls:
+        reply = dialect.refuse(error, sent)
+
+        assert reply.status >= 400 or sent is not None
+        names = [name.lower() for name, _ in reply.headers]
+        assert len(names) == len(set(names))
+        for name, value in reply.headers:
+            assert f"{name}: {value}".isprintable()
+        if isinstance(error, errors.Overloaded):
+            retry = {name.lower(): value for name, value in reply.headers}["retry-after"]
+            assert int(retry) >= 1
+
+
+# --- what is answered -----------------------------------------------------------------------------
+
+MINIMAL = {
+    "model": "m",
+    "messages": [{"role": "user", "content": "hi"}],
+    "prompt": "hi",
+    "text_input": "hi",
+    "inputs": "hi",
+    "input": "hi",
+}
+pieces = st.lists(st.text(min_size=1, max_size=8), min_size=1, max_size=6)
+
+
+def answerable(dialect: Dialect) -> Iterator[tuple[Call, GenerateRequest]]:
+    """The endpoints that take the smallest request of their kind, with it."""
+    for endpoint in generating(dialect):
+        for field in ("messages", "prompt", "text_input", "inputs"):
+            body = {"model": "m", "max_tokens": 9, field: MINIMAL[field]}
+            sent = call(endpoint, msgspec.json.encode(body))
+            try:
+                request = dialect.decode(sent)
+            except errors.ClientError:
+                continue
+            if isinstance(request, GenerateRequest):
+                yield sent, request
+
+
+@every_dialect
+def test_every_dialect_has_a_smallest_request(dialect: Dialect) -> None:
+    assert list(answerable(dialect))
+
+
+@every_dialect
+@given(texts=pieces, cuts=st.integers(1, 6))
+def test_all_of_the_text_is_in_the_answer_streamed_or_whole(
+    dialect: Dialect, texts: list[str], cuts: int
+) -> None:
+    events: list[Event] = [*map(Text, texts), End("eos"), Usage(1, len(texts)), Done()]
+    fold = Fold()
+    fold.add(events)
+    whole = "".join(texts)
+    for sent, request in answerable(dialect):
+        encoder = dialect.encoder(sent, request, ABOUT)
+        reply = encoder.whole(fold.result())
+        assert reply.status == 200
+        assert whole in said(reply.body)
+
+        streamed = dialect.encoder(sent, request, ABOUT)
+        batches = [events[i : i + cuts] for i in range(0, len(events), cuts)]
+        wire = b"".join(streamed.write(batch) for batch in batches)
+        assert whole in said(wire)
+
+
+def said(wire: bytes) -> str:
+    """The text of an answer, streamed or whole."""
+    return "".join(strings([msgspec.json.decode(one) for one in documents(wire)]))
+
+
+def documents(wire: bytes) -> Iterator[bytes]:
+    """The JSON documents of a stream, however it is framed."""
+    for line in wire.replace(b"\0", b"\n").split(b"\n"):
+        data = line.removeprefix(b"data:").strip()
+        if data.startswith((b"{", b"[{")):
+            yield data
+
+
+def strings(value: Any) -> Iterator[str]:
+    """The texts of an answer, in order: what stands under a key that holds text."""
+    match value:
+        case dict():
+            for key, inner in value.items():
+                if key in {"content", "text", "text_output", "generated_text", "data"}:
+                    yield from texts_of(inner)
+                elif key != "details":
+                    yield from strings(inner)
+        case list():
+            for inner in value:
+                yield from strings(inner)
+        case _:
+            pass
+
+
+def texts_of(value: Any) -> Iterator[str]:
+    match value:
+        case str():
+            yield value
+        case list() if all(isinstance(one, str) for one in value):
+            yield from value
+        case _:
+            yield from strings(value)

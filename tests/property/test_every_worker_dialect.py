@@ -1,0 +1,174 @@
+"""Laws that hold for every dialect that is spoken to workers, in each of its profiles."""
+
+from collections.abc import Iterator
+from typing import Any, Protocol, cast
+
+import msgspec
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from gateway.app import load, make_dialect
+from gateway.core.aggregate import Fold
+from gateway.core.context import Context, Deadline
+from gateway.core.errors import WorkerError
+from gateway.core.loss import set_fields
+from gateway.core.ports import About, Call, Dialect, WorkerDialect
+from gateway.core.types import (
+    Done,
+    End,
+    Event,
+    GenerateRequest,
+    Message,
+    Sampling,
+    Stopping,
+    Text,
+    TextPart,
+    Usage,
+)
+from protocols import DIALECTS
+from protocols.params import get
+
+
+class BothWays(Dialect, WorkerDialect, Protocol):
+    """A dialect that is spoken to clients and to workers."""
+
+
+def clock() -> float:
+    return 0.0
+
+
+ABOUT = About("r", 1, "m", "1", "w", Context("r", Deadline(clock, 60), clock))
+
+
+def every_profile() -> Iterator[Any]:
+    for name, reference in DIALECTS.items():
+        for profile in load(reference).profiles:
+            dialect = make_dialect(name, profile, {})
+            if hasattr(dialect, "encode"):
+                yield pytest.param(dialect, id=f"{name}-{profile}")
+
+
+every_worker_dialect = pytest.mark.parametrize("dialect", list(every_profile()))
+
+text = st.text(min_size=1, max_size=20)
+samplings = st.builds(
+    Sampling,
+    temperature=st.none() | st.floats(0, 2),
+    top_p=st.none() | st.floats(0.01, 1),
+    top_k=st.none() | st.integers(1, 1000),
+    min_p=st.none() | st.floats(0.01, 1),
+    seed=st.none() | st.integers(0, 2**62),
+    repetition_penalty=st.none() | st.floats(0.5, 2),
+    presence_penalty=st.none() | st.floats(-2, 2),
+    frequency_penalty=st.none() | st.floats(-2, 2),
+)
+stoppings = st.builds(
+    Stopping,
+    max_tokens=st.none() | st.integers(1, 10_000),
+    min_tokens=st.none() | st.integers(1, 100),
+    stop=st.lists(text, max_size=4, unique=True).map(tuple),
+    ignore_eos=st.none() | st.booleans(),
+)
+messages = st.lists(
+    st.builds(
+        lambda role, said: Message(role, (TextPart(said),)),
+        st.sampled_from(["system", "user", "assistant"]),
+        text,
+    ),
+    min_size=1,
+    max_size=4,
+).map(tuple)
+requests = st.builds(
+    lambda messages, sampling, stopping, n, stream: GenerateRequest(
+        model="w",
+        kind="chat",
+        messages=messages,
+        sampling=sampling,
+        stopping=stopping,
+        n=n,
+        stream=stream,
+    ),
+    messages,
+    samplings,
+    stoppings,
+    st.none() | st.integers(1, 8),
+    st.booleans(),
+)
+
+
+@every_worker_dialect
+@given(request=requests)
+def test_what_is_not_reported_as_lost_survives_the_round_trip(
+    dialect: BothWays, request: GenerateRequest
+) -> None:
+    wire = dialect.encode(request)
+    endpoint = next(e for e in dialect.endpoints if wire.path.endswith(e.path))
+    names = {path: path for path, _ in set_fields(request)}
+    lost = {loss.field for loss in dialect.losses(request, names)}
+
+    got = dialect.decode(Call(endpoint, {}, {}, "", wire.body, endpoint.path))
+
+    assert isinstance(got, GenerateRequest)
+    assert (got.model, got.stream) == ("w", request.stream)
+    assert [(m.role, m.text) for m in got.messages] == [(m.role, m.text) for m in request.messages]
+    for path, value in set_fields(request):
+        if path not in lost:  # a worker's own name for it is one that clients do not use
+            foreign = [msgspec.json.decode(raw) for raw in got.extra.values()]
+            assert value in (get(got, path), *foreign), path
+
+
+@every_worker_dialect
+@given(
+    texts=st.lists(text, max_size=6),
+    size=st.integers(1, 40),
+    newline=st.sampled_from([b"\n", b"\r\n"]),
+    n=st.integers(1, 3),
+)
+def test_a_stream_survives_any_packet_boundaries(
+    dialect: BothWays, texts: list[str], size: int, newline: bytes, n: int
+) -> None:
+    request = GenerateRequest(
+        model="m", kind="chat", messages=(Message("user", (TextPart("x"),)),), stream=True, n=n
+    )
+    sent: list[Event] = [Text(one, index) for one in texts for index in range(n)]
+    sent += [*(End("eos", index) for index in range(n)), Usage(3, len(texts) * n), Done()]
+    wire = stream(dialect, request, sent).replace(b"\n", newline)
+
+    decoder = dialect.decoder(request)
+    fold = Fold()
+    for i in range(0, len(wire), size):
+        fold.add(decoder.feed(wire[i : i + size]))
+    fold.add(decoder.close())
+
+    answer = fold.result()
+    assert [choice.text for choice in answer.choices] == ["".join(texts)] * n
+    assert {choice.reason for choice in answer.choices} <= {"eos", "stop"}
+
+
+@every_worker_dialect
+@given(texts=st.lists(text, min_size=1, max_size=4), data=st.data())
+def test_a_stream_that_is_cut_anywhere_is_never_taken_for_whole(
+    dialect: BothWays, texts: list[str], data: st.DataObject
+) -> None:
+    request = GenerateRequest(
+        model="m", kind="chat", messages=(Message("user", (TextPart("x"),)),), stream=True
+    )
+    begun = stream(dialect, request, [*map(Text, texts)])
+    wire = begun[: data.draw(st.integers(0, len(begun)))]
+    decoder = dialect.decoder(request)
+
+    seen = [*decoder.feed(wire)] if wire else []
+    with pytest.raises(WorkerError):
+        seen += decoder.close()
+
+    assert not any(isinstance(event, End | Done) for event in seen)
+
+
+def stream(dialect: BothWays, request: GenerateRequest, events: list[Event]) -> bytes:
+    """What a worker of this dialect sends."""
+    wire = dialect.encode(request)
+    endpoint = next(e for e in dialect.endpoints if wire.path.endswith(e.path))
+    call = Call(endpoint, {}, {}, "", wire.body, endpoint.path)
+    decoded = cast("GenerateRequest", dialect.decode(call))
+    return dialect.encoder(call, decoded, ABOUT).write(events)

@@ -1,0 +1,162 @@
+"""The command itself, as a process: it starts, serves, stops, and says what is wrong."""
+
+import os
+import re
+import signal
+import socket
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import httpx
+import pytest
+
+from tests.conftest import Running
+
+POOL = """
+listeners: [{address: "127.0.0.1:0", dialects: [openai]}]
+limits: {drain: 5s}
+backends: {w: {dialect: openai, workers: ["http://127.0.0.1:9"]}}
+models: {m: {backend: w}}
+"""
+ECHO = POOL.replace(
+    '{dialect: openai, workers: ["http://127.0.0.1:9"]}', "{kind: echo, delay: 200ms}"
+)
+
+
+class Command:
+    """``interlingua`` with these arguments, running."""
+
+    def __init__(self, *arguments: str, env: dict[str, str] | None = None) -> None:
+        self.process = subprocess.Popen(
+            [sys.executable, "-m", "gateway", *arguments],
+            stderr=subprocess.PIPE,
+            text=True,
+            env=os.environ | (env or {}),
+        )
+
+    def serving(self) -> str:
+        """The first URL it says that it serves on."""
+        assert self.process.stderr is not None
+        for line in self.process.stderr:
+            if found := re.search(r"interlingua serves .* on (http://\S+)", line):
+                return found[1]
+        raise AssertionError(f"it ended with {self.process.wait()}")
+
+    def stop(self) -> int:
+        """Ask it to stop; gives its exit code."""
+        self.process.send_signal(signal.SIGTERM)
+        return self.process.wait(20)
+
+
+@pytest.fixture
+def file(tmp_path: Path) -> Path:
+    return tmp_path / "gateway.yaml"
+
+
+@pytest.fixture
+def commands() -> Iterator[list[Command]]:
+    """Those started, which are killed at the end."""
+    started: list[Command] = []
+    yield started
+    for command in started:
+        command.process.kill()
+        command.process.wait()
+        if command.process.stderr is not None:
+            command.process.stderr.close()
+
+
+def start(commands: list[Command], *arguments: str, env: dict[str, str] | None = None) -> Command:
+    command = Command(*arguments, env=env)
+    commands.append(command)
+    return command
+
+
+def test_a_pure_gateway_is_small_and_knows_no_torch(commands: list[Command], file: Path) -> None:
+    file.write_text(POOL)
+    command = start(commands, "serve", str(file))
+
+    assert httpx.get(command.serving() + "/health").status_code == 200
+
+    proc = Path(f"/proc/{command.process.pid}")
+    resident = re.search(r"VmRSS:\s+(\d+) kB", (proc / "status").read_text())
+    assert resident is not None
+    assert int(resident[1]) < 60_000
+    assert "torch" not in (proc / "maps").read_text()
+    assert command.stop() == 0
+
+
+def test_what_runs_comes_to_its_end_before_it_stops(commands: list[Command], file: Path) -> None:
+    file.write_text(ECHO)
+    command = start(commands, "serve", str(file))
+    url = command.serving()
+    body = {"model": "m", "stream": True, "messages": [{"role": "user", "content": "a b c d e"}]}
+
+    with httpx.stream("POST", f"{url}/v1/chat/completions", json=body, timeout=20) as answer:
+        lines = answer.iter_lines()
+        next(lines)
+        command.process.send_signal(signal.SIGTERM)
+        rest = "\n".join(lines)
+
+    assert "[DONE]" in rest
+    assert command.process.wait(20) == 0
+
+
+def test_a_bad_file_is_told_before_a_port_is_bound(commands: list[Command], file: Path) -> None:
+    file.write_text(POOL.replace("backend: w", "backend: v"))
+    command = start(commands, "serve", str(file))
+
+    _, said = command.process.communicate(timeout=20)
+
+    assert command.process.returncode == 1
+    assert re.search(rf"{re.escape(str(file))}:5:\d+: .*'v'", said)
+
+
+def test_a_port_that_is_taken_is_told(commands: list[Command], file: Path) -> None:
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        file.write_text(POOL.replace("127.0.0.1:0", f"127.0.0.1:{taken.getsockname()[1]}"))
+        command = start(commands, "serve", str(file))
+
+        _, said = command.process.communicate(timeout=20)
+
+    assert command.process.returncode == 1
+    assert "can't listen" in said
+    assert "Traceback" not in said
+
+
+def test_a_missing_file_is_wrong_usage(commands: list[Command]) -> None:
+    command = start(commands, "serve", "nowhere.yaml")
+
+    _, said = command.process.communicate(timeout=20)
+
+    assert command.process.returncode == 2
+    assert "nowhere.yaml" in said
+
+
+async def test_a_worker_is_served_without_a_file(commands: list[Command], mock: Running) -> None:
+    command = start(commands, "serve", mock.url + "/v1", "--port", "0")
+    url = command.serving()
+    body = {"model": "mock", "messages": [{"role": "user", "content": "say hi"}]}
+
+    async with httpx.AsyncClient(base_url=url) as client:
+        openai = await client.post("/v1/chat/completions", json=body)
+        triton = await client.post("/v2/models/mock/generate", json={"text_input": "say hi"})
+        missing = await client.post("/v1/chat/completions", json=body | {"model": "nope"})
+
+    assert "Hello world!" in openai.text
+    assert "Hello world!" in triton.text
+    assert missing.status_code == 502
+    assert command.stop() == 0
+
+
+def test_checking_a_file_binds_nothing(commands: list[Command], file: Path) -> None:
+    file.write_text(POOL)
+    good = start(commands, "check", str(file))
+    assert good.process.wait(20) == 0
+
+    file.write_text("models: 5")
+    bad = start(commands, "check", str(file))
+    assert bad.process.wait(20) == 1
