@@ -56,7 +56,9 @@ class Paths:
         found = methods.get(method)
         if found is None:
             raise MethodNotAllowed(
-                f"{method} is not a method of this path", allowed=tuple(sorted(methods))
+                f"{method} is not a method of this path",
+                allowed=tuple(sorted(methods)),
+                path=path,
             )
         return Found(found[0], found[1], params)
 
@@ -99,4 +101,4 @@ class Paths:
             if match := known.pattern.fullmatch(path):
                 params = {name: unquote(value) for name, value in match.groupdict().items()}
                 return known.methods, params
-        raise PathNotFound(f"no endpoint is called {path[:200]!r}", method=method)
+        raise PathNotFound(f"no endpoint is called {path[:200]!r}", method=method, path=path)

@@ -13,13 +13,13 @@ Whatever goes wrong is told in the caller's dialect: by ``refuse`` while nothing
 
 import asyncio
 import logging
-import zlib
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from contextlib import aclosing
 
 from msgspec import Struct
 from msgspec.structs import replace
 
+from gateway.arrival import decompress, request_id, seconds
 from gateway.auth import Keyring, Principal, authorize
 from gateway.core import loss
 from gateway.core.aggregate import Fold
@@ -30,17 +30,25 @@ from gateway.core.errors import (
     DeadlineExceeded,
     GatewayError,
     InternalError,
-    Malformed,
     RequestNotFound,
     StreamBroken,
-    TooLarge,
     Unsupported,
 )
-from gateway.core.ports import About, Backend, Call, Dialect, Encoder, Reply
+from gateway.core.ports import (
+    About,
+    Backend,
+    Call,
+    Dialect,
+    Encoder,
+    Envelope,
+    Reply,
+    Tokenizer,
+    Tokenizing,
+)
 from gateway.core.types import Done, Request, Usage
 from gateway.emulation import Around, around
 from gateway.fitting import fit
-from gateway.paths import Paths
+from gateway.paths import Found, Paths
 from gateway.router import Route, Router
 from gateway.seam import Request as HttpRequest
 from gateway.seam import Sink
@@ -111,7 +119,7 @@ class Server:
     async def serve(self, http: HttpRequest, sink: Sink) -> None:
         """Answer one request. Raises only what cancels its task."""
         began = self._clock()
-        record = Record(_request_id(http.headers) or self._new_id(), path=http.path[:200])
+        record = Record(request_id(http.headers) or self._new_id(), path=http.path[:200])
         try:
             await self._serve(http, sink, record)
         except asyncio.CancelledError:
@@ -130,7 +138,7 @@ class Server:
         try:
             found = self._paths.find(http.method, http.path)
             mount = found.mount
-            call = Call(found.endpoint, found.params, http.headers, http.query, b"", http.path)
+            call = self._call(found, http, record)
             principal = self._admit(call, record)
             call = replace(call, body=await self._body(http))
             match call.endpoint.task:
@@ -138,6 +146,8 @@ class Server:
                     self._send(sink, mount.dialect.inform(call, self._router), record)
                 case "generate":
                     await self._generate(mount.dialect, call, principal, sink, record)
+                case "tokenize":
+                    await self._tokenize(mount.dialect, call, principal, sink, record)
                 case "stop":
                     self._stop(mount.dialect, call, record)
                     self._send(sink, mount.dialect.inform(call, self._router), record)
@@ -150,6 +160,18 @@ class Server:
         finally:
             record.dialect = mount.dialect.name
 
+    def _call(self, found: Found, http: HttpRequest, record: Record) -> Call:
+        return Call(
+            found.endpoint,
+            found.params,
+            http.headers,
+            http.query,
+            b"",
+            http.path,
+            record.id,
+            self._now(),
+        )
+
     def _admit(self, call: Call, record: Record) -> Principal | None:
         if call.endpoint.open:
             return None
@@ -160,7 +182,7 @@ class Server:
     async def _body(self, http: HttpRequest) -> bytes:
         body = await http.body(self._settings.body)
         if encoding := http.headers.get("content-encoding", ""):
-            return _decompress(body, encoding, self._settings.body)
+            return decompress(body, encoding, self._settings.body)
         return body
 
     async def _generate(
@@ -171,16 +193,13 @@ class Server:
         sink: Sink,
         record: Record,
     ) -> None:
-        envelope = dialect.peek(call)
-        route = self._router.route(envelope.model, envelope.version)
-        authorize(principal, route.model.info.name)
-        self._label(record, route, envelope.stream)
+        envelope, route = self._route(dialect, call, principal, record)
         request = fit(dialect.decode(call, route.model.info), route, dialect.names(call))
-        context = self._context(call, request, record)
+        context = self._context(call, request.timeout, record)
         headers = self._judge(dialect, call, request, route, record)
         about = About(
             context.id,
-            int(self._now()),
+            int(call.began),
             envelope.model,
             route.target.version,
             route.target.model,
@@ -204,9 +223,44 @@ class Server:
             if self._running.get(name) is work:
                 del self._running[name]
 
+    def _route(
+        self, dialect: Dialect, call: Call, principal: Principal | None, record: Record
+    ) -> tuple[Envelope, Route]:
+        envelope = dialect.peek(call)
+        route = self._router.route(envelope.model, envelope.version)
+        authorize(principal, route.model.info.name)
+        self._label(record, route, envelope.stream)
+        return envelope, route
+
+    async def _tokenize(
+        self,
+        dialect: Dialect,
+        call: Call,
+        principal: Principal | None,
+        sink: Sink,
+        record: Record,
+    ) -> None:
+        _, route = self._route(dialect, call, principal, record)
+        backend = route.target.backend
+        if not isinstance(dialect, Tokenizing) or not isinstance(backend, Tokenizer):
+            raise Unsupported(f"the model {route.model.info.name!r} does not tell its tokens")
+        text = dialect.text(call)
+        context = self._context(call, None, record)
+        try:
+            async with asyncio.timeout(context.deadline.remaining()):
+                tokens = await backend.tokenize(text, context)
+        except TimeoutError:
+            raise DeadlineExceeded("the request's time is up") from None
+        self._send(sink, dialect.tokens(call, tokens), record)
+
     def _stop(self, dialect: Dialect, call: Call, record: Record) -> None:
-        """End the running request that the client names; only its own. Raises RequestNotFound."""
-        asked = dialect.peek(call).client_id or ""
+        """End the running request that the client names; only its own.
+
+        Raises ModelNotFound or RequestNotFound.
+        """
+        envelope = dialect.peek(call)
+        self._router.find(envelope.model, envelope.version)
+        asked = envelope.client_id or ""
         work = self._running.get((dialect.name, record.key, asked)) if asked else None
         if work is None or work.scope is None:
             raise RequestNotFound("no running request has this id", id=asked)
@@ -284,12 +338,13 @@ class Server:
         record.losses = found
         return (("x-interlingua-loss", loss.header(found)),)
 
-    def _context(self, call: Call, request: Request, record: Record) -> Context:
+    def _context(self, call: Call, timeout: float | None, record: Record) -> Context:
+        """``timeout`` is the client's own, in seconds."""
         timeouts = self._settings.timeouts
         deadline = Deadline(self._clock, timeouts.total)
-        if request.timeout is not None:
-            deadline.shorten(request.timeout)
-        if (asked := _seconds(call.headers.get("x-interlingua-timeout"))) is not None:
+        if timeout is not None:
+            deadline.shorten(timeout)
+        if (asked := seconds(call.headers.get("x-interlingua-timeout"))) is not None:
             deadline.shorten(asked)
         return Context(record.id, deadline, self._clock, timeouts, record.key or None)
 
@@ -323,36 +378,3 @@ class Server:
         sink.start(reply.status, (("x-request-id", record.id), *reply.headers))
         sink.write(reply.body)
         sink.finish()
-
-
-def _request_id(headers: Mapping[str, str]) -> str | None:
-    """The client's own name for the request, where it is fit to be repeated."""
-    given = headers.get("x-request-id") or headers.get("x-client-request-id") or ""
-    fit = 0 < len(given) <= 128 and given.isascii() and given.isprintable() and " " not in given  # noqa: PLR2004
-    return given if fit else None
-
-
-def _seconds(text: str | None) -> float | None:
-    try:
-        seconds = float(text) if text else 0.0
-    except ValueError:
-        return None
-    return seconds if 0 < seconds < float("inf") else None
-
-
-def _decompress(body: bytes, encoding: str, limit: int) -> bytes:
-    """A body sent with a content encoding. Raises ClientError or TooLarge."""
-    match encoding.strip().lower():
-        case "identity":
-            return body
-        case "gzip":
-            stream = zlib.decompressobj(zlib.MAX_WBITS | 16)
-        case _:
-            raise ClientError("the body's content encoding is not one that is read here")
-    try:
-        out = stream.decompress(body, limit + 1)
-    except zlib.error:
-        raise Malformed("the body is not gzip", problem="encoding") from None
-    if len(out) > limit:
-        raise TooLarge(f"the body is larger than {limit} bytes", limit=limit)
-    return out

@@ -155,11 +155,12 @@ class VersionNotFound(ModelNotFound):
 
 
 class PathNotFound(ClientError):
-    """No endpoint of this path. ``method`` is the HTTP method it was asked with, where known."""
+    """No endpoint of this path. ``method`` and ``path`` are as they were sent, where known."""
 
-    def __init__(self, message: str, *, method: str = "") -> None:
+    def __init__(self, message: str, *, method: str = "", path: str = "") -> None:
         super().__init__(message)
         self.method = method
+        self.path = path
 
 
 class RequestNotFound(ClientError):
@@ -171,11 +172,12 @@ class RequestNotFound(ClientError):
 
 
 class MethodNotAllowed(ClientError):
-    """The path exists, for other methods."""
+    """The path exists, for other methods. ``path`` is as it was sent, where known."""
 
-    def __init__(self, message: str, *, allowed: tuple[str, ...]) -> None:
+    def __init__(self, message: str, *, allowed: tuple[str, ...], path: str = "") -> None:
         super().__init__(message)
         self.allowed = allowed
+        self.path = path
 
 
 class TooLarge(ClientError):

@@ -1,14 +1,16 @@
 """What a dialect and a backend must offer. A port is what its caller needs, and no more.
 
 Dialect        one wire protocol towards clients
+Tokenizing     a dialect whose clients may ask for the tokens of a text
 WorkerDialect  one wire protocol towards workers
 Backend        something that answers a request
+Tokenizer      a backend that knows the tokens of a text
 
 A module that speaks both ways registers one object that is a Dialect and a WorkerDialect.
 """
 
 from collections.abc import AsyncGenerator, Mapping, Sequence
-from typing import Literal, Protocol
+from typing import Literal, Protocol, runtime_checkable
 
 from msgspec import Struct
 
@@ -20,6 +22,8 @@ from gateway.core.loss import Loss
 from gateway.core.types import Event, Request
 
 Headers = tuple[tuple[str, str], ...]
+Token = tuple[int, str]
+"""A token's id, and the text that it completes: "" within a character of several tokens."""
 
 
 class Endpoint(Struct, frozen=True):
@@ -28,12 +32,13 @@ class Endpoint(Struct, frozen=True):
     ``path`` is absolute; ``{name}`` stands for one segment, given percent-decoded in
     ``Call.params``. ``task`` says what the server does: ``generate`` answers a Request; ``inform``
     asks the dialect to answer from the catalog; ``stop`` ends the running request whose
-    ``client_id`` the dialect's ``peek`` reads. ``variant`` is the dialect's own.
+    ``client_id`` the dialect's ``peek`` reads; ``tokenize`` is for a dialect that is Tokenizing.
+    ``variant`` is the dialect's own.
     """
 
     method: str
     path: str
-    task: Literal["generate", "inform", "stop"] = "generate"
+    task: Literal["generate", "inform", "stop", "tokenize"] = "generate"
     variant: str = ""
     open: bool = False
     """No key is asked for."""
@@ -51,6 +56,10 @@ class Call(Struct, frozen=True):
     body: bytes
     path: str
     """As it was sent, not decoded."""
+    id: str = ""
+    """The gateway's name for the exchange."""
+    began: float = 0.0
+    """In Unix seconds."""
 
 
 class Envelope(Struct, frozen=True, gc=False):
@@ -118,7 +127,7 @@ class Dialect(Protocol):
     def decode(self, call: Call, model: ModelInfo | None = None) -> Request:
         """The whole request, checked after this dialect's rules.
 
-        ``model`` is the model that it goes to: some rules are of a model. None is a plain one.
+        ``model`` is the one that it goes to; without it, the rules that are a model's are left out.
         """
 
     def encoder(self, call: Call, request: Request, about: About) -> Encoder:
@@ -135,6 +144,17 @@ class Dialect(Protocol):
 
     def names(self, call: Call) -> Mapping[str, str]:
         """The wire name of each field path of the internal request, for reports of loss."""
+
+
+@runtime_checkable
+class Tokenizing(Protocol):
+    """What a dialect with ``tokenize`` endpoints has beside. The model is the one it peeks."""
+
+    def text(self, call: Call) -> str:
+        """The text to be cut into tokens. Raises ClientError."""
+
+    def tokens(self, call: Call, tokens: Sequence[Token]) -> Reply:
+        """The answer."""
 
 
 class WireRequest(Struct, frozen=True):
@@ -197,3 +217,14 @@ class Backend(Protocol):
 
     async def aclose(self) -> None:
         """Stop the work and let everything go."""
+
+
+@runtime_checkable
+class Tokenizer(Protocol):
+    """What a backend may also be: one that tells how its model cuts a text."""
+
+    async def tokenize(self, text: str, context: Context) -> Sequence[Token]:
+        """The tokens of ``text``, with those that the model puts around a prompt.
+
+        Cancelling its task leaves nothing behind.
+        """

@@ -6,7 +6,7 @@ from collections.abc import Awaitable, Callable, Mapping
 from ssl import SSLContext
 from typing import Any
 
-from aiohttp import hdrs, web
+from aiohttp import HttpVersion11, hdrs, web
 
 from gateway.core.errors import Malformed, TooLarge
 from gateway.core.ports import Headers
@@ -108,7 +108,8 @@ class _Sink:
         headers.pop(hdrs.CONTENT_TYPE, None)
         for name, value in self._headers:
             if name == hdrs.TRANSFER_ENCODING:
-                response.enable_chunked_encoding()
+                if self._raw.version >= HttpVersion11:
+                    response.enable_chunked_encoding()
             elif name == hdrs.CONNECTION:
                 response.force_close()
             else:

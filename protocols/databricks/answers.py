@@ -25,11 +25,14 @@ _ASKED = Style(
 _UNASKED = replace(_ASKED, usage="finish")
 
 
-def generation(request: GenerateRequest, about: About) -> Encoder:
-    """What writes a conversation or a completion."""
+def generation(request: GenerateRequest, about: About, *, by_prompt: bool) -> Encoder:
+    """What writes a conversation or a completion; ``by_prompt``: an index is the prompt's."""
     style = _ASKED if "stream_options" in request.given else _UNASKED
-    kind = ChatEncoder if request.kind == "chat" else TextEncoder
-    return kind(style, request, about, model=about.served_model)
+    if request.kind == "chat":
+        return ChatEncoder(style, request, about, model=about.served_model)
+    if by_prompt:
+        style = replace(style, index="prompt")
+    return TextEncoder(style, request, about, model=about.served_model)
 
 
 def vectors(request: EmbedRequest, about: About) -> Encoder:

@@ -1,11 +1,11 @@
 """The dialect towards clients: which paths, and what happens on each."""
 
 from collections.abc import Mapping
-from typing import ClassVar, get_args
+from typing import Any, ClassVar, Literal, get_args
 
 from msgspec import Raw, json
 
-from gateway.core.catalog import Catalog
+from gateway.core.catalog import Catalog, ModelInfo
 from gateway.core.errors import GatewayError
 from gateway.core.ports import About, Call, Encoder, Endpoint, Envelope, Reply
 from gateway.core.types import EmbedRequest, Request
@@ -16,6 +16,7 @@ from protocols.openai.reading import given, wrong_type
 from protocols.openai.requests import read_model
 
 _encode = json.Encoder().encode
+_CompletionIndex = Literal["prompt", "flat"]
 _ROOTS = ("/serving-endpoints", "/ai-gateway/mlflow/v1")
 _LIST = "/api/2.0/serving-endpoints"
 
@@ -42,11 +43,14 @@ class Databricks:
 
     ``stream_default`` is what a request means that does not say ``stream``: the reference prints
     true, and the service's own SDK counts on false. ``role_rules`` says whether the order of roles
-    is checked.
+    is checked. ``completion_index`` is what numbers the choices of several prompts with several
+    choices each: ``prompt`` gives a prompt's choices its own index, as the reference has it, and
+    ``flat`` each choice one of its own, which OpenAI's clients sort by.
     """
 
     name = "databricks"
     profiles: ClassVar[tuple[str, ...]] = ("2026",)
+    model_options: ClassVar[Mapping[str, Any]] = {"pay_per_token": bool}
     roots: tuple[str, ...] = ("/serving-endpoints", "/api/2.0", "/ai-gateway", "/.well-known")
     endpoints: tuple[Endpoint, ...] = _ENDPOINTS
 
@@ -56,21 +60,25 @@ class Databricks:
         *,
         stream_default: bool = False,
         role_rules: roles.RoleRules = "lenient",
+        completion_index: _CompletionIndex = "flat",
     ) -> None:
         if profile not in (None, *self.profiles):
             known = ", ".join(self.profiles)
             raise ValueError(f"databricks has no profile {profile!r}; it has {known}")
         if role_rules not in get_args(roles.RoleRules):
             raise ValueError(f"role_rules is strict or lenient, not {role_rules!r}")
+        if completion_index not in get_args(_CompletionIndex):
+            raise ValueError(f"completion_index is prompt or flat, not {completion_index!r}")
         self._stream_default = stream_default
         self._order = role_rules
+        self._by_prompt = completion_index == "prompt"
 
     def peek(self, call: Call) -> Envelope:
         """The endpoint's name, from the path or from ``model``, and ``stream``."""
         fields = read_object(call.body)
         return Envelope(_name(call, fields), stream=self._stream(call, fields))
 
-    def decode(self, call: Call) -> Request:
+    def decode(self, call: Call, model: ModelInfo | None = None) -> Request:
         """The request, checked."""
         fields = read_object(call.body)
         task = _task(call, fields)
@@ -80,14 +88,17 @@ class Databricks:
         if self._stream(call, fields) and task != "embedding":
             fields["stream"] = Raw(b"true")
         name = _name(call, fields)
-        return requests.read(fields, task, name, order=self._order, wrapped=strict)
+        request = requests.read(fields, task, name, order=self._order, wrapped=strict)
+        if model is not None:
+            requests.check_model(request, pay_per_token=listing.is_pay_per_token(model))
+        return request
 
     def encoder(self, call: Call, request: Request, about: About) -> Encoder:
         """What writes the answer."""
         del call
         if isinstance(request, EmbedRequest):
             return answers.vectors(request, about)
-        return answers.generation(request, about)
+        return answers.generation(request, about, by_prompt=self._by_prompt)
 
     def refuse(self, error: GatewayError, call: Call | None) -> Reply:
         """The answer that tells of an error."""

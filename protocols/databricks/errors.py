@@ -102,7 +102,8 @@ def _message(error: GatewayError) -> str:
         case ContextTooLong(tokens=int() as tokens, limit=int() as limit):
             return f"Bad request: the prompt has {tokens} tokens, the model's limit is {limit}"
         case InvalidParameter(expected=Param() as row, problem="below" | "above"):
-            return f"{error.param} must be {_range(row)}, got {error.got}"
+            got = str(error.got).removesuffix(".0")
+            return f"{error.param} must be {_range(row)}, got {got}"
         case _:
             return error.message
 

@@ -8,7 +8,6 @@ Source: databricks-sdk 0.156, service/serving.py.
 
 import hashlib
 from collections.abc import Sequence
-from typing import Any
 
 from msgspec import UNSET, Struct, UnsetType
 
@@ -97,6 +96,11 @@ class Models(Struct):
     data: list[Model]
 
 
+def is_pay_per_token(info: ModelInfo) -> bool:
+    """Whether the endpoint is one of the service's own, paid by the token, or a provisioned one."""
+    return bool(info.options.get(_FAMILY, {}).get("pay_per_token"))
+
+
 def endpoints(models: Sequence[ModelInfo]) -> Endpoints:
     """Every endpoint, without the details."""
     return Endpoints([_endpoint(info, whole=False) for info in models])
@@ -135,8 +139,7 @@ def _endpoint(info: ModelInfo, *, whole: bool) -> ServingEndpoint:
 
 def _entity(info: ModelInfo, version: VersionInfo, *, whole: bool) -> _Entity:
     entity = _Entity(version.name, version.served_model, version.name, info.created * 1000)
-    options: Any = info.options.get(_FAMILY, {})
-    if options.get("pay_per_token"):
+    if is_pay_per_token(info):
         entity.foundation_model = _Foundation(version.served_model, version.served_model)
     if whole:
         state = "DEPLOYMENT_READY" if version.ready else "DEPLOYMENT_RECOVERING"

@@ -89,9 +89,19 @@ def read(
             request = _chat(fields, model, order)
         case "completion":
             request = _completion(fields, model, wrapped=wrapped)
-        case "embedding":
+        case _:
             request = _embedding(fields, model)
     return replace(request, labels={**labels, **request.labels}) if labels else request
+
+
+def check_model(request: Request, *, pay_per_token: bool) -> None:
+    """The rules that are the endpoint's. Raises InvalidParameter."""
+    if pay_per_token and isinstance(request, GenerateRequest) and (request.n or 1) > 1:
+        text = f"n must be 1 on a pay-per-token endpoint, got {request.n}"
+        raise InvalidParameter(text, param="n", problem="above", got=request.n)
+    if not pay_per_token and "error_behavior" in request.given:
+        text = "error_behavior is accepted by pay-per-token endpoints only"
+        raise InvalidParameter(text, param="error_behavior", problem="conflict")
 
 
 # --- the tasks ------------------------------------------------------------------------------------

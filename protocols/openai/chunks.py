@@ -1,5 +1,6 @@
 """What the answers to conversations and to completions share: framing, and where usage goes."""
 
+from collections.abc import Callable
 from typing import Final
 
 from gateway.core.aggregate import Answer, ChoiceAnswer
@@ -23,14 +24,32 @@ def shared_values(
     }
 
 
-def served_headers(style: Style, about: About) -> Headers:
-    """The header that names the version that answered."""
-    return () if style.served_header is None else ((style.served_header, about.served),)
+def heading(style: Style, about: About, headers: Headers) -> Callable[[], Headers]:
+    """The headers of an answer, to be asked for when it begins: one may tell the time until then.
+
+    ``headers`` are added to those of the style.
+    """
+    served = () if style.served_header is None else ((style.served_header, about.served),)
+    told = style.headers + served + headers
+    elapsed, clock, began = style.elapsed_header, about.context.clock, about.context.clock()
+
+    def tell() -> Headers:
+        if elapsed is None:
+            return told
+        return (*told, (elapsed, str(int((clock() - began) * 1000))))
+
+    return tell
+
+
+def choices_per_index(style: Style, request: GenerateRequest) -> int:
+    """How many choices share an index."""
+    return (request.n or 1) if style.index == "prompt" else 1
 
 
 def choice_values(style: Style, request: GenerateRequest, choice: ChoiceAnswer) -> dict[str, bytes]:
     """What a whole choice holds in either kind of answer, as JSON."""
-    values = {**style.absent, "index": b"%d" % choice.index}
+    index = choice.index // choices_per_index(style, request)
+    values = {**style.absent, "index": b"%d" % index}
     if choice.stop is not None:
         values["stop_reason"] = encode(choice.stop)
     if choice.token_ids and request.want.token_ids:
@@ -61,6 +80,7 @@ class Chunks:
         self._mode = "none" if request.want.usage == "none" else style.usage
         if request.want.usage == "each" and self._mode != "none":
             self._mode = "each"
+        self._per_index = choices_per_index(style, request)
         self._total = request.want.usage == "each" or self._mode == "separate"
         self._usage: Usage | None = None
         self._held: tuple[int, bytes, dict[str, bytes]] | None = None
@@ -77,7 +97,7 @@ class Chunks:
     def chunk(self, index: int, body: bytes, **more: bytes) -> bytes:
         """One chunk; ``more`` are a piece's further keys."""
         piece = {"finish_reason": b"null", **self._style.absent, **more}
-        piece["index"] = b"%d" % index
+        piece["index"] = self._number(index)
         piece[self._hole] = body
         return self._frame(b"[" + ordered(self._keys, piece) + b"]", self._ordinary_usage())
 
@@ -85,7 +105,7 @@ class Chunks:
         """A choice's first chunk."""
         if not self._style.bare_opening:
             return self.chunk(index, body)
-        piece = {"index": b"%d" % index, self._hole: body, "finish_reason": b"null"}
+        piece = {"index": self._number(index), self._hole: body, "finish_reason": b"null"}
         return self._frame(b"[" + ordered(self._keys, piece) + b"]", None)
 
     def finish(self, index: int, body: bytes, more: dict[str, bytes]) -> bytes:
@@ -120,10 +140,13 @@ class Chunks:
             return b""
         (index, body, more), self._held = self._held, None
         if final and self._mode == "finish" and self._usage is not None:
-            piece = {**self._style.absent, **more, "index": b"%d" % index, self._hole: body}
+            piece = {**self._style.absent, **more, "index": self._number(index), self._hole: body}
             usage = encode(usage_of(self._usage))
             return self._frame(b"[" + ordered(self._keys, piece) + b"]", usage)
         return self.chunk(index, body, **more)
+
+    def _number(self, index: int) -> bytes:
+        return b"%d" % (index // self._per_index)
 
     def _ordinary_usage(self) -> bytes | None:
         if self._mode == "each":

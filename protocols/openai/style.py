@@ -57,6 +57,8 @@ class Style(Struct, frozen=True, kw_only=True):
     )
     chat_piece: tuple[str, ...] = ("index", "delta", "logprobs", "finish_reason", "token_ids")
     text_piece: tuple[str, ...] = ("text", "index", "logprobs", "finish_reason", "token_ids")
+    index: Literal["choice", "prompt"] = "choice"
+    """What an index counts: the choices, or the prompts, whose choices then share one."""
     absent: Mapping[str, bytes] = field(default_factory=lambda: _ABSENT)
     """What a key of a choice, message or piece holds without a value; others are left out."""
     chat_object: str = "chat.completion"
@@ -87,5 +89,9 @@ class Style(Struct, frozen=True, kw_only=True):
     done: bytes = sse.DONE
     error_event: Callable[[GatewayError], bytes] = errors.event
     stream_headers: Headers = STREAM_HEADERS
+    headers: Headers = ()
+    """On every answer, whole or streamed."""
+    elapsed_header: str | None = None
+    """Tells in how many milliseconds the answer came about, or began if it is a stream."""
     served_header: str | None = "x-served-model"
     """Names the version that answered."""

@@ -177,8 +177,8 @@ class GenerationEncoder:
                 function: Payload = {"name": name}
                 begun = {"id": name_id, "type": "function", "index": call, "function": function}
                 return {"delta": {"tool_calls": [begun]}}
-            case CallArguments(_, call, text):
-                piece = {"index": call, "function": {"arguments": text}}
+            case _:
+                piece = {"index": one.call, "function": {"arguments": one.text}}
                 return {"delta": {"tool_calls": [piece]}}
 
     def _nothing(self) -> Payload:

@@ -18,7 +18,7 @@ _WRONG_ENDPOINT = (
     "Wrong endpoint. Allowed endpoints: /v[13]/chat/completions, /v[13]/completions, "
     "/v[13]/responses, /v[13]/tokenize"
 )
-_NOT_JSON = "Non-json request received in text generation calculator"
+_NOT_JSON = "Non-json request received in {} calculator"
 _GENERATES = ("chat", "completion")
 _NAMES = params.names(row.param for row in tables.ALL)
 
@@ -52,12 +52,15 @@ def _paths(root: str) -> tuple[Endpoint, ...]:
         Endpoint("POST", f"{root}/embeddings", variant="embedding"),
         Endpoint("GET", f"{root}/models", "inform", "models", open=True),
         Endpoint("GET", f"{root}/models/{{model}}", "inform", "model", open=True),
+        Endpoint("GET", f"{root}/models/{{owner}}/{{model}}", "inform", "model", open=True),
         *(
             Endpoint("GET", f"{root}/{path}", "inform", "nothing", open=True)
             for path in ("chat/completions", "completions", "embeddings", "{a}", "{a}/{b}")
         ),
-        Endpoint("POST", f"{root}/{{a}}", variant="nothing"),
-        Endpoint("POST", f"{root}/{{a}}/{{b}}", variant="nothing"),
+        *(
+            Endpoint("POST", f"{root}/{path}", variant="nothing")
+            for path in ("models", "models/{model}", "{a}", "{a}/{b}")
+        ),
     )
 
 
@@ -69,6 +72,8 @@ _KSERVE = (
     Endpoint(
         "GET", "/v2/models/{model}/versions/{version}/ready", "inform", "model ready", open=True
     ),
+    Endpoint("POST", "/v2/models/{model}/infer", "inform", "infer"),
+    Endpoint("POST", "/v2/models/{model}/versions/{version}/infer", "inform", "infer"),
 )
 
 
@@ -110,10 +115,12 @@ class OVMS:
             _, model, stream = requests.front_door(call, generates=generates)
         return Envelope(model or _by_path(call), stream=stream)
 
-    def decode(self, call: Call) -> Request:
+    def decode(self, call: Call, model: ModelInfo | None = None) -> Request:
         """The request as the graph reads it."""
+        del model
         if not requests.is_json(call):
-            raise InvalidParameter(_NOT_JSON, param="messages")
+            what = "embeddings" if call.endpoint.variant == "embedding" else "text generation"
+            raise InvalidParameter(_NOT_JSON.format(what), param="messages")
         match call.endpoint.variant:
             case "chat" | "completion" as kind:
                 return requests.generation(call, chat=kind == "chat", early=self._early)
@@ -145,7 +152,7 @@ class OVMS:
                 ready = [_model(info, info.name) for info in catalog.models() if info.ready]
                 return Reply(200, _encode(_Models(ready)))
             case "model":
-                name = call.params["model"]
+                name = "/".join(call.params.values())
                 info = catalog.find(name)
                 if not info.ready:
                     raise ModelNotFound("the model has no version that can answer", model=name)
@@ -161,6 +168,9 @@ class OVMS:
                 info = catalog.find(call.params["model"], version)
                 chosen = [v for v in info.versions if version in (None, v.name)]
                 return _health(ready=any(v.ready for v in chosen))
+            case "infer":
+                name = call.params["model"]
+                raise ModelNotFound("no model here takes tensors", model=name)
             case _:
                 raise PathNotFound("no endpoint is called so")
 

@@ -19,6 +19,8 @@ from protocols.params import Values
 
 MOST_STOPS = 16
 BEST_OF_LIMIT = 20
+MOST_INPUTS = 500
+"""The documented default; the sources that were read have no such check, and so no text for it."""
 IGNORE_EOS_LIMIT = 4000
 """How many tokens the early release makes at most when it does not stop at the end of text."""
 
@@ -89,6 +91,9 @@ def embedding(call: Call) -> EmbedRequest:
     """Inputs to embed. Raises ClientError."""
     fields, model, _ = front_door(call, generates=False)
     inputs = _inputs(fields.get("input"))
+    if len(inputs) > MOST_INPUTS:
+        text = f"The number of input documents exceeds allowed configured value: {MOST_INPUTS}"
+        raise wrong(text, "input")
     encoding: Literal["float", "base64"] = "float"
     if "encoding_format" in fields:
         match value(fields["encoding_format"]):

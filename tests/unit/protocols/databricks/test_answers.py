@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import msgspec
+import pytest
 
 from gateway.core.aggregate import Fold
 from gateway.core.errors import StreamBroken
@@ -26,13 +27,13 @@ from protocols.databricks import Databricks
 
 PATH = "/serving-endpoints/ep-ab/invocations"
 HI = [{"role": "user", "content": "say hi"}]
+DIALECT = Databricks()
 HELLO: list[Event] = [
     Start(2), Text("Hello"), Text(" world"), Text("!"), End("eos"), Usage(2, 3), Done()
 ]  # fmt: skip
 
 
-def encoder(make: Any, about: About, **body: Any) -> Encoder:
-    dialect = Databricks()
+def encoder(make: Any, about: About, *, dialect: Databricks = DIALECT, **body: Any) -> Encoder:
     call = make(PATH, body)
     return dialect.encoder(call, dialect.decode(call), about)
 
@@ -151,12 +152,45 @@ def test_completions(make: Any, about: About) -> None:
     )
 
 
+TWICE: list[Event] = [
+    Text("w", 0), End("eos", 0), Text("x", 1), End("eos", 1),
+    Text("y", 2), End("eos", 2), Text("z", 3), End("length", 3), Usage(2, 4), Done(),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("by", "indexes"), [("flat", [0, 1, 2, 3]), ("prompt", [0, 0, 1, 1])])
+def test_what_an_index_counts(make: Any, about: About, by: Any, indexes: list[int]) -> None:
+    dialect = Databricks(completion_index=by)
+    asked: dict[str, Any] = {"prompt": ["a", "b"], "n": 2}
+
+    body = msgspec.json.decode(whole(encoder(make, about, dialect=dialect, **asked), TWICE))
+    assert [(one["index"], one["text"]) for one in body["choices"]] == list(
+        zip(indexes, "wxyz", strict=True)
+    )
+
+    stream = encoder(make, about, dialect=dialect, **asked, stream=True).write(TWICE)
+    chunks = [msgspec.json.decode(one[6:]) for one in stream.split(b"\n\n")[:-2]]
+    choices = [one["choices"][0] for one in chunks]
+    assert [one["index"] for one in choices if one["text"]] == indexes
+    assert [one["index"] for one in choices if one["finish_reason"]] == indexes
+    assert chunks[-1]["usage"]["completion_tokens"] == 4
+
+
+def test_an_index_of_a_conversation_is_its_choices(make: Any, about: About) -> None:
+    dialect = Databricks(completion_index="prompt")
+    events: list[Event] = [Text("a", 0), End("eos", 0), Text("b", 1), End("eos", 1), Done()]
+    body = msgspec.json.decode(
+        whole(encoder(make, about, dialect=dialect, messages=HI, n=2), events)
+    )
+    assert [one["index"] for one in body["choices"]] == [0, 1]
+
+
 def test_echo_comes_first_and_suffix_last(make: Any, about: About) -> None:
     """The gateway puts both around the backend's events; here they are only written."""
     events: list[Event] = [
         PromptEcho(0, "a"), Text("Hi"), Text("<e>", tokens=0), End("eos"), Usage(1, 1), Done()
     ]  # fmt: skip
-    said = {"prompt": "a", "echo": True, "suffix": "<e>"}
+    said: dict[str, Any] = {"prompt": "a", "echo": True, "suffix": "<e>"}
     assert b'"text":"aHi<e>"' in whole(encoder(make, about, **said), events)
     chunks = encoder(make, about, **said, stream=True).write(events).split(b"\n\n")
     texts = [msgspec.json.decode(c[6:])["choices"][0]["text"] for c in chunks[:-2]]

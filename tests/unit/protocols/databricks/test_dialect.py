@@ -69,6 +69,9 @@ def test_it_is_a_dialect() -> None:
         Databricks("1999")
     with pytest.raises(ValueError, match="strict or lenient"):
         Databricks(role_rules="loose")  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match="prompt or flat"):
+        Databricks(completion_index="both")  # type: ignore[arg-type]
+    assert dialect.model_options == {"pay_per_token": bool}  # type: ignore[attr-defined]
 
 
 NO_ENDPOINT = (

@@ -5,7 +5,8 @@ from typing import Any
 import msgspec
 import pytest
 
-from gateway.core.errors import GatewayError
+from gateway.core.catalog import ModelInfo
+from gateway.core.errors import GatewayError, InvalidParameter
 from gateway.core.ports import Call, Envelope, Reply
 from gateway.core.types import (
     EmbedRequest,
@@ -533,3 +534,40 @@ def test_the_model(make: Any, path: str, body: Any, model: str) -> None:
 def test_the_model_is_needed_where_the_path_does_not_say(make: Any) -> None:
     assert "model" in invalid(make(CHAT, chat()))
     assert "model" in invalid(make(CHAT, chat(model="")))
+
+
+# --- what is a rule of the model's ----------------------------------------------------------------
+
+PAID = ModelInfo("ep-ppt", (), options={"databricks": {"pay_per_token": True}})
+PROVISIONED = ModelInfo("mock", ())
+ONE = "n must be 1 on a pay-per-token endpoint, got 2"
+ONLY_THERE = "error_behavior is accepted by pay-per-token endpoints only"
+
+
+@pytest.mark.parametrize(
+    ("model", "body", "said"),
+    [
+        (PAID, chat(n=2), ONE),
+        (PAID, {"prompt": "a", "n": 2}, ONE),
+        (PAID, chat(extra_params={"n": "2"}), ONE),
+        (PAID, chat(n=1), ""),
+        (PAID, chat(n=None), ""),
+        (PAID, {"prompt": "a", "error_behavior": "truncate"}, ""),
+        (PAID, {"input": "a"}, ""),
+        (PROVISIONED, chat(n=2), ""),
+        (PROVISIONED, {"prompt": "a", "error_behavior": "truncate"}, ONLY_THERE),
+        (PROVISIONED, {"prompt": "a", "error_behavior": "error"}, ONLY_THERE),
+        (PROVISIONED, {"prompt": "a", "extra_params": {"error_behavior": "error"}}, ONLY_THERE),
+        (PROVISIONED, {"prompt": "a", "error_behavior": None}, ""),
+        (PROVISIONED, {"input": "a"}, ""),
+    ],
+)
+def test_what_a_model_takes(make: Any, model: ModelInfo, body: Any, said: str) -> None:
+    call = make(PATH, body)
+    if not said:
+        Databricks().decode(call, model)
+        return
+    with pytest.raises(InvalidParameter) as caught:
+        Databricks().decode(call, model)
+    assert caught.value.message == said
+    assert Databricks().refuse(caught.value, call).status == 400

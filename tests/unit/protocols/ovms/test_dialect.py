@@ -173,6 +173,24 @@ def test_models(make: Any) -> None:
     assert alias == one.replace(b"llama3", b"llama")
 
 
+def test_a_models_name_may_hold_a_slash(make: Any) -> None:
+    call = make("/v3/models/org/m1", method="GET")
+    with pytest.raises(ModelNotFound) as caught:
+        OVMS().inform(call, Listing())
+    assert caught.value.model == "org/m1"
+
+
+@pytest.mark.parametrize("version", ["", "/versions/1"])
+def test_no_model_takes_tensors(make: Any, version: str) -> None:
+    dialect = OVMS(kserve=True)
+    call = make(f"/v2/models/llama3{version}/infer")
+    with pytest.raises(ModelNotFound) as caught:
+        dialect.inform(call, Listing())
+    assert dialect.refuse(caught.value, call).status == 404
+    with pytest.raises(MethodNotAllowed):
+        Paths([Mount(dialect)]).find("GET", f"/v2/models/llama3{version}/infer")
+
+
 @pytest.mark.parametrize("name", ["nope", "gone"])
 def test_an_unknown_model_is_a_500(make: Any, name: str) -> None:
     dialect = OVMS()

@@ -549,6 +549,24 @@ def test_embedding_refused(make: Any, fields: dict[str, Any], inner: str) -> Non
     assert refused(OVMS(), call) == sentence(inner, "EmbeddingsExecutor")
 
 
+def test_how_many_inputs_there_may_be(make: Any) -> None:
+    most = OVMS().decode(make(EMBED, {"model": "gte", "input": ["a"] * 500}))
+    assert isinstance(most, EmbedRequest)
+    assert len(most.inputs) == 500
+    text = "The number of input documents exceeds allowed configured value: 500"
+    call = make(EMBED, {"model": "gte", "input": ["a"] * 501})
+    assert refused(OVMS(), call) == sentence(text, "EmbeddingsExecutor")
+    ids = OVMS().decode(make(EMBED, {"model": "gte", "input": list(range(501))}))
+    assert isinstance(ids, EmbedRequest)
+    assert len(ids.inputs) == 1
+
+
+def test_embeddings_of_what_is_not_json(make: Any) -> None:
+    call = make(EMBED, b"a", content_type="text/plain")
+    text = "Non-json request received in embeddings calculator"
+    assert refused(OVMS(), call) == sentence(text, "EmbeddingsExecutor")
+
+
 # --- the early release ----------------------------------------------------------------------------
 
 

@@ -1,0 +1,155 @@
+"""The runner of the cases: what it sends, and what it objects to."""
+
+import re
+from collections.abc import AsyncIterator
+from typing import Any
+
+import httpx
+import pytest
+from msgspec.structs import replace
+
+from gateway.conformance.cases import Answer, Case, Mismatch, judge, match, play
+
+YES: list[tuple[Any, Any]] = [
+    (..., None),
+    (str, "a"),
+    (int, 1),
+    (bool, True),
+    (float, 0.5),
+    (re.compile("a.c"), "abc"),
+    (lambda got: got > 1, 2),
+    ({"a": 1, "b": ...}, {"a": 1, "b": [2]}),
+    ([1, {"a": str}], [1, {"a": "x"}]),
+    (3.0, 3),
+]
+NO: list[tuple[Any, Any, str]] = [
+    (str, 1, "x: wanted a value of type str, got 1"),
+    (int, True, "x: wanted a value of type int, got True"),
+    (1, True, "x: wanted 1, got True"),
+    (None, 0, "x: wanted None, got 0"),
+    (re.compile("a.c"), "abcd", "x: wanted what matches 'a.c', got 'abcd'"),
+    (re.compile("a.c"), 5, "x: wanted what matches 'a.c', got 5"),
+    (callable, 5, "x: wanted what satisfies callable, got 5"),
+    ({"a": 1, "b": 2}, {"b": 2, "a": 1}, "x: wanted the keys a, b, got b, a"),
+    ({"a": 1}, {"a": 1, "b": 2}, "x: wanted the keys a, got a, b"),
+    ({"a": {"b": 1}}, {"a": {"b": 2}}, "x.a.b: wanted 1, got 2"),
+    ({"a": 1}, [], "x: wanted an object, got []"),
+    ([1], {}, "x: wanted an array, got {}"),
+    ([1, 2], [1, 3], "x[1]: wanted 2, got 3"),
+    ([1, 2], [1], "x: wanted 2 items, got 1; the last is 1"),
+    ([1], [], "x: wanted 1 items, got 0; the last is nothing"),
+]
+
+
+@pytest.mark.parametrize(("wanted", "got"), YES)
+def test_what_matches(wanted: Any, got: Any) -> None:
+    match(wanted, got, "x")
+
+
+@pytest.mark.parametrize(("wanted", "got", "said"), NO)
+def test_what_does_not(wanted: Any, got: Any, said: str) -> None:
+    with pytest.raises(Mismatch) as caught:
+        match(wanted, got, "x")
+
+    assert str(caught.value) == said
+
+
+def test_a_part_may_stand_among_others() -> None:
+    match({"b": {"c": 1}}, {"a": 0, "b": {"c": 1, "d": 2}}, "x", whole=False)
+
+    with pytest.raises(Mismatch, match=r"x\.b: wanted e, got only c"):
+        match({"b": {"e": 1}}, {"b": {"c": 1}}, "x", whole=False)
+
+
+JSON = {"content-type": "application/json; charset=utf-8", "retry-after": "2"}
+EVENTS = {"content-type": "text/event-stream"}
+OK = Answer(200, JSON, b'{"a":1}')
+STREAM = Answer(200, EVENTS, b'data: {"a":1}\n\ndata: [DONE]\n\n')
+BAD: list[tuple[dict[str, Any], Answer, str]] = [
+    ({"status": 400}, OK, "status: wanted 400, got 200"),
+    ({"content_type": "text/plain"}, OK, "content-type: wanted 'text/plain', got 'application/jso"),
+    ({"answer_headers": {"Retry-After": "3"}}, OK, "Retry-After: wanted '3', got '2'"),
+    ({"answer_headers": {"retry-after": None}}, OK, "retry-after: wanted None, got '2'"),
+    ({"body_is": {"a": 2}}, OK, "body.a: wanted 2, got 1"),
+    ({"body_is": b'{"a": 1}'}, OK, "body: wanted b'{\"a\": 1}', got b'{\"a\":1}'"),
+    ({"body_has": {"b": 2}}, OK, "body: wanted b, got only a"),
+    ({"body_has": {}}, Answer(200, JSON, b"x"), "the body is not JSON: b'x'"),
+    ({"events": [{"a": 1}]}, STREAM, "events: wanted 1 items, got 2; the last is '[DONE]'"),
+    ({"events": []}, Answer(200, EVENTS, b"", cut=True), "the stream broke after b''"),
+    ({"events": []}, OK, "content-type: wanted 'text/event-stream'"),
+]
+
+
+@pytest.mark.parametrize(("row", "answer", "said"), BAD)
+def test_an_answer_that_is_not_its_cases(row: dict[str, Any], answer: Answer, said: str) -> None:
+    with pytest.raises(Mismatch) as caught:
+        judge(Case("X1", "GET", "/", **row), answer)
+
+    assert said in str(caught.value)
+
+
+def test_events_are_read_as_they_stand() -> None:
+    body = b'data: {"a":1}\n\ndata:x\n\n: ping\n\nevent: e\ndata: 1\n\n{"error":"e"}'
+
+    answer = Answer(200, EVENTS, body)
+
+    assert answer.events == [{"a": 1}, "x", ": ping", "event: e\ndata: 1", '{"error":"e"}']
+    assert answer.chunks == [{"a": 1}]
+
+
+async def test_what_is_sent() -> None:
+    seen: list[httpx.Request] = []
+
+    def serve(request: httpx.Request) -> httpx.Response:
+        seen.append(request)
+        return httpx.Response(200, json={"n": len(seen)})
+
+    numbers: list[int] = []
+    http = httpx.AsyncClient(base_url="http://x/y", transport=httpx.MockTransport(serve))
+    case = Case(
+        "X1 twice",
+        "POST",
+        "/a%2Fb",
+        headers={"X-Own": "1"},
+        body={"a": [1]},
+        times=2,
+        across=lambda answers: numbers.extend(answer.json["n"] for answer in answers),
+    )
+
+    await play(http, case)
+    await play(http, Case("X2", "PUT", "/a", headers={"Authorization": None}, body=b"{"))
+
+    assert case.number == "X1"
+    assert numbers == [1, 2]
+    assert seen[0].url.raw_path == b"/y/a%2Fb"
+    assert seen[0].content == b'{"a":[1]}'
+    assert seen[0].headers["authorization"] == "Bearer sk-test"
+    assert (seen[0].headers["content-type"], seen[0].headers["x-own"]) == ("application/json", "1")
+    assert seen[2].method == "PUT"
+    assert seen[2].content == b"{"
+    assert "authorization" not in seen[2].headers
+
+
+async def test_what_is_played_meanwhile() -> None:
+    """Between the first bytes of an answer and the next."""
+    seen: list[str] = []
+
+    async def body() -> AsyncIterator[bytes]:
+        for piece in (b"[1,", b"2]"):
+            seen.append(piece.decode())
+            yield piece
+
+    def serve(request: httpx.Request) -> httpx.Response:
+        seen.append(request.url.path)
+        return httpx.Response(
+            200, headers=JSON, content=body() if request.url.path == "/a" else b"3"
+        )
+
+    http = httpx.AsyncClient(base_url="http://x", transport=httpx.MockTransport(serve))
+    inner = Case("X1 meanwhile", "POST", "/b", body_is=3)
+
+    await play(http, Case("X1", "POST", "/a", meanwhile=inner, body_is=[1, 2]))
+    with pytest.raises(Mismatch, match="wanted 4, got 3"):
+        await play(http, Case("X2", "POST", "/a", meanwhile=replace(inner, body_is=4)))
+
+    assert seen[:4] == ["/a", "[1,", "/b", "2]"]

@@ -1,0 +1,118 @@
+"""The cases of the wire document, and what needs more than a request and its answer."""
+
+import base64
+import struct
+
+import msgspec
+import openai
+import pytest
+
+from gateway.conformance.cases import Case
+from gateway.conformance.databricks import CASES
+from tests.conformance.conftest import Play
+from tests.conftest import Running, Serve
+from tests.fakes import ScriptedWorker, whole
+
+CHAT = "/serving-endpoints/mock/invocations"
+HI = {"role": "user", "content": "say hi"}
+
+
+@pytest.mark.parametrize("case", CASES, ids=lambda case: case.id)
+async def test_case(play: Play, case: Case) -> None:
+    await play("databricks", case)
+
+
+def test_every_number_has_its_case() -> None:
+    assert {case.number for case in CASES} == {f"W{n}" for n in range(84, 103)}
+    assert len({case.id for case in CASES}) == len(CASES)
+
+
+BEFORE_A_WORKER = """
+listeners: [{{address: "127.0.0.1:0", dialects: [databricks]}}]
+limits: {{drain: 1s}}
+backends: {{pool: {{dialect: openai, profile: vllm, workers: ["{url}"]}}}}
+models: {{mock: {{backend: pool}}}}
+"""
+ANSWER = {
+    "id": "1",
+    "object": "chat.completion",
+    "created": 1,
+    "model": "mock",
+    "choices": [
+        {"index": 0, "message": {"role": "assistant", "content": "hi"}, "finish_reason": "stop"}
+    ],
+}
+
+
+async def test_w92_the_worker_sees_a_number(serve: Serve) -> None:
+    async with ScriptedWorker([whole(msgspec.json.encode(ANSWER))]) as worker:
+        gateway = await serve(BEFORE_A_WORKER.format(url=worker.url))
+        body = {"messages": [HI], "extra_params": {"top_k": "5", "temperature": "0.5"}}
+
+        answer = await gateway.http.post(CHAT, json=body)
+
+        assert answer.status_code == 200
+        sent = [one for one in worker.requests if one.method == "POST"]
+        fields = msgspec.json.decode(sent[0].body)
+        assert (fields["top_k"], fields["temperature"]) == (5, 0.5)
+        assert "extra_params" not in fields
+
+
+@pytest.fixture
+def client(mock: Running) -> openai.AsyncOpenAI:
+    url = f"{mock.url}/serving-endpoints"
+    return openai.AsyncOpenAI(base_url=url, api_key="sk-test", max_retries=0)
+
+
+async def test_w97_openais_client(client: openai.AsyncOpenAI) -> None:
+    async with client:
+        said = await client.chat.completions.create(
+            model="mock", messages=[{"role": "user", "content": "say hi"}]
+        )
+        assert said.choices[0].message.content == "Hello world!"
+        assert said.usage is not None
+        assert said.usage.total_tokens == 5
+
+        stream = await client.chat.completions.create(
+            model="mock", messages=[{"role": "user", "content": "say hi"}], stream=True
+        )
+        pieces = [one.choices[0].delta.content or "" async for one in stream]
+        assert "".join(pieces) == "Hello world!"
+
+        completed = await client.completions.create(model="mock", prompt="a b")
+        assert completed.choices[0].text == "Hello world!"
+
+        listed = await client.models.list()
+        assert "ep-ab" in {one.id for one in listed.data}
+
+
+async def test_w97_openais_client_embeds(client: openai.AsyncOpenAI) -> None:
+    """The client asks for base64 of its own accord, and unpacks it."""
+    async with client:
+        found = await client.embeddings.create(model="ep-emb", input="a b")
+        assert found.data[0].embedding == [3.0, 2.0, 0.5, -0.25]
+
+        packed = await client.with_raw_response.embeddings.create(
+            model="ep-emb", input="a b", encoding_format="base64"
+        )
+        text = msgspec.json.decode(packed.content)["data"][0]["embedding"]
+        assert struct.unpack("<4f", base64.b64decode(text)) == (3.0, 2.0, 0.5, -0.25)
+
+
+async def test_w98_openais_client_raises(client: openai.AsyncOpenAI) -> None:
+    async with client:
+        with pytest.raises(openai.NotFoundError, match="The given endpoint does not exist"):
+            await client.chat.completions.create(
+                model="nope", messages=[{"role": "user", "content": "say hi"}]
+            )
+
+
+async def test_a_stream_that_breaks_raises_in_openais_client(client: openai.AsyncOpenAI) -> None:
+    """The dialect's own error shape would pass for a short answer there."""
+    async with client:
+        stream = await client.chat.completions.create(
+            model="mock-cut", messages=[{"role": "user", "content": "say hi"}], stream=True
+        )
+        with pytest.raises(openai.APIError):
+            async for _ in stream:
+                pass
