@@ -20,18 +20,23 @@ from gateway.core.errors import (
     Overloaded,
     RateLimited,
     StreamBroken,
+    Unsupported,
     WorkerFailed,
 )
 from gateway.core.loss import Loss
+from gateway.core.ports import Token
 from gateway.core.stops import StopFilter
 from gateway.core.types import (
+    AudioPart,
     CallArguments,
     CallStart,
     Done,
     EmbedRequest,
     End,
     Event,
+    FilePart,
     GenerateRequest,
+    ImagePart,
     NamedTool,
     Prompt,
     Request,
@@ -42,6 +47,7 @@ from gateway.core.types import (
     TopLogprob,
     Usage,
     Vector,
+    VideoPart,
 )
 
 _ARGUMENTS = ('{"x"', ":1}")
@@ -111,6 +117,7 @@ class EchoBackend:
             if isinstance(request, EmbedRequest):
                 yield _embed(request)
                 return
+            _check_text(request)
             prompt_tokens, cut = self._measure(request)
             yield [Start(prompt_tokens)]
             said = 0
@@ -125,6 +132,11 @@ class EchoBackend:
             yield [Usage(prompt_tokens, said), Done()]
         finally:
             self.running -= 1
+
+    async def tokenize(self, text: str, context: Context) -> Sequence[Token]:
+        """The words, numbered in their order."""
+        del context
+        return list(enumerate(_pieces(text)))
 
     def _measure(self, request: GenerateRequest) -> tuple[int, bool]:
         """The prompt's tokens, and whether it was cut to fit. Raises ContextTooLong."""
@@ -164,6 +176,16 @@ class EchoBackend:
         if rest := stops.flush():
             yield [Text(rest, index, tokens=0)]
         yield [End("length" if cut or len(allowed) < len(pieces) else "eos", index)]
+
+
+def _check_text(request: GenerateRequest) -> None:
+    """It reads text only. Raises Unsupported for anything else that was said to it."""
+    for i, message in enumerate(request.messages):
+        for k, part in enumerate(message.parts):
+            if isinstance(part, ImagePart | AudioPart | VideoPart | FilePart):
+                raise Unsupported(
+                    "the model takes text only", param=f"messages[{i}].content[{k}].type"
+                )
 
 
 def _say(request: GenerateRequest, text: str, piece: str, index: int) -> Text:

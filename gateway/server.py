@@ -133,12 +133,16 @@ class Server:
         if http.path == "/health" and not self._paths.claims("/health"):
             self._send(sink, Reply(200, b'{"status":"ok"}'), record)
             return
-        mount = self._paths.owner(http.path)
-        call = None
         try:
             found = self._paths.find(http.method, http.path)
-            mount = found.mount
-            call = self._call(found, http, record)
+        except GatewayError as error:
+            dialect = self._paths.owner(http.path).dialect
+            record.dialect = dialect.name
+            self._refuse(dialect, error, None, sink, record)
+            return
+        mount, call = found.mount, self._call(found, http, record)
+        record.dialect = mount.dialect.name
+        try:
             principal = self._admit(call, record)
             call = replace(call, body=await self._body(http))
             match call.endpoint.task:
@@ -157,8 +161,6 @@ class Server:
             log.exception("exchange %s failed", record.id)
             bug = InternalError("the gateway failed; its log has the cause")
             self._refuse(mount.dialect, bug, call, sink, record)
-        finally:
-            record.dialect = mount.dialect.name
 
     def _call(self, found: Found, http: HttpRequest, record: Record) -> Call:
         return Call(

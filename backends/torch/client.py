@@ -23,6 +23,7 @@ from gateway.core.errors import (
     WorkerUnreachable,
 )
 from gateway.core.loss import Loss
+from gateway.core.ports import Token
 from gateway.core.types import (
     Done,
     EmbedRequest,
@@ -141,6 +142,23 @@ class TorchBackend:
                     process.send(spec.Credit(job, tokens))
         finally:
             process.close(job, cancel=not over)
+
+    async def tokenize(self, text: str, context: Context) -> Sequence[Token]:
+        """The model's tokens; a special token has no text."""
+        process = await self._available(context)
+        job, inbox = process.open()
+        try:
+            process.send(spec.Tokenize(job, text))
+            news = await inbox.get()
+        finally:
+            process.close(job, cancel=False)
+        match news:
+            case [spec.Tokens(_, ids, texts)]:
+                return list(zip(ids, texts, strict=True))
+            case [spec.Failed() as failed]:
+                raise mapping.error(failed)
+            case _:
+                raise WorkerFailed("the local model's process ended")
 
     def _order(self, request: Request, job: int, timeout: float) -> spec.Generate | spec.Embed:
         if isinstance(request, EmbedRequest):

@@ -17,7 +17,8 @@ from transformers import AutoModel, AutoTokenizer
 
 from backends.torch.models import Found, ModelError, load, pick_device, pick_dtype
 from backends.torch.reading import Refused, too_long
-from backends.torch.spec import Embed, Failed, Finished, News, Vectors
+from backends.torch.spec import Embed, Failed, Finished, News, Tokenize, Tokens, Vectors
+from backends.torch.text import TokenBytes, cut
 
 BUDGET = 2048
 """Tokens in one pass, padding included."""
@@ -147,6 +148,7 @@ class Embedder:
         self._limit = waiting
         self._tell = tell
         self._clock = clock
+        self._bytes = TokenBytes(encoder.tokenizer)
         self._queue: deque[_Work] = deque()
 
     @property
@@ -195,6 +197,10 @@ class Embedder:
         if len(ids) > limit:
             raise too_long(len(ids), limit, "input")
         return ids
+
+    def tokenize(self, order: Tokenize) -> None:
+        """Cut a text, at once."""
+        self._tell(Tokens(order.job, *cut(self._encoder.tokenizer, self._bytes, order.text)))
 
     def cancel(self, number: int) -> None:
         """Nobody waits for this request any more."""

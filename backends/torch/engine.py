@@ -28,8 +28,10 @@ from backends.torch.spec import (
     News,
     Started,
     Token,
+    Tokenize,
+    Tokens,
 )
-from backends.torch.text import Detokenizer, Release, Taken, TokenBytes, Transcript
+from backends.torch.text import Detokenizer, Release, Taken, TokenBytes, Transcript, cut
 
 _log = logging.getLogger(__name__)
 
@@ -105,6 +107,10 @@ class Engine:
         for group in job.groups:
             heapq.heappush(self._waiting, (spec.priority, self._arrivals, group))
             self._arrivals += 1
+
+    def tokenize(self, order: Tokenize) -> None:
+        """Cut a text, at once: it takes no row."""
+        self._tell(Tokens(order.job, *cut(self._tokenizer, self._bytes, order.text)))
 
     def cancel(self, number: int) -> None:
         """Nobody waits for this request any more."""

@@ -191,7 +191,7 @@ def embed(request: EmbedRequest, job: int, timeout: float) -> spec.Embed:
 
 
 def events(news: spec.News) -> list[Event]:
-    """The events that a message means; Finished and Failed are the client's matter."""
+    """The events that a message means; the client sees to Finished, Tokens and Failed."""
     match news:
         case spec.Started(_, prompt_tokens):
             return [Start(prompt_tokens)]

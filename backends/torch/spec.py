@@ -1,8 +1,9 @@
 """The messages between the gateway's process and the engine's, and their frames.
 
 A frame is four bytes of length (big-endian) and a msgpack array of messages. The gateway sends
-Generate, Embed, Cancel and Credit; the engine sends the others. A job is named by a number that the
-gateway gives; each job ends in exactly one Finished or Failed, unless it was cancelled.
+Generate, Embed, Tokenize, Cancel and Credit; the engine sends the others. A job is named by a
+number that the gateway gives; each job ends in exactly one Finished, Tokens or Failed, unless it
+was cancelled.
 
 ``None`` means: the model's own default.
 """
@@ -13,7 +14,7 @@ from typing import Literal
 import msgspec
 from msgspec import Struct
 
-PROTOCOL = 1
+PROTOCOL = 2
 MAX_FRAME = 256 * 1024 * 1024
 
 FailKind = Literal["invalid", "unsupported", "too_long", "overloaded", "deadline", "failed"]
@@ -107,6 +108,13 @@ class Embed(Struct, frozen=True, omit_defaults=True, tag="embed"):
     keep: int | None = None
     """So many of the first tokens stay (-1: as many as fit); without it too long a text fails."""
     timeout: float | None = None
+
+
+class Tokenize(Struct, frozen=True, tag="tokenize"):
+    """The tokens of a text."""
+
+    job: int
+    text: str
 
 
 class Cancel(Struct, frozen=True, tag="cancel"):
@@ -216,6 +224,14 @@ class Vectors(Struct, frozen=True, gc=False, tag="vectors"):
     data: bytes
 
 
+class Tokens(Struct, frozen=True, gc=False, tag="tokens"):
+    """All tokens of a text, and the text that each completes."""
+
+    job: int
+    ids: tuple[int, ...]
+    texts: tuple[str, ...]
+
+
 class Finished(Struct, frozen=True, gc=False, tag="finished"):
     """The job is done: what it took, in tokens and in seconds."""
 
@@ -241,7 +257,7 @@ class Failed(Struct, frozen=True, gc=False, tag="failed"):
     limit: int | None = None
 
 
-Order = Generate | Embed | Cancel | Credit
+Order = Generate | Embed | Tokenize | Cancel | Credit
 News = (
     Ready
     | Progress
@@ -252,6 +268,7 @@ News = (
     | Piece
     | Ended
     | Vectors
+    | Tokens
     | Finished
     | Failed
 )

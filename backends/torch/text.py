@@ -4,6 +4,7 @@ A token may be a part of a character, and a stop string may begin in one token a
 So text is held back until it is sure, and a token is passed on with the text that it completes.
 """
 
+import codecs
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
@@ -170,6 +171,14 @@ class TokenBytes:
         if len(name) == len("<0x00>") and name.startswith("<0x") and name.endswith(">"):
             return bytes([int(name[3:5], 16)])
         return str(name).replace("\u2581", " ").encode()
+
+
+def cut(tokenizer: Any, data: TokenBytes, text: str) -> tuple[tuple[int, ...], tuple[str, ...]]:
+    """The tokens of a text, and the text that each completes. Special tokens stand for none."""
+    ids = tuple(tokenizer.encode(text))
+    special = frozenset(tokenizer.all_special_ids)
+    decode = codecs.getincrementaldecoder("utf-8")("replace").decode
+    return ids, tuple("" if token in special else decode(data(token)) for token in ids)
 
 
 def _byte_letters() -> list[str]:

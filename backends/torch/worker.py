@@ -30,6 +30,7 @@ from backends.torch.spec import (
     Order,
     Progress,
     Ready,
+    Tokenize,
     body_length,
     frame,
     read_orders,
@@ -129,15 +130,17 @@ def _obey(link: Link, loop: _Loop, order: Order) -> None:
             loop.cancel(job)
         case Credit(job, tokens):
             loop.credit(job, tokens)
-        case Generate() | Embed():
+        case Generate() | Embed() | Tokenize():
             _submit(link, loop, order)
 
 
-def _submit(link: Link, loop: Any, order: Generate | Embed) -> None:
+def _submit(link: Link, loop: Any, order: Generate | Embed | Tokenize) -> None:
     from backends.torch.embed import Embedder  # noqa: PLC0415 - see _open
 
     try:
-        if isinstance(loop, Embedder) != isinstance(order, Embed):
+        if isinstance(order, Tokenize):
+            loop.tokenize(order)
+        elif isinstance(loop, Embedder) != isinstance(order, Embed):
             does = "gives vectors" if isinstance(loop, Embedder) else "makes text"
             link.tell(Failed(order.job, "unsupported", f"this model {does} only", "model"))
         else:

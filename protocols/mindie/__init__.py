@@ -6,7 +6,7 @@ prompts    requests of text; tokens: of ids; inputs: after TGI and vLLM; chat, m
 requests   what all requests share; tables: their parameters; checks: the order and words of checks
 texts      answers of text and ids; pieces: after TGI and vLLM; chunks: OpenAI's
 errors     statuses and bodies
-info       what the server tells of itself
+info       what the server tells of itself; tokenizer: of a text
 """
 
 from protocols.mindie.dialect import MindIE

@@ -17,8 +17,7 @@ from protocols.mindie import tables
 from protocols.mindie.checks import body, fields_of, get, read, wrong
 from protocols.mindie.errors import unknown_model
 from protocols.mindie.messages import check_name, read_messages
-from protocols.mindie.profiles import Setup
-from protocols.mindie.prompts import RAW
+from protocols.mindie.profiles import RAW, Setup
 from protocols.mindie.requests import (
     CHAT_COUNTING,
     COMPLETION_COUNTING,

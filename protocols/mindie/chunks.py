@@ -16,7 +16,7 @@ from msgspec import UNSET, Struct, UnsetType
 
 from gateway.core import types
 from gateway.core.aggregate import Answer, ChoiceAnswer
-from gateway.core.errors import GatewayError
+from gateway.core.errors import ClientGone, GatewayError
 from gateway.core.ports import About, Headers, Reply
 from gateway.core.sse import DONE
 from gateway.core.sse import event as framed
@@ -35,7 +35,7 @@ from gateway.core.types import (
     TokenLogprob,
 )
 from protocols.mindie import errors
-from protocols.mindie.texts import CONTENT_TYPE, encode, headers_of, reply
+from protocols.mindie.texts import CONTENT_TYPE, encode, reply
 from protocols.openai.pieces import CallPiece, Function, calls_of
 
 _REASONS: Mapping[FinishReason, str] = {"length": "length", "tool_calls": "tool_calls"}
@@ -77,9 +77,10 @@ class Encoder:
 
     content_type = CONTENT_TYPE
 
-    def __init__(self, form: Form, request: GenerateRequest, about: About) -> None:
-        self._form, self._request = form, request
-        self._headers = headers_of(about)
+    def __init__(
+        self, form: Form, request: GenerateRequest, about: About, headers: Headers
+    ) -> None:
+        self._form, self._request, self._headers = form, request, headers
         about_it = b'"created":%d,"model":%b' % (about.created, encode(about.model))
         head = b'{"id":%b,"object":%b,' + about_it + b","
         self._whole = head % (encode(request.client_id), encode(form.whole))
@@ -102,7 +103,9 @@ class Encoder:
         return b"".join([self._write(event) for event in events])
 
     def error(self, error: GatewayError) -> bytes:
-        """See ``gateway.core.ports.Encoder``."""
+        """See ``gateway.core.ports.Encoder``. What its client stopped has come to its end."""
+        if isinstance(error, ClientGone):
+            return self._stopped()
         return errors.broken(error, self._request.timeout)
 
     def whole(self, answer: Answer) -> Reply:
@@ -186,6 +189,13 @@ class Encoder:
         usage = self._usage_of(end.index)
         told = b"" if usage is None else b'"usage":' + encode(usage_of(usage))
         return self._frame(end.index, said, b"null", reason, told)
+
+    def _stopped(self) -> bytes:
+        """The end of every choice that had none; a call that it had begun is none."""
+        cut = set(range(self._request.choices)) - {end.index for end in self._ends}
+        self._called -= cut
+        self._ends.extend(End("content_filter", index) for index in sorted(cut))
+        return self._write(Done())
 
     def _usage_of(self, index: int) -> types.Usage | None:
         """Each choice tells its own tokens; the backend's figure is for all of them."""

@@ -2,21 +2,34 @@
 
 A path names its model, or the body does, or nobody: then it is the one that the listener was given.
 Source: MindIE-LLM 0695772, http_handler.cpp. Versions in paths are documented and were never
-served; cluster internals (roles, adapters, dresult) and the tokenizer are not offered.
+served; cluster internals (roles, adapters, dresult) are not offered.
 """
 
-from collections.abc import Callable, Mapping
-from typing import ClassVar
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, ClassVar
+
+from msgspec.structs import replace
 
 from gateway.core.catalog import Catalog, ModelInfo
 from gateway.core.errors import GatewayError
-from gateway.core.ports import About, Call, Encoder, Endpoint, Envelope, Reply
+from gateway.core.ports import About, Call, Encoder, Endpoint, Envelope, Reply, Token
 from gateway.core.types import GenerateRequest, Request
-from protocols.mindie import chat, checks, chunks, errors, info, inputs, prompts, tables, tokens
+from protocols.mindie import (
+    chat,
+    checks,
+    chunks,
+    errors,
+    info,
+    inputs,
+    prompts,
+    tables,
+    tokenizer,
+    tokens,
+)
 from protocols.mindie.checks import body, get, wrong
 from protocols.mindie.pieces import InputsEncoder, NativeEncoder, PromptEncoder
-from protocols.mindie.profiles import PROFILES, Setup
-from protocols.mindie.texts import TextEncoder, TokensEncoder
+from protocols.mindie.profiles import PROFILES, TEMPLATINGS, Prompts, Setup
+from protocols.mindie.texts import TextEncoder, TokensEncoder, headers_of
 
 _MODEL = "/v2/models/{model}"
 
@@ -34,19 +47,23 @@ class MindIE:
 
     ``vllm_validator`` is the server's ``openAiSupport``: whether conversations are checked after
     vLLM's rules or the server's own. ``model`` answers where neither path nor body names one.
-    ``max_iter_times`` is the most tokens an answer may have.
+    ``prompts`` says how the text of a request that is no conversation becomes the model's input:
+    as it is, or wrapped as a user's message. ``max_iter_times`` is the most tokens an answer may
+    have.
 
     Raises ValueError for an unknown profile.
     """
 
     name = "mindie"
     profiles: ClassVar[tuple[str, ...]] = tuple(PROFILES)
+    model_options: ClassVar[Mapping[str, Any]] = {}
     roots: tuple[str, ...] = ("/v2", "/v1", "/")
     endpoints: tuple[Endpoint, ...] = (
         _post(f"{_MODEL}/generate", "text"),
         _post(f"{_MODEL}/generate_stream", "text_stream"),
         _post(f"{_MODEL}/infer", "tokens"),
         Endpoint("POST", f"{_MODEL}/stopInfer", "stop", "stop"),
+        Endpoint("POST", "/v1/tokenizer", "tokenize", "tokenizer"),
         _post("/v1/chat/completions", "chat"),
         _post("/v1/completions", "completion"),
         _post("/generate", "generate"),
@@ -73,6 +90,7 @@ class MindIE:
         *,
         vllm_validator: bool = True,
         model: str = "",
+        prompts: Prompts = "raw",
         max_iter_times: int | None = None,
     ) -> None:
         chosen = PROFILES.get(profile or self.profiles[0])
@@ -83,6 +101,7 @@ class MindIE:
             profile=chosen,
             vllm_validator=vllm_validator,
             model=model,
+            templating=TEMPLATINGS[prompts],
             max_iter_times=max_iter_times,
         )
         self._text_names = checks.names(chosen.text)
@@ -96,6 +115,9 @@ class MindIE:
                 return Envelope(info.model_name(call), stream=variant == "text_stream")
             case "stop":
                 return self._peek_stop(call)
+            case "tokenizer":
+                self.text(call)
+                return Envelope(self._unnamed(call))
             case "chat" | "completion":
                 fields = body(call)
                 stream = get(fields, "stream") is True
@@ -127,34 +149,39 @@ class MindIE:
     def encoder(self, call: Call, request: Request, about: About) -> Encoder:
         """See ``gateway.core.ports.Dialect``."""
         assert isinstance(request, GenerateRequest)  # noqa: S101 - decode makes no other
-        profile = self._setup.profile
+        profile, headers = self._setup.profile, headers_of(call)
         match call.endpoint.variant:
             case "text" | "text_stream":
-                return TextEncoder(profile, request, about)
+                return TextEncoder(profile, request, about, headers)
             case "tokens":
                 output = tokens.output_name(get(body(call), "outputs"))
-                return TokensEncoder(request, about, output)
+                return TokensEncoder(request, headers, output)
             case "chat":
-                return chunks.Encoder(chunks.Form(early=profile.early), request, about)
+                return chunks.Encoder(chunks.Form(early=profile.early), request, about, headers)
             case "completion":
-                return chunks.Encoder(chunks.Form(chat=False), request, about)
+                return chunks.Encoder(chunks.Form(chat=False), request, about, headers)
             case "native":
-                return NativeEncoder(profile, request, about)
+                return NativeEncoder(profile, request, about, headers)
             case "generate" if inputs.manner(call) == "prompt":
-                return PromptEncoder(request, about)
+                return PromptEncoder(request, headers)
             case variant:
-                return InputsEncoder(profile, request, about, listed=variant == "root")
+                return InputsEncoder(profile, request, headers, listed=variant == "root")
 
     def refuse(self, error: GatewayError, call: Call | None) -> Reply:
-        """See ``gateway.core.ports.Dialect``.
-
-        PathNotFound at ``stop`` tells that no running request has the id.
-        """
-        return errors.refuse(error, call)
+        """See ``gateway.core.ports.Dialect``."""
+        return _headed(errors.refuse(error, call), call)
 
     def inform(self, call: Call, catalog: Catalog) -> Reply:
         """See ``gateway.core.ports.Dialect``; also the answer of ``stop``, once it has stopped."""
-        return info.inform(call, catalog, self._setup)
+        return _headed(info.inform(call, catalog, self._setup), call)
+
+    def text(self, call: Call) -> str:
+        """See ``gateway.core.ports.Tokenizing``."""
+        return tokenizer.read(call, self._setup)
+
+    def tokens(self, call: Call, tokens: Sequence[Token]) -> Reply:
+        """See ``gateway.core.ports.Tokenizing``."""
+        return _headed(tokenizer.told(call, tokens), call)
 
     def names(self, call: Call) -> Mapping[str, str]:
         """See ``gateway.core.ports.Dialect``."""
@@ -190,6 +217,12 @@ class MindIE:
         if not name:
             raise wrong("Request contains not model or model null", "model", "missing")
         return name
+
+
+def _headed(reply: Reply, call: Call | None) -> Reply:
+    if call is None:
+        return reply
+    return replace(reply, headers=(*reply.headers, *headers_of(call)))
 
 
 def _body_stream(call: Call) -> bool:

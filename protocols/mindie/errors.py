@@ -26,6 +26,7 @@ from gateway.core.errors import (
     PathNotFound,
     QuotaExceeded,
     RateLimited,
+    RequestNotFound,
     TooLarge,
     Unauthorized,
     Unsupported,
@@ -59,6 +60,7 @@ _MALFORMED = {
     "generate": NEITHER,
     "root": "Failed to parse context to json body",
     "stop": "Failed to parse context to json body.",
+    "tokenizer": "Req body converts to json fail.",
 }
 
 
@@ -95,8 +97,8 @@ def refuse(error: GatewayError, call: Call | None) -> Reply:
     """See ``gateway.core.ports.Dialect``."""
     variant = call.endpoint.variant if call else ""
     match error:
-        case PathNotFound() if variant == "stop" and call:
-            return told(404, f"RequestId is {_stopped(call)} not found.")
+        case RequestNotFound(id=name):
+            return told(404, f"RequestId is {name} not found.")
         case PathNotFound() | MethodNotAllowed():
             return nothing()
         case VersionNotFound() if variant not in _IN_BODY:
@@ -177,7 +179,3 @@ def _has_timeout(call: Call) -> bool:
         return get(inner(body(call), "parameters"), "timeout") is not None
     except (Malformed, InvalidParameter):
         return False
-
-
-def _stopped(call: Call) -> str:
-    return str(get(body(call), "id"))[:256]

@@ -16,8 +16,8 @@ from gateway.core.ports import Call
 from gateway.core.types import GenerateRequest
 from protocols.mindie import tables
 from protocols.mindie.checks import body, get, inner, read, wrong
-from protocols.mindie.profiles import Setup
-from protocols.mindie.prompts import LENGTH, RAW, Words, read_prompt
+from protocols.mindie.profiles import RAW, Setup
+from protocols.mindie.prompts import LENGTH, Words, read_prompt
 from protocols.mindie.requests import PROMPT_COUNTING, build, count, sampling, want
 from protocols.params import Values
 
@@ -57,7 +57,7 @@ def read_native(call: Call, setup: Setup, model: str) -> GenerateRequest:
     if "inputs" in fields:
         if get(fields, "inputs") is None:
             raise wrong("Inputs must not be null", "inputs", "missing")
-        prompt = read_prompt(fields, "inputs", setup.profile.limit, _NATIVE)
+        prompt = read_prompt(fields, "inputs", setup, _NATIVE)
     elif "input_id" in fields:
         ids = _token_ids(get(fields, "input_id"))
         prompt = {"kind": "completion", "prompts": (ids,), "templating": RAW}
@@ -110,7 +110,7 @@ def read_inputs(call: Call, setup: Setup, model: str, *, stream: bool) -> Genera
     if get(fields, "inputs") is None:
         text = "Request should contain 'inputs' and the type should be string."
         raise wrong(text, "inputs", "missing")
-    prompt = read_prompt(fields, "inputs", setup.profile.limit, _INPUTS)
+    prompt = read_prompt(fields, "inputs", setup, _INPUTS)
     parameters = inner(fields, "parameters")
     values = read(tables.INPUTS, parameters)
     if stream and values.get("asked.prefill"):
@@ -147,7 +147,7 @@ def _adapter(parameters: Mapping[str, Raw], values: Values) -> str | None:
 def read_vllm(call: Call, setup: Setup, model: str) -> GenerateRequest:
     """/generate after vLLM: its parameters stand beside the prompt."""
     fields = body(call)
-    prompt = read_prompt(fields, "prompt", setup.profile.limit, _PROMPT)
+    prompt = read_prompt(fields, "prompt", setup, _PROMPT)
     values = read(tables.PROMPT, fields)
     count(values, PROMPT_COUNTING)
     return build(

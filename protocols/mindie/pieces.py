@@ -13,7 +13,7 @@ from typing import Any
 from msgspec import UNSET, Struct, UnsetType
 
 from gateway.core.aggregate import Answer, ChoiceAnswer
-from gateway.core.errors import GatewayError
+from gateway.core.errors import ClientGone, GatewayError
 from gateway.core.ports import About, Headers, Reply
 from gateway.core.sse import event as framed
 from gateway.core.types import (
@@ -32,9 +32,9 @@ from protocols.mindie import errors
 from protocols.mindie.profiles import Profile
 from protocols.mindie.texts import (
     CONTENT_TYPE,
+    STOPPED,
     Stopwatch,
     encode,
-    headers_of,
     only,
     reason_of,
     reply,
@@ -109,9 +109,10 @@ class NativeEncoder:
 
     content_type = CONTENT_TYPE
 
-    def __init__(self, profile: Profile, request: GenerateRequest, about: About) -> None:
-        self._profile, self._request = profile, request
-        self._headers = headers_of(about)
+    def __init__(
+        self, profile: Profile, request: GenerateRequest, about: About, headers: Headers
+    ) -> None:
+        self._profile, self._request, self._headers = profile, request, headers
         self._watch = Stopwatch(about.context.clock)
         self._told = _Told()
 
@@ -124,7 +125,10 @@ class NativeEncoder:
         return b"".join([self._write(event) for event in events])
 
     def error(self, error: GatewayError) -> bytes:
-        """See ``gateway.core.ports.Encoder``."""
+        """See ``gateway.core.ports.Encoder``. What its client stopped has come to its end."""
+        if isinstance(error, ClientGone):
+            self._told.reason = STOPPED
+            return self._last()
         return errors.broken(error, self._request.timeout)
 
     def whole(self, answer: Answer) -> Reply:
@@ -212,10 +216,10 @@ class InputsEncoder:
     content_type = CONTENT_TYPE
 
     def __init__(
-        self, profile: Profile, request: GenerateRequest, about: About, *, listed: bool = False
+        self, profile: Profile, request: GenerateRequest, headers: Headers, *, listed: bool = False
     ) -> None:
         self._profile, self._request, self._listed = profile, request, listed
-        self._headers = headers_of(about)
+        self._headers = headers
         self._told = _Told()
 
     def headers(self) -> Headers:
@@ -227,7 +231,10 @@ class InputsEncoder:
         return b"".join([self._write(event) for event in events])
 
     def error(self, error: GatewayError) -> bytes:
-        """See ``gateway.core.ports.Encoder``."""
+        """See ``gateway.core.ports.Encoder``. What its client stopped has come to its end."""
+        if isinstance(error, ClientGone):
+            self._told.reason = STOPPED
+            return self._last()
         return errors.broken(error, self._request.timeout)
 
     def whole(self, answer: Answer) -> Reply:
@@ -277,9 +284,8 @@ class PromptEncoder:
 
     content_type = CONTENT_TYPE
 
-    def __init__(self, request: GenerateRequest, about: About) -> None:
-        self._request = request
-        self._headers = headers_of(about)
+    def __init__(self, request: GenerateRequest, headers: Headers) -> None:
+        self._request, self._headers = request, headers
         self._choices = request.choices
 
     def headers(self) -> Headers:
@@ -291,7 +297,9 @@ class PromptEncoder:
         return b"".join([self._write(event) for event in events])
 
     def error(self, error: GatewayError) -> bytes:
-        """See ``gateway.core.ports.Encoder``."""
+        """See ``gateway.core.ports.Encoder``. What its client stopped just ends, as all does."""
+        if isinstance(error, ClientGone):
+            return b""
         return errors.broken(error, self._request.timeout)
 
     def whole(self, answer: Answer) -> Reply:

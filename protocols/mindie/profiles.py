@@ -8,16 +8,25 @@
 import itertools
 import re
 from collections.abc import Iterator, Mapping
-from typing import Final
+from typing import Final, Literal
 
 from msgspec import Struct, field
 
 from gateway.core.ports import Call
+from gateway.core.types import Templating
 from protocols.mindie import tables
 from protocols.mindie.checks import Table
 
 MODEL: Final = re.compile(r"[A-Za-z0-9_.-]+")
 """What a path may call a model; any other path is none of the server's."""
+
+
+Prompts = Literal["raw", "chat"]
+TEMPLATINGS: Final[Mapping[Prompts, Templating]] = {
+    "raw": Templating(mode="raw"),
+    "chat": Templating(mode="server"),
+}
+RAW: Final = TEMPLATINGS["raw"]
 
 
 class Profile(Struct, frozen=True, kw_only=True):
@@ -62,6 +71,8 @@ class Setup(Struct, frozen=True, kw_only=True):
     """The server's ``openAiSupport``: conversations are checked after vLLM's rules."""
     model: str = ""
     """The model of the endpoints that name none."""
+    templating: Templating = RAW
+    """How text that is no conversation becomes the model's input."""
     max_iter_times: int | None = None
     """The most tokens that any answer has; None: no limit of ours."""
     counter: Iterator[int] = field(default_factory=itertools.count)

@@ -11,10 +11,10 @@ from typing import Any, Final
 from msgspec import Raw, Struct
 
 from gateway.core.ports import Call
-from gateway.core.types import GenerateRequest, Message, Templating
+from gateway.core.types import GenerateRequest, Message
 from protocols.mindie import tables
 from protocols.mindie.checks import body, get, inner, read, wrong
-from protocols.mindie.profiles import Setup
+from protocols.mindie.profiles import TEMPLATINGS, Setup
 from protocols.mindie.requests import (
     build,
     check_media,
@@ -25,7 +25,6 @@ from protocols.mindie.requests import (
     want,
 )
 
-RAW: Final = Templating(mode="raw")
 LENGTH: Final = ", but the length of inputs is {length}"
 _ID = re.compile(r"[a-zA-Z0-9_-]{1,256}")
 _ID_TEXT = (
@@ -85,12 +84,12 @@ def _text_input(fields: Mapping[str, Raw], setup: Setup, name: str) -> dict[str,
         raise wrong(abnormal, "text_input", "type")
     said = "text_input must be necessary and data type must be string and length in (0, {limit}]"
     words = Words(abnormal, "Parameter text_input arr is empty", said + LENGTH)
-    return read_prompt(fields, "text_input", setup.profile.limit, words)
+    return read_prompt(fields, "text_input", setup, words)
 
 
-def read_prompt(fields: Mapping[str, Raw], key: str, limit: int, words: Words) -> dict[str, Any]:
+def read_prompt(fields: Mapping[str, Raw], key: str, setup: Setup, words: Words) -> dict[str, Any]:
     """A prompt of text or of parts, as fields of the request. Raises InvalidParameter."""
-    got = get(fields, key)
+    got, limit = get(fields, key), setup.profile.limit
     if isinstance(got, list):
         if not got:
             raise wrong(words.empty, key, "empty")
@@ -102,10 +101,10 @@ def read_prompt(fields: Mapping[str, Raw], key: str, limit: int, words: Words) -
         text = words.length.format(limit=limit, length=length)
         raise wrong(text, key, "too_long" if length else "empty")
     if isinstance(got, str):
-        return {"kind": "completion", "prompts": (got,), "templating": RAW}
+        return {"kind": "completion", "prompts": (got,), "templating": setup.templating}
     if not has_media(got):
         text = "".join(item["text"] for item in got if isinstance(item, dict) and "text" in item)
-        return {"kind": "completion", "prompts": (text,), "templating": RAW}
+        return {"kind": "completion", "prompts": (text,), "templating": setup.templating}
     # The server lays a prompt out around its media itself, as it would a user's message.
     said_by_user = (Message("user", parts_of(got)),)
-    return {"kind": "chat", "messages": said_by_user, "templating": Templating(mode="server")}
+    return {"kind": "chat", "messages": said_by_user, "templating": TEMPLATINGS["chat"]}

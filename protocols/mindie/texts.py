@@ -9,14 +9,15 @@ single_req_triton_token_infer_interface.cpp; for 1.0.RC1 the published page of g
 """
 
 from collections.abc import Sequence
+from typing import Final
 
 import msgspec
 from msgspec import UNSET, Struct, UnsetType
 
 from gateway.core.aggregate import Answer, ChoiceAnswer
 from gateway.core.context import Clock
-from gateway.core.errors import GatewayError
-from gateway.core.ports import About, Headers, Reply
+from gateway.core.errors import ClientGone, GatewayError
+from gateway.core.ports import About, Call, Headers, Reply
 from gateway.core.types import (
     Done,
     End,
@@ -43,6 +44,9 @@ _REASONS: dict[FinishReason, str] = {
     "content_filter": "stop_sequence",
 }
 
+STOPPED: Final = "stop_sequence"
+"""The finish reason of what its client stopped: a true end, since the client asked for it."""
+
 
 def reason_of(reason: FinishReason, profile: Profile) -> str:
     """A finish reason, as every endpoint says it that is not OpenAI's."""
@@ -50,9 +54,9 @@ def reason_of(reason: FinishReason, profile: Profile) -> str:
     return _REASONS.get(reason, unknown)
 
 
-def headers_of(about: About) -> Headers:
-    """What the server adds to every answer. ``startTime`` is in nanoseconds."""
-    return ("RequestUUID", about.id), ("startTime", f"{about.created}000000000")
+def headers_of(call: Call) -> Headers:
+    """What the server adds to every answer. ``startTime`` is in nanoseconds of Unix time."""
+    return ("RequestUUID", call.id), ("startTime", str(round(call.began * 1e9)))
 
 
 def reply(body: bytes) -> Reply:
@@ -131,9 +135,10 @@ class TextEncoder:
 
     content_type = CONTENT_TYPE
 
-    def __init__(self, profile: Profile, request: GenerateRequest, about: About) -> None:
-        self._profile, self._request = profile, request
-        self._headers = headers_of(about)
+    def __init__(
+        self, profile: Profile, request: GenerateRequest, about: About, headers: Headers
+    ) -> None:
+        self._profile, self._request, self._headers = profile, request, headers
         head = b'{"id":%b,"model_name":%b,"model_version":null,"text_output":'
         self._head = head % (encode(request.client_id), encode(about.model))
         self._event = b"data:" + self._head
@@ -155,6 +160,9 @@ class TextEncoder:
 
     def error(self, error: GatewayError) -> bytes:
         """Bare text. What was held back is text all the same, and goes before it."""
+        if isinstance(error, ClientGone):
+            self._reason = STOPPED
+            return self._finish()
         return self._release() + errors.broken(error, self._request.timeout)
 
     def whole(self, answer: Answer) -> Reply:
@@ -163,11 +171,12 @@ class TextEncoder:
         body = self._head + encode(said(choice))
         if self._details:
             tokens = answer.usage.completion_tokens if answer.usage else choice.tokens
+            steps = _steps(answer.timings, tokens)
             details = _Details(
                 finish_reason=reason_of(choice.reason, self._profile),
                 generated_tokens=tokens,
-                batch_size=[t.batch_size or 1 for t in answer.timings] or [1] * tokens,
-                queue_wait_time=[_micro(t.queue) for t in answer.timings] or [0] * tokens,
+                batch_size=[step.batch_size or 1 for step in steps],
+                queue_wait_time=[_micro(step.queue) for step in steps],
             )
             body += b',"details":' + encode(details)
         return reply(body + b"}")
@@ -225,6 +234,14 @@ class TextEncoder:
         return body + b"}\n\n"
 
 
+def _steps(timings: Sequence[Timing], tokens: int) -> Sequence[Timing]:
+    """What was measured of each step. Who measured the answer as a whole waited for it once."""
+    if len(timings) > 1:
+        return timings
+    first = timings[0] if timings else Timing()
+    return [first, *[Timing(batch_size=first.batch_size)] * (tokens - 1)][:tokens]
+
+
 def _micro(seconds: float | None) -> int:
     return round((seconds or 0.0) * 1_000_000)
 
@@ -234,9 +251,8 @@ class TokensEncoder:
 
     content_type = CONTENT_TYPE
 
-    def __init__(self, request: GenerateRequest, about: About, output: str) -> None:
-        self._request, self._output = request, output
-        self._headers = headers_of(about)
+    def __init__(self, request: GenerateRequest, headers: Headers, output: str) -> None:
+        self._request, self._headers, self._output = request, headers, output
 
     def headers(self) -> Headers:
         """See ``gateway.core.ports.Encoder``."""

@@ -11,8 +11,8 @@ from gateway.core.ports import Call
 from gateway.core.types import GenerateRequest
 from protocols.mindie import tables
 from protocols.mindie.checks import body, first, get, inner, read, wrong
-from protocols.mindie.profiles import Setup
-from protocols.mindie.prompts import RAW, check_id
+from protocols.mindie.profiles import RAW, Setup
+from protocols.mindie.prompts import check_id
 from protocols.mindie.requests import build, sampling, want
 
 MOST_TOKENS: Final = 1 << 20

@@ -23,6 +23,7 @@ from gateway.core.errors import (
     Overloaded,
     StreamBroken,
     Unsupported,
+    WorkerFailed,
     WorkerUnreachable,
 )
 from gateway.core.types import (
@@ -166,6 +167,30 @@ async def test_leaving_frees_the_rows(backend: TorchBackend) -> None:
     process.rows = -1
     await until(lambda: process.rows == 0)
     assert process.waiting == 0
+
+
+async def test_the_tokens_of_a_text(backend: TorchBackend) -> None:
+    """A token for each byte; a character stands with its last."""
+    got = await backend.tokenize("né<eos>", context())
+
+    assert got == [(ord("n"), "n"), (0xC3, ""), (0xA9, "é"), (257, "")]
+
+
+async def test_a_process_that_dies_while_it_cuts_a_text(tiny_folder: Path) -> None:
+    own = TorchBackend(path=str(tiny_folder), threads=1)
+    await own.start()
+    await own.tokenize("", context())
+    process = own.process
+    assert process is not None
+    assert process.pid is not None
+    os.kill(process.pid, signal.SIGSTOP)
+    asking = asyncio.ensure_future(own.tokenize("a", context()))
+    await asyncio.sleep(0.05)
+    os.kill(process.pid, signal.SIGKILL)
+
+    with pytest.raises(WorkerFailed):
+        await asking
+    await own.aclose()
 
 
 async def test_a_process_that_dies_is_started_anew(backend: TorchBackend) -> None:

@@ -21,7 +21,7 @@ from backends.torch.embed import (
     read_recipe,
 )
 from backends.torch.models import ModelError
-from backends.torch.spec import Embed, Failed, Finished, News, Vectors
+from backends.torch.spec import Embed, Failed, Finished, News, Tokenize, Tokens, Vectors
 
 
 @given(st.lists(st.integers(1, BUDGET), max_size=50))
@@ -134,6 +134,12 @@ def test_instruction_and_token_ids(encoder: Encoder) -> None:
     plain = vectors(encoder, Embed(1, ("query: cat",)))
     assert np.allclose(plain, vectors(encoder, Embed(1, ("cat",), instruction="query: ")))
     assert np.allclose(plain, vectors(encoder, Embed(1, (tuple(b"query: cat"),))))
+
+
+def test_the_tokens_of_a_text(encoder: Encoder) -> None:
+    told: list[News] = []
+    Embedder(encoder, 4, told.append, float).tokenize(Tokenize(1, "aé"))
+    assert told == [Tokens(1, (ord("a"), 0xC3, 0xA9), ("a", "", "é"))]
 
 
 def test_too_long_fails_or_is_cut(encoder: Encoder) -> None:

@@ -70,7 +70,7 @@ def test_any_other_path_is_not(path: str) -> None:
 def test_a_wrong_method_is_told_the_right_ones() -> None:
     with pytest.raises(MethodNotAllowed) as e:
         PATHS.find("DELETE", "/v1/chat")
-    assert e.value.allowed == ("POST",)
+    assert (e.value.allowed, e.value.path) == (("POST",), "/v1/chat")
 
 
 @pytest.mark.parametrize(

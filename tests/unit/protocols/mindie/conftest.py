@@ -34,7 +34,7 @@ class Desk:
         """``body`` is JSON's meaning, or bytes. Raises PathNotFound or MethodNotAllowed."""
         found = self._paths.find(method, path)
         raw = body if isinstance(body, bytes) else msgspec.json.encode(body)
-        return Call(found.endpoint, found.params, headers or {}, "", raw, path)
+        return Call(found.endpoint, found.params, headers or {}, "", raw, path, "r1", 1707275960.0)
 
     def decode(self, path: str, body: Any) -> GenerateRequest:
         return cast("GenerateRequest", self.dialect.decode(self.call(path, body)))

@@ -21,6 +21,7 @@ from gateway.core.errors import (
     PathNotFound,
     QuotaExceeded,
     RateLimited,
+    RequestNotFound,
     StreamBroken,
     TooLarge,
     Unauthorized,
@@ -37,6 +38,7 @@ GENERATE = "/v2/models/nope/generate"
 CHAT = "/v1/chat/completions"
 CLOSE = ("Connection", "close")
 JSON = ("Content-Type", "application/json")
+STAMPS = (("RequestUUID", "r1"), ("startTime", "1707275960000000000"))
 
 
 class Models:
@@ -118,7 +120,7 @@ def test_stop(desk: Any) -> None:
     assert call.endpoint.task == "stop"
     assert one.dialect.peek(call).client_id == "a123"
     assert one.dialect.inform(call, Models()).body == b'{"id":"a123","x":1}'
-    reply = one.dialect.refuse(PathNotFound("no such request"), call)
+    reply = one.dialect.refuse(RequestNotFound("no such request", id="a123"), call)
     assert reply.status == 404
     assert reply.body == b'{"error":"RequestId is a123 not found.","error_type":"NotFoundError"}'
 
@@ -231,7 +233,7 @@ def test_a_model_that_a_body_names_is_a_wrong_field(desk: Any) -> None:
     ],
 )
 def test_what_there_is_not_is_a_bare_404(desk: Any, error: GatewayError) -> None:
-    assert refused(desk, error) == Reply(404, b"", (CLOSE,))
+    assert refused(desk, error) == Reply(404, b"", (CLOSE, *STAMPS))
     assert desk().dialect.refuse(PathNotFound("?"), None) == Reply(404, b"", (CLOSE,))
 
 
@@ -266,8 +268,8 @@ def test_too_many(desk: Any, error: GatewayError, path: str, said: bytes) -> Non
 
 def test_when_to_try_again(desk: Any) -> None:
     after = ("Retry-After", "2")
-    assert refused(desk, RateLimited("", retry_after=1.5)).headers == (JSON, CLOSE, after)
-    assert refused(desk, Overloaded("", retry_after=2.0)).headers == (JSON, CLOSE, after)
+    assert refused(desk, RateLimited("", retry_after=1.5)).headers == (JSON, CLOSE, after, *STAMPS)
+    assert refused(desk, Overloaded("", retry_after=2.0)).headers == (JSON, CLOSE, after, *STAMPS)
 
 
 # --- what it tells of itself ----------------------------------------------------------------------
@@ -277,7 +279,7 @@ def told(desk: Any, path: str, models: Models | None = None, **options: Any) -> 
     one = desk(**options)
     reply = one.dialect.inform(one.call(path, method="GET"), models or Models())
     assert reply.status == 200
-    assert reply.headers == (JSON, CLOSE)
+    assert reply.headers == (JSON, CLOSE, *STAMPS)
     return msgspec.json.decode(reply.body)
 
 
@@ -370,7 +372,7 @@ def test_health(desk: Any, path: str, down: int) -> None:
     one = desk()
     call = one.call(path, method="GET")
     assert call.endpoint.open is ("/models/" not in path)
-    assert one.dialect.inform(call, Models()) == Reply(200, b"", (CLOSE,))
-    assert one.dialect.inform(call, Models(up=False)) == Reply(down, b"", (CLOSE,))
+    assert one.dialect.inform(call, Models()) == Reply(200, b"", (CLOSE, *STAMPS))
+    assert one.dialect.inform(call, Models(up=False)) == Reply(down, b"", (CLOSE, *STAMPS))
     stopping = one.dialect.inform(call, Models(ready=False))
     assert (stopping.status, stopping.body) == (503, STOPPED)

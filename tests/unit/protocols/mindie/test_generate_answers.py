@@ -173,6 +173,16 @@ def test_a_whole_answer_with_the_backend_s_times(desk: Any) -> None:
     assert details["generated_tokens"] == 2
 
 
+def test_a_whole_answer_that_was_measured_as_a_whole(desk: Any) -> None:
+    one = desk()
+    encoder = one.encoder(PATH, DETAILED)
+    said = (Text("a"), Text("b"), End("eos"), Usage(1, 2))
+    reply = one.whole(encoder, *said, Timing(queue=0.00001, batch_size=4), Done())
+    details = msgspec.json.decode(reply.body)["details"]
+    assert details["batch_size"] == [4, 4]
+    assert details["queue_wait_time"] == [10, 0]
+
+
 # --- a stream that fails --------------------------------------------------------------------------
 
 

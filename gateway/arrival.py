@@ -1,0 +1,42 @@
+"""What stands in a request's headers for the gateway itself, and bodies as they were packed."""
+
+import zlib
+from collections.abc import Mapping
+
+from gateway.core.errors import ClientError, Malformed, TooLarge
+
+
+def request_id(headers: Mapping[str, str]) -> str | None:
+    """The client's own name for the request, where it is fit to be repeated."""
+    given = headers.get("x-request-id") or headers.get("x-client-request-id") or ""
+    fit = 0 < len(given) <= 128 and given.isascii() and given.isprintable() and " " not in given  # noqa: PLR2004
+    return given if fit else None
+
+
+def seconds(text: str | None) -> float | None:
+    """A number of seconds; None where it is none that can be waited for."""
+    try:
+        found = float(text) if text else 0.0
+    except ValueError:
+        return None
+    return found if 0 < found < float("inf") else None
+
+
+def decompress(body: bytes, encoding: str, limit: int) -> bytes:
+    """A body sent with a content encoding. Raises ClientError or TooLarge."""
+    match encoding.strip().lower():
+        case "identity":
+            return body
+        case "gzip":
+            stream = zlib.decompressobj(zlib.MAX_WBITS | 16)
+        case "deflate":
+            stream = zlib.decompressobj()
+        case _:
+            raise ClientError("the body's content encoding is not one that is read here")
+    try:
+        out = stream.decompress(body, limit + 1)
+    except zlib.error:
+        raise Malformed(f"the body is not {encoding}", problem="encoding") from None
+    if len(out) > limit:
+        raise TooLarge(f"the body is larger than {limit} bytes", limit=limit)
+    return out

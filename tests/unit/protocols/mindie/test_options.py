@@ -1,0 +1,64 @@
+"""What a listener or a model may be configured with."""
+
+from typing import Any
+
+import pytest
+
+from gateway.config import load
+from gateway.config.complaints import ConfigError
+from protocols.mindie import MindIE
+
+PROMPTS = {
+    "/v2/models/m/generate": {"text_input": "hi"},
+    "/v2/models/m/generate_stream": {"text_input": [{"type": "text", "text": "hi"}]},
+    "/infer": {"inputs": "hi"},
+    "/": {"inputs": "hi"},
+    "/generate_stream": {"inputs": "hi"},
+    "/generate": {"prompt": "hi"},
+}
+AS_THEY_ARE = {
+    "/infer_token": {"input_id": [1, 2]},
+    "/v1/completions": {"model": "m", "prompt": "hi"},
+}
+
+
+@pytest.mark.parametrize(("path", "body"), PROMPTS.items(), ids=list(PROMPTS))
+@pytest.mark.parametrize(("prompts", "mode"), [("raw", "raw"), ("chat", "server")])
+def test_prompts(desk: Any, path: str, body: Any, prompts: str, mode: str) -> None:
+    request = desk(model="m", prompts=prompts).decode(path, body)
+    assert request.prompts == ("hi",)
+    assert request.templating.mode == mode
+
+
+def test_prompts_are_raw_where_nobody_says(desk: Any) -> None:
+    [(path, body), *_] = PROMPTS.items()
+    assert desk().decode(path, body).templating.mode == "raw"
+
+
+@pytest.mark.parametrize(("path", "body"), AS_THEY_ARE.items(), ids=list(AS_THEY_ARE))
+def test_ids_and_completions_are_as_they_are(desk: Any, path: str, body: Any) -> None:
+    assert desk(model="m", prompts="chat").decode(path, body).templating.mode == "raw"
+
+
+CONFIGURATION = """
+listeners: [{{address: "127.0.0.1:0", dialects: [{{name: mindie{listener}}}]}}]
+backends: {{e: {{kind: echo}}}}
+models: {{m: {{backend: e, model: m{model}}}}}
+"""
+
+
+@pytest.mark.parametrize(
+    ("listener", "model", "said"),
+    [
+        (", prompts: both", "", "raw or chat"),
+        ("", ", mindie: {pace: 5}", "pace"),
+    ],
+)
+def test_the_configuration_says_what_is_wrong(listener: str, model: str, said: str) -> None:
+    load(CONFIGURATION.format(listener="", model=""), "x.yaml", env={})
+    with pytest.raises(ConfigError, match=said):
+        load(CONFIGURATION.format(listener=listener, model=model), "x.yaml", env={})
+
+
+def test_a_model_has_no_settings_of_this_dialect() -> None:
+    assert MindIE.model_options == {}

@@ -1,0 +1,102 @@
+"""A request that its client stopped: the end comes early, and is a true one."""
+
+from typing import Any
+
+import msgspec
+import pytest
+
+from gateway.core.errors import ClientGone
+from gateway.core.types import CallArguments, CallStart, End, Start, Text
+
+GONE = ClientGone("the request was stopped")
+TEXT = "/v2/models/m/generate_stream"
+CHAT = "/v1/chat/completions"
+TALK = {
+    "model": "m",
+    "stream": True,
+    "temperature": 1,
+    "messages": [{"role": "user", "content": "x"}],
+}
+
+
+def decoded(sent: bytes) -> list[Any]:
+    """The JSON of every event; the end of a stream of OpenAI's kind as it is."""
+    blocks = [block.removeprefix(b"data:").strip() for block in sent.split(b"\n\n")[:-1]]
+    return [block if block == b"[DONE]" else msgspec.json.decode(block) for block in blocks]
+
+
+def test_a_text_with_details_says_so(desk: Any) -> None:
+    one = desk()
+    encoder = one.encoder(TEXT, {"text_input": "x", "parameters": {"details": True}})
+    sent = one.stream(encoder, Start(1), Text("a"), Text("b"))
+
+    first, last = decoded(sent + encoder.error(GONE))
+
+    assert "finish_reason" not in first["details"]
+    assert (last["text_output"], last["details"]["finish_reason"]) == ("b", "stop_sequence")
+    assert last["details"]["generated_tokens"] == 2
+
+
+def test_a_text_without_details_just_ends(desk: Any) -> None:
+    one = desk()
+    encoder = one.encoder(TEXT, {"text_input": "x"})
+    one.stream(encoder, Text("a"))
+
+    assert encoder.error(GONE) == b""
+
+
+@pytest.mark.parametrize("path", ["/infer", "/generate_stream", "/"])
+def test_after_tgi_the_last_event_says_so(desk: Any, path: str) -> None:
+    one = desk(model="m")
+    body = {"inputs": "x", "stream": True, "parameters": {"details": True}}
+    encoder = one.encoder(path, body)
+    one.stream(encoder, Text("a"), Text("b"))
+
+    [last] = decoded(encoder.error(GONE))
+
+    assert last["generated_text"] == "ab"
+    assert last["details"]["finish_reason"] == "stop_sequence"
+
+
+def test_after_vllm_it_just_ends(desk: Any) -> None:
+    one = desk(model="m")
+    encoder = one.encoder("/generate", {"prompt": "x", "stream": True})
+    one.stream(encoder, Text("a"))
+
+    assert encoder.error(GONE) == b""
+
+
+@pytest.mark.parametrize(("profile", "reason"), [("2x", "stop"), ("rc1", "stop_sequence")])
+def test_a_conversation_is_ended(desk: Any, profile: str, reason: str) -> None:
+    one = desk(profile)
+    encoder = one.encoder(CHAT, TALK)
+    one.stream(encoder, Start(4), Text("a"))
+
+    last, done = decoded(encoder.error(GONE))
+
+    assert last["choices"][0]["finish_reason"] == reason
+    assert done == b"[DONE]"
+    if profile == "2x":
+        assert last["usage"] == {"prompt_tokens": 4, "completion_tokens": 1, "total_tokens": 5}
+
+
+def test_every_choice_has_one_end(desk: Any) -> None:
+    one = desk()
+    encoder = one.encoder(CHAT, TALK | {"n": 2})
+    one.stream(encoder, Start(4), Text("a"), End("length"), Text("b", 1))
+
+    *ends, done = decoded(encoder.error(GONE))
+
+    told = [(end["choices"][0]["index"], end["choices"][0]["finish_reason"]) for end in ends]
+    assert told == [(0, "length"), (1, "stop")]
+    assert done == b"[DONE]"
+
+
+def test_half_a_call_of_a_tool_is_none(desk: Any) -> None:
+    one = desk()
+    encoder = one.encoder(CHAT, TALK)
+    one.stream(encoder, CallStart(0, 0, "c", "f"), CallArguments(0, 0, '{"x'))
+
+    last, _ = decoded(encoder.error(GONE))
+
+    assert last["choices"][0]["finish_reason"] == "stop"

@@ -1,0 +1,59 @@
+"""/v1/tokenizer: what is cut, and how its tokens are told."""
+
+from typing import Any
+
+import pytest
+
+PATH = "/v1/tokenizer"
+INVALID = "Inputs in request body is invalid."
+
+
+@pytest.mark.parametrize(
+    ("body", "said"),
+    [
+        (b"{", "Req body converts to json fail."),
+        (b"[]", INVALID),
+        ({}, INVALID),
+        ({"inputs": None}, INVALID),
+        ({"inputs": 5}, INVALID),
+        ({"inputs": ["a"]}, INVALID),
+        ({"inputs": ""}, "Inputs data length in [0, 524288], but the length of inputs is 0"),
+        (
+            {"inputs": "x" * 524289},
+            "Inputs data length in [0, 524288], but the length of inputs is 524289",
+        ),
+        ({"inputs": "hi"}, "Request contains not model or model null"),
+    ],
+    ids=lambda value: repr(value)[:40],
+)
+def test_what_is_refused(desk: Any, body: Any, said: str) -> None:
+    """What is wrong with the text is told first: there is a model where a server runs."""
+    one = desk("rc1")
+    assert one.refused(PATH, body) == (422, said)
+
+
+def test_what_is_cut(desk: Any) -> None:
+    one = desk(model="m")
+    call = one.call(PATH, {"inputs": "hi"})
+    assert call.endpoint.task == "tokenize"
+    assert one.dialect.peek(call).model == "m"
+    assert one.dialect.text(call) == "hi"
+
+
+@pytest.mark.parametrize(
+    ("body", "tokens"),
+    [
+        ({}, b'["a","b"]'),
+        ({"do_decode": True}, b'["a","b"]'),
+        ({"do_decode": "no"}, b'["a","b"]'),
+        ({"do_decode": False}, b"[]"),
+    ],
+)
+def test_the_answer(desk: Any, body: Any, tokens: bytes) -> None:
+    """A token without a text is counted all the same."""
+    one = desk()
+    call = one.call(PATH, {"inputs": "ab", **body})
+    reply = one.dialect.tokens(call, [(1, ""), (7, "a"), (8, "b")])
+    assert reply.body == b'{"token_number":3,"tokens":' + tokens + b"}"
+    assert ("Connection", "close") in reply.headers
+    assert ("RequestUUID", "r1") in reply.headers
