@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from typing import Any, cast
 
 import msgspec
-from msgspec.structs import asdict
+from msgspec.structs import asdict, replace
 
 from backends import KINDS
 from backends.upstream import AiohttpUpstream, Worker
@@ -64,7 +64,7 @@ class App:
                 Paths([make_mount(one) for one in listener.dialects]),
                 self.router,
                 keyring,
-                settings,
+                replace(settings, dialect_header=listener.dialect_header),
                 outside,
             )
             front = Front(
@@ -160,12 +160,14 @@ def make_model(
     )
     silent = Defaults(model.defaults.sampling(), model.defaults.stopping())
     on_loss = model.on_loss or defaults.on_loss
-    return compile_model(info, targets, model.weights(), on_loss, silent)
+    compiled = compile_model(info, targets, model.weights(), on_loss, silent)
+    return replace(compiled, dialect=model.dialect)
 
 
 def make_principal(key: c.Key) -> Principal:
     """The holder of a configured key."""
-    return Principal(key.name, key.sha256, frozenset(key.models) if key.models else None)
+    models = frozenset(key.models) if key.models else None
+    return Principal(key.name, key.sha256, models, key.dialect)
 
 
 def make_timeouts(timeouts: c.Timeouts) -> Timeouts:

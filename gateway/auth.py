@@ -17,6 +17,8 @@ class Principal(Struct, frozen=True):
     name: str
     sha256: str
     models: frozenset[str] | None = None
+    dialect: str | None = None
+    """What its holder speaks where several dialects have one path."""
 
 
 class Keyring:
@@ -25,6 +27,11 @@ class Keyring:
     def __init__(self, principals: Sequence[Principal]) -> None:
         self._by_digest = {p.sha256.lower(): p for p in principals}
 
+    def known(self, headers: Mapping[str, str]) -> Principal | None:
+        """The principal of a request, if its key is good."""
+        key = presented(headers) if self._by_digest else None
+        return None if key is None else self._find(key)
+
     def authenticate(self, headers: Mapping[str, str]) -> Principal | None:
         """The principal, or None where no keys are configured. Raises Unauthorized."""
         if not self._by_digest:
@@ -32,10 +39,16 @@ class Keyring:
         key = presented(headers)
         if key is None:
             raise Unauthorized("no API key was given", missing=True)
+        principal = self._find(key)
+        if principal is None:
+            raise Unauthorized("the API key is not known", missing=False)
+        return principal
+
+    def _find(self, key: str) -> Principal | None:
         digest = hashlib.sha256(key.encode("utf-8", "surrogateescape")).hexdigest()
         principal = self._by_digest.get(digest)
         if principal is None or not hmac.compare_digest(principal.sha256.lower(), digest):
-            raise Unauthorized("the API key is not known", missing=False)
+            return None
         return principal
 
 

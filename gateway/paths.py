@@ -5,15 +5,19 @@ encoded slash; what a ``{name}`` stood for is handed on decoded.
 """
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from types import MappingProxyType
+from typing import Any
 from urllib.parse import unquote
 
 from msgspec import Struct
+from msgspec.structs import replace
 
 from gateway.core.errors import MethodNotAllowed, PathNotFound
 from gateway.core.ports import Dialect, Endpoint
 
 _PARAM = re.compile(r"\{(\w+)\}")
+_NOTHING: Mapping[str, Any] = MappingProxyType({})
 
 
 class Mount(Struct, frozen=True):
@@ -24,16 +28,20 @@ class Mount(Struct, frozen=True):
 
 
 class Found(Struct, frozen=True):
-    """The endpoint of a path, and the path's parameters, decoded."""
+    """The endpoint of a path, and the path's parameters, decoded.
+
+    ``rivals`` are the endpoints that further dialects of the listener have at the same path.
+    """
 
     mount: Mount
     endpoint: Endpoint
     params: Mapping[str, str]
+    rivals: tuple["Found", ...] = ()
 
-
-class _Path(Struct, frozen=True):
-    pattern: re.Pattern[str]
-    methods: dict[str, tuple[Mount, Endpoint]]
+    def among(self, names: Iterable[str]) -> "Found":
+        """Of this and its rivals, that of the dialect which is named first; else this."""
+        by_name = {one.mount.dialect.name: one for one in (*self.rivals, self)}
+        return next((by_name[name] for name in names if name in by_name), self)
 
 
 class Paths:
@@ -41,26 +49,31 @@ class Paths:
 
     def __init__(self, mounts: Sequence[Mount]) -> None:
         self._mounts = mounts
-        self._static: dict[str, dict[str, tuple[Mount, Endpoint]]] = {}
-        self._patterns: dict[str, _Path] = {}
-        for mount in mounts:
-            for endpoint in mount.dialect.endpoints:
-                self._add(mount, endpoint)
+        self._tables = [_Table(mount) for mount in mounts]
+        claims = [claim for mount in mounts for claim in set(claimed(mount))]
+        self._shared = len(claims) > len(set(claims))
 
     def find(self, method: str, path: str) -> Found:
         """The endpoint. Raises PathNotFound or MethodNotAllowed."""
-        methods = self._static.get(path)
-        params: Mapping[str, str] = {}
-        if methods is None:
-            methods, params = self._match(method, path)
-        found = methods.get(method)
-        if found is None:
+        found: list[Found] = []
+        allowed: list[str] = []
+        for table in self._tables:
+            methods, params = table.match(path)
+            allowed += methods
+            if (endpoint := methods.get(method)) is not None:
+                found.append(Found(table.mount, endpoint, params))
+                if not self._shared:
+                    break
+        if found:
+            first, *rivals = found
+            return replace(first, rivals=tuple(rivals)) if rivals else first
+        if allowed:
             raise MethodNotAllowed(
                 f"{method} is not a method of this path",
-                allowed=tuple(sorted(methods)),
+                allowed=tuple(sorted(set(allowed))),
                 path=path,
             )
-        return Found(found[0], found[1], params)
+        raise PathNotFound(f"no endpoint is called {path[:200]!r}", method=method, path=path)
 
     def owner(self, path: str) -> Mount:
         """The mount in whose words to speak of a path that is no endpoint's."""
@@ -74,31 +87,44 @@ class Paths:
 
     def claims(self, path: str) -> bool:
         """Whether a dialect has this very path."""
-        return path in self._static
+        return any(table.match(path)[0] for table in self._tables)
 
-    def _add(self, mount: Mount, endpoint: Endpoint) -> None:
-        path = mount.prefix + endpoint.path
-        whole = (mount, endpoint)
+
+class _Table:
+    """The paths of one dialect where it is mounted."""
+
+    def __init__(self, mount: Mount) -> None:
+        self.mount = mount
+        self._static: dict[str, dict[str, Endpoint]] = {}
+        self._patterns: dict[str, tuple[re.Pattern[str], dict[str, Endpoint]]] = {}
+        for endpoint in mount.dialect.endpoints:
+            self._add(mount.prefix + endpoint.path, endpoint)
+
+    def match(self, path: str) -> tuple[Mapping[str, Endpoint], Mapping[str, str]]:
+        """The endpoints of a path by method, and the path's parameters; none where it has none."""
+        if (methods := self._static.get(path)) is not None:
+            return methods, _NOTHING
+        for pattern, endpoints in self._patterns.values():
+            if match := pattern.fullmatch(path):
+                return endpoints, {name: unquote(text) for name, text in match.groupdict().items()}
+        return _NOTHING, _NOTHING
+
+    def _add(self, path: str, endpoint: Endpoint) -> None:
         if "{" not in path:
-            self._static.setdefault(path, {}).setdefault(endpoint.method, whole)
+            self._static.setdefault(path, {})[endpoint.method] = endpoint
             if not endpoint.exact and not path.endswith("/"):
-                self._static.setdefault(path + "/", {}).setdefault(endpoint.method, whole)
+                self._static.setdefault(path + "/", {})[endpoint.method] = endpoint
             return
         pattern = "".join(
             f"(?P<{piece}>[^/]+)" if i % 2 else re.escape(piece)
             for i, piece in enumerate(_PARAM.split(path))
         )
         pattern += "" if endpoint.exact else "/?"
-        known = self._patterns.get(pattern)
-        if known is None:
-            known = self._patterns[pattern] = _Path(re.compile(pattern), {})
-        known.methods.setdefault(endpoint.method, whole)
+        _, methods = self._patterns.setdefault(pattern, (re.compile(pattern), {}))
+        methods[endpoint.method] = endpoint
 
-    def _match(
-        self, method: str, path: str
-    ) -> tuple[dict[str, tuple[Mount, Endpoint]], Mapping[str, str]]:
-        for known in self._patterns.values():
-            if match := known.pattern.fullmatch(path):
-                params = {name: unquote(value) for name, value in match.groupdict().items()}
-                return known.methods, params
-        raise PathNotFound(f"no endpoint is called {path[:200]!r}", method=method, path=path)
+
+def claimed(mount: Mount) -> Iterator[tuple[str, str]]:
+    """Method and path of each endpoint; what stands for a segment is not told apart."""
+    for endpoint in mount.dialect.endpoints:
+        yield endpoint.method, mount.prefix + _PARAM.sub("{}", endpoint.path)

@@ -57,6 +57,8 @@ class Model(Struct, frozen=True):
     split: Split
     on_loss: OnLoss = "report"
     defaults: Defaults = Defaults()
+    dialect: str | None = None
+    """What its clients speak where several dialects have one path."""
 
 
 class Route(Struct, frozen=True):
@@ -103,6 +105,11 @@ class Router:
                 version=version,
             )
         return Route(model, target, pinned=True)
+
+    def dialect(self, name: str) -> str | None:
+        """What the clients of a model speak, where the configuration says so."""
+        model = self._by_name.get(name)
+        return None if model is None else model.dialect
 
     def models(self) -> Sequence[ModelInfo]:
         """Every public model, with its readiness now."""

@@ -13,7 +13,7 @@ Whatever goes wrong is told in the caller's dialect: by ``refuse`` while nothing
 
 import asyncio
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from contextlib import aclosing
 
 from msgspec import Struct
@@ -62,6 +62,8 @@ class Settings(Struct, frozen=True):
 
     body: int = 8 << 20
     timeouts: Timeouts = Timeouts()
+    dialect_header: bool = False
+    """Whether a request may name its dialect where several have its path."""
 
 
 class Surroundings(Struct, frozen=True):
@@ -135,6 +137,8 @@ class Server:
             return
         try:
             found = self._paths.find(http.method, http.path)
+            if found.rivals:
+                found = found.among(self._meant(http, found))
         except GatewayError as error:
             dialect = self._paths.owner(http.path).dialect
             record.dialect = dialect.name
@@ -161,6 +165,14 @@ class Server:
             log.exception("exchange %s failed", record.id)
             bug = InternalError("the gateway failed; its log has the cause")
             self._refuse(mount.dialect, bug, call, sink, record)
+
+    def _meant(self, http: HttpRequest, found: Found) -> Iterator[str]:
+        """The dialects that are named for a request whose path several have, in their order."""
+        if self._settings.dialect_header:
+            yield http.headers.get("x-interlingua-dialect", "")
+        principal = self._keyring.known(http.headers)
+        yield (principal and principal.dialect) or ""
+        yield self._router.dialect(found.params.get("model", "")) or ""
 
     def _call(self, found: Found, http: HttpRequest, record: Record) -> Call:
         return Call(

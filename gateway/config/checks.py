@@ -94,6 +94,7 @@ def _check_aliases(models: Mapping[str, Model], ground: Ground) -> None:
 
 
 def _check_model(model: Model, path: Steps, backends: list[str] | None, ground: Ground) -> None:
+    _check_spoken(model, path, ground)
     _check_options(model.options, path, ground)
     single, several = model.backend is not None, model.versions is not None
     if single and several:
@@ -194,6 +195,12 @@ def _check_keys(config: Config, ground: Ground) -> None:
             names += [alias for alias in model.aliases if known(alias)]
     for n, key in keys:
         _check_key_models(key, ("keys", n, "models"), names, ground)
+        _check_spoken(key, ("keys", n), ground)
+
+
+def _check_spoken(holder: Key | Model, path: Steps, ground: Ground) -> None:
+    if known(holder.dialect) and holder.dialect is not None:
+        ground.check_dialect(holder.dialect, None, (*path, "dialect"))
 
 
 def _check_key_models(key: Key, path: Steps, names: list[str], ground: Ground) -> None:

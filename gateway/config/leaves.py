@@ -134,6 +134,8 @@ def _wanted(kind: types.Type) -> str:
             return "a whole number"
         case types.FloatType():
             return "a number"
+        case types.BoolType():
+            return "true or false"
         case types.LiteralType(values):
             return f"one of {listed(map(str, values))}"
         case _:
@@ -149,6 +151,8 @@ def _converted(scalar: Scalar, kind: types.Type) -> Any:
             return _whole(scalar, kind)
         case types.FloatType():
             return _number(scalar, kind)
+        case types.BoolType():
+            return _truth(scalar)
         case types.LiteralType(values):
             return _word(scalar, values)
         case _:
@@ -188,6 +192,13 @@ def _number(scalar: Scalar, kind: types.FloatType) -> float:
         low = f"from {kind.ge:g}" if kind.gt is None else f"more than {kind.gt:g}, up"
         raise ValueError(f"must be {low} to {kind.le:g}, not {scalar.shown}")
     return float(found)
+
+
+def _truth(scalar: Scalar) -> bool:
+    found = {"true": True, "false": False}.get(scalar.text)
+    if found is None or not (scalar.plain or scalar.replaced):
+        raise ValueError(f"must be true or false, not {scalar.shown}")
+    return found
 
 
 def _word(scalar: Scalar, values: tuple[Any, ...]) -> Any:

@@ -30,7 +30,7 @@ def check(config: Config, ground: Ground, *, insecure: bool) -> None:
                     "add keys, listen on 127.0.0.1, or start with --insecure-no-auth",
                 )
         if known(listener.dialects):
-            _check_mounts(listener, (*path, "dialects"), ground)
+            _check_mounts(listener, (*path, "dialects"), ground, named(config))
 
 
 def _check_address(address: str, path: Steps, seen: list[tuple[str, int]], ground: Ground) -> None:
@@ -53,7 +53,17 @@ def _is_loopback(address: str) -> bool:
     return found.is_loopback if found is not None else host == "localhost"
 
 
-def _check_mounts(listener: Listener, path: Steps, ground: Ground) -> None:
+def named(config: Config) -> frozenset[str]:
+    """The dialects that a key or a model names for the case that several have one path."""
+    keys = config.keys if known(config.keys) else ()
+    models = config.models.values() if known(config.models) else ()
+    holders = [holder for holder in (*keys, *models) if known(holder)]
+    return frozenset(h.dialect for h in holders if known(h.dialect) and h.dialect is not None)
+
+
+def _check_mounts(
+    listener: Listener, path: Steps, ground: Ground, reachable: frozenset[str]
+) -> None:
     claimed: dict[tuple[str, str], str] = {}
     for n, mount in enumerate(listener.dialects):
         if not known(mount) or not known(mount.name):
@@ -64,12 +74,13 @@ def _check_mounts(listener: Listener, path: Steps, ground: Ground) -> None:
             continue
         claims = set(paths(made, mount.prefix))
         taken = sorted(claims & claimed.keys())
-        if taken:
+        if taken and not (listener.dialect_header is True or mount.name in reachable):
             method, where = taken[0]
             ground.say(
                 at,
                 f"{method} {where} is {claimed[taken[0]]}'s on this listener already; "
-                f"give this one a prefix: {{name: {mount.name}, prefix: /{mount.name}}}",
+                f"give this one a prefix: {{name: {mount.name}, prefix: /{mount.name}}}, "
+                "or name it as a key's or a model's dialect",
             )
         claimed |= dict.fromkeys(claims - claimed.keys(), mount.name)
 

@@ -66,10 +66,15 @@ class ListenerDialect(Section, frozen=True):
 
 
 class Listener(Section, frozen=True):
-    """An address and the dialects mounted on it; port 0 is any that is free."""
+    """An address and the dialects mounted on it; port 0 is any that is free.
+
+    Of several dialects with one path, a request means: the one its header ``x-interlingua-dialect``
+    names (where ``dialect_header`` allows it), its key's, its model's, or else the first.
+    """
 
     address: Address
     dialects: Annotated[tuple[ListenerDialect, ...], Meta(min_length=1)]
+    dialect_header: bool = False
     tls: Tls | None = None
 
 
@@ -88,6 +93,8 @@ class Key(Section, frozen=True):
     name: Name
     sha256: Digest
     models: Annotated[tuple[Text, ...], Meta(min_length=1)] | None = None
+    dialect: Text | None = None
+    """What its holder speaks where several dialects have one path."""
 
 
 # --- who answers ---------------------------------------------------------------------------------
@@ -262,6 +269,8 @@ class Model(Section, frozen=True):
     limits: ModelLimits = ModelLimits()
     defaults: ModelDefaults = ModelDefaults()
     on_loss: OnLoss | None = None
+    dialect: Text | None = None
+    """What its clients speak where several dialects have one path."""
     options: Mapping[str, Mapping[str, Option]] = {}
 
     def targets(self) -> Mapping[str, Target]:
