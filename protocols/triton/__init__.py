@@ -1,0 +1,17 @@
+"""Triton Inference Server's HTTP protocol, towards clients.
+
+dialect       the paths, and the class that is registered
+vocabulary    what the models of each profile take and tell: the tables
+generate      reading a body of generate       infer         reading a body of infer
+tensors       inputs held against the model    binary        inputs and outputs as raw bytes
+meaning       inputs to the internal request   guided        output formats
+answer        writing generate                 infer_answer  writing infer
+measures      what is told beside the text     wire          how the original prints
+models        the endpoints that inform        refusal       errors
+document      JSON in order                    careful       JSON as the original's parser takes it
+faults        the original's sentences
+"""
+
+from protocols.triton.dialect import Triton
+
+__all__ = ["Triton"]

@@ -1,0 +1,151 @@
+"""The dialect: its paths, and who reads and writes what on each."""
+
+from collections.abc import Mapping
+from typing import Any, ClassVar
+
+from msgspec import structs
+
+from gateway.core.catalog import Catalog, ModelInfo
+from gateway.core.errors import GatewayError, InternalError, PathNotFound
+from gateway.core.ports import About, Call, Encoder, Endpoint, Envelope, Reply
+from gateway.core.types import GenerateRequest, Request
+from protocols import params
+from protocols.triton import faults, generate, infer, meaning, refusal
+from protocols.triton.answer import GenerateEncoder
+from protocols.triton.infer_answer import InferEncoder
+from protocols.triton.meaning import Prompts
+from protocols.triton.models import Models
+from protocols.triton.refusal import Status
+from protocols.triton.vocabulary import PROFILES
+
+_MODEL = "/v2/models/{model}"
+_VERSION = f"{_MODEL}/versions/{{version}}"
+_LARGEST_VERSION = 2**63 - 1
+
+
+def _inform(method: str, path: str, variant: str, *, open_: bool = False) -> Endpoint:
+    return Endpoint(method, path, "inform", variant, open_, exact=True)
+
+
+def _of_model(root: str) -> tuple[Endpoint, ...]:
+    return (
+        Endpoint("POST", f"{root}/generate", variant="generate", exact=True),
+        Endpoint("POST", f"{root}/generate_stream", variant="generate_stream", exact=True),
+        Endpoint("POST", f"{root}/infer", variant="infer", exact=True),
+        _inform("GET", root, "model"),
+        _inform("GET", f"{root}/ready", "model_ready"),
+        _inform("GET", f"{root}/config", "config"),
+        _inform("GET", f"{root}/stats", "model_stats"),
+    )
+
+
+class Triton:
+    """Triton Inference Server's HTTP protocol: generate, generate_stream, and infer for text.
+
+    ``profile`` says which family of models its clients know; ``status`` whether failures look as
+    the original's do (``strict``) or as HTTP means them (``sane``); ``prompts`` whether a prompt
+    goes to the model as it is (``raw``), or as what a user said to it (``chat``).
+    """
+
+    profiles: ClassVar[tuple[str, ...]] = tuple(PROFILES)
+    model_options: ClassVar[Mapping[str, Any]] = {}
+    name: str = "triton"
+    roots: tuple[str, ...] = ("/v2",)
+    endpoints: tuple[Endpoint, ...] = (
+        _inform("GET", "/v2", "server"),
+        _inform("GET", "/v2/health/live", "live", open_=True),
+        _inform("GET", "/v2/health/ready", "ready", open_=True),
+        _inform("GET", "/v2/models/stats", "stats"),
+        *_of_model(_MODEL),
+        *_of_model(_VERSION),
+        _inform("POST", "/v2/repository/index", "index"),
+        _inform("POST", "/v2/repository/models/{model}/load", "load"),
+        _inform("POST", "/v2/repository/models/{model}/unload", "unload"),
+        _inform("POST", "/v2/repository/{repository}/index", "index"),
+        _inform("POST", "/v2/repository/{repository}/models/{model}/load", "elsewhere"),
+        _inform("POST", "/v2/repository/{repository}/models/{model}/unload", "elsewhere"),
+        _inform("GET", "/v2/systemsharedmemory/status", "memory"),
+        _inform("GET", "/v2/cudasharedmemory/status", "memory"),
+    )
+
+    def __init__(
+        self,
+        profile: str | None = None,
+        *,
+        status: Status = "strict",
+        prompts: Prompts = "raw",
+    ) -> None:
+        name = profile or self.profiles[0]
+        if name not in PROFILES:
+            known = ", ".join(self.profiles)
+            raise ValueError(f"there is no profile {name!r} of triton; there are {known}")
+        if status not in {"strict", "sane"}:
+            raise ValueError(f"the status of triton is strict or sane, not {status!r}")
+        if prompts not in meaning.MODES:
+            raise ValueError(f"the prompts of triton are raw or chat, not {prompts!r}")
+        self._profile = PROFILES[name]
+        self._status: Status = status
+        self._mode = meaning.MODES[prompts]
+        self._models = Models(self._profile, status)
+
+    def peek(self, call: Call) -> Envelope:
+        """The path names the model; whether generate_stream streams, the body says.
+
+        Raises PathNotFound and InvalidParameter for a version that is none.
+        """
+        stream = generate.streams(call, self._profile)
+        return Envelope(call.params["model"], _version(call), stream)
+
+    def decode(self, call: Call, model: ModelInfo | None = None) -> Request:
+        """The request. Raises Malformed, InvalidParameter and Unsupported."""
+        del model
+        reader = infer if call.endpoint.variant == "infer" else generate
+        sent = reader.read(call, self._profile)
+        stream = generate.streams(call, self._profile)
+        return meaning.request(sent, self._profile, self._mode, stream=stream)
+
+    def encoder(self, call: Call, request: Request, about: About) -> Encoder:
+        """What writes the answer."""
+        if not isinstance(request, GenerateRequest):
+            raise InternalError("there is no answer to this kind of request")
+        if call.endpoint.variant == "infer":
+            return InferEncoder(request, about, self._profile, infer.wishes(call))
+        framed = call.endpoint.variant == "generate_stream"
+        return GenerateEncoder(request, about, self._profile, framed=framed)
+
+    def refuse(self, error: GatewayError, call: Call | None) -> Reply:
+        """The error as this protocol tells it."""
+        return refusal.refuse(error, call, self._status)
+
+    def inform(self, call: Call, catalog: Catalog) -> Reply:
+        """What the server says of itself and its models. Raises ClientError."""
+        version = _version(call)
+        if version is not None:
+            call = _with_version(call, version)
+        return self._models.answer(call, catalog)
+
+    def names(self, call: Call) -> Mapping[str, str]:
+        """The profile's names. A stream never starts with the prompt."""
+        names = params.names(self._profile.parameters)
+        if self._profile.exclude and call.endpoint.variant != "generate_stream":
+            names["echo"] = self._profile.exclude[0]
+        return names
+
+
+def _version(call: Call) -> str | None:
+    """The version without leading zeros. What is no number is no path of ours."""
+    version = call.params.get("version")
+    if version is None:
+        return None
+    if not (version.isascii() and version.isdigit()):
+        raise PathNotFound("a version is a number")
+    if len(version.lstrip("0")) > len(str(_LARGEST_VERSION)) or int(version) > _LARGEST_VERSION:
+        text = f"failed to get model version from specified version string '{version}' (details:"
+        raise faults.wrong_value(
+            "version", f"{text} stol), version should be an integral value > 0"
+        )
+    return str(int(version))
+
+
+def _with_version(call: Call, version: str) -> Call:
+    return structs.replace(call, params={**call.params, "version": version})

@@ -1,0 +1,104 @@
+"""Reading a body of generate and generate_stream."""
+
+from gateway.core.errors import InvalidParameter, Malformed
+from gateway.core.ports import Call
+from protocols.triton import document, faults, tensors
+from protocols.triton.document import Fields
+from protocols.triton.tensors import Sent
+from protocols.triton.vocabulary import Profile
+
+_NESTED = "parameters"
+
+
+def read(call: Call, profile: Profile) -> Sent:
+    """Tensors and parameters, checked in the order in which they were sent.
+
+    Raises Malformed and InvalidParameter.
+    """
+    if encoded(call):
+        raise faults.encoded()
+    fields = document.fields(call.body)
+    sent = Sent(call.params["model"], request_id(fields), streaming=_flag(call, fields, profile))
+    for name in fields.names:
+        if name == _NESTED:
+            _nested(sent, fields, profile)
+        else:
+            _take(sent, fields, name, profile)
+    tensors.complete(sent, profile)
+    return sent
+
+
+def encoded(call: Call) -> bool:
+    """Whether the body is compressed, which infer takes and generate does not."""
+    return call.headers.get(faults.ENCODING, "identity") != "identity"
+
+
+def streams(call: Call, profile: Profile) -> bool:
+    """Whether the answer comes in pieces; what is wrong with the body is for ``read`` to say."""
+    if call.endpoint.variant != "generate_stream":
+        return False
+    try:
+        flag = _flag(call, document.fields(call.body), profile)
+    except Malformed:
+        return True
+    return profile.streams if flag is None else flag
+
+
+def _flag(call: Call, fields: Fields, profile: Profile) -> bool | None:
+    """The flag that asks for a stream, where it was sent."""
+    if b"stream" not in call.body:
+        return None
+    holders = [fields]
+    nested = fields.get(_NESTED)
+    if nested is not None and bytes(nested).startswith(b"{"):
+        holders.append(document.fields(bytes(nested)))
+    for holder in holders:
+        for name in profile.streaming:
+            raw = holder.get(name)
+            match tensors.flat(document.value(raw)) if raw is not None else None:
+                case [bool() as flag]:
+                    return flag
+                case _:
+                    continue
+    return None
+
+
+def request_id(fields: Fields) -> str | None:
+    """The client's name for the request, up to a NUL. Raises InvalidParameter."""
+    raw = fields.get("id")
+    if raw is None:
+        return None
+    found = document.value(raw)
+    if not isinstance(found, str):
+        text = "Unable to parse 'id': attempt to access JSON non-string as string"
+        raise faults.wrong_type("id", text)
+    return found.partition("\0")[0] or None
+
+
+def _nested(sent: Sent, fields: Fields, profile: Profile) -> None:
+    raw = bytes(fields[_NESTED])
+    if not raw.startswith(b"{"):
+        text = f"Expected JSON object for keyword: '{_NESTED}': attempt to access JSON non-object"
+        raise faults.wrong_type(_NESTED, f"{text} as object")
+    try:
+        inner = document.fields(raw)
+        for name in inner.names:
+            _take(sent, inner, name, profile)
+    except InvalidParameter as e:
+        raise InvalidParameter(
+            f"Converting keyword: '{_NESTED}': {e.message}",
+            param=f"{_NESTED}.{e.param}",
+            problem=e.problem,
+        ) from None
+
+
+def _take(sent: Sent, fields: Fields, name: str, profile: Profile) -> None:
+    raw = fields[name]
+    what = document.value(raw)
+    spec = profile.inputs.get(name)
+    if spec is not None:
+        sent.add(tensors.schematic(spec, what, profile))
+    elif isinstance(what, str | int | float):
+        sent.parameters.setdefault(name, raw)
+    else:
+        raise faults.not_parameter(name)

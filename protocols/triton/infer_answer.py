@@ -1,0 +1,121 @@
+"""Writing the answers of infer: tensors with shapes, as JSON or as raw bytes behind the JSON."""
+
+from collections.abc import Sequence
+from typing import Any
+
+from msgspec import UNSET, Struct
+
+from gateway.core.aggregate import Answer, Fold
+from gateway.core.errors import GatewayError
+from gateway.core.ports import About, Headers, Reply
+from gateway.core.types import Done, Event, GenerateRequest
+from protocols.triton import binary, measures, refusal
+from protocols.triton.infer import Wishes
+from protocols.triton.meaning import wanted
+from protocols.triton.vocabulary import TEXT, Output, Profile
+from protocols.triton.wire import JSON, encode, fp32, version
+
+
+class OutputTensor(Struct):
+    """One output; ``data`` is absent where its bytes stand behind the JSON."""
+
+    name: str
+    datatype: str
+    shape: tuple[int, ...]
+    parameters: Any = UNSET
+    data: Any = UNSET
+
+
+class Inferred(Struct):
+    """The answer's JSON."""
+
+    id: Any
+    model_name: str
+    model_version: str
+    outputs: list[OutputTensor]
+
+
+class BinarySize(Struct):
+    """The parameters of an output that stands behind the JSON."""
+
+    binary_data_size: int
+
+
+class InferEncoder:
+    """Writes one answer of infer. It has no stream: written as one, it comes at the end."""
+
+    content_type = "application/json"
+
+    def __init__(
+        self, request: GenerateRequest, about: About, profile: Profile, wishes: Wishes
+    ) -> None:
+        self._request = request
+        self._about = about
+        self._profile = profile
+        self._wishes = wishes
+        self._fold = Fold()
+
+    def headers(self) -> Headers:
+        """None of its own."""
+        return ()
+
+    def write(self, events: Sequence[Event]) -> bytes:
+        """Nothing until Done."""
+        self._fold.add(events)
+        done = any(isinstance(event, Done) for event in events)
+        return self.whole(self._fold.result()).body if done else b""
+
+    def error(self, error: GatewayError) -> bytes:
+        """The error's object."""
+        return refusal.body(error)
+
+    def whole(self, answer: Answer) -> Reply:
+        """The JSON and what stands behind it."""
+        row = measures.pieces(answer)
+        prompt_tokens = answer.usage.prompt_tokens if answer.usage is not None else None
+        outputs: list[OutputTensor] = []
+        behind: list[bytes] = []
+        for output in self._outputs():
+            values = measures.measure(output.name, row, prompt_tokens)
+            if values is not None:
+                tensor, data = self._tensor(output, values)
+                outputs.append(tensor)
+                behind.append(data)
+        about = self._about
+        name = self._request.client_id or UNSET
+        head = encode(Inferred(name, about.model, version(about), outputs))
+        if not any(tensor.data is UNSET for tensor in outputs):
+            return Reply(200, head, JSON)
+        length = ("Inference-Header-Content-Length", str(len(head)))
+        headers = (("Content-Type", "application/octet-stream"), length)
+        return Reply(200, head + b"".join(behind), headers)
+
+    def _outputs(self) -> list[Output]:
+        asked = {TEXT, *(one.name for one in wanted(self._profile, self._request.extra))}
+        return [
+            one
+            for one in self._profile.outputs
+            if one.name in asked and self._wishes.takes(one.name)
+        ]
+
+    def _tensor(self, output: Output, values: list[Any]) -> tuple[OutputTensor, bytes]:
+        shape, flat = self._shaped(values)
+        tensor = OutputTensor(output.name, output.datatype, shape)
+        if not self._wishes.raw(output.name):
+            tensor.data = [fp32(one) for one in flat] if output.datatype == "FP32" else flat
+            return tensor, b""
+        data = binary.pack(output.datatype, flat)
+        tensor.parameters = BinarySize(len(data))
+        return tensor, data
+
+    def _shaped(self, values: list[Any]) -> tuple[tuple[int, ...], list[Any]]:
+        """The values behind each other, and the shape that says whose they are."""
+        batch = len(self._request.prompts)
+        if len(values) % batch:
+            batch = 1
+        outer = (batch, len(values) // batch) if self._profile.batch else (len(values),)
+        if not isinstance(values[0], list):
+            return outer, values
+        longest = max(len(one) for one in values)
+        padded = [x for one in values for x in (*one, *(0.0,) * (longest - len(one)))]
+        return (*outer, longest), padded

@@ -1,0 +1,155 @@
+"""From tensors and parameters to the internal request."""
+
+import math
+from collections.abc import Iterator, Mapping
+from typing import Any, Final, Literal
+
+from msgspec import Raw
+
+from gateway.core.errors import InvalidParameter, Malformed, Unsupported
+from gateway.core.types import GenerateRequest, Want
+from protocols.params import Param, Values
+from protocols.params import read as read_table
+from protocols.triton import document, faults, guided
+from protocols.triton.tensors import Sent, Tensor
+from protocols.triton.vocabulary import PROMPT, Output, Profile
+
+Prompts = Literal["raw", "chat"]
+Mode = Literal["raw", "server"]
+MODES: Final[Mapping[Prompts, Mode]] = {"raw": "raw", "chat": "server"}
+"""What the words of the configuration are in ``Templating.mode``."""
+
+_SAMPLING = "sampling_parameters"
+_LOGPROBS = frozenset({"cumulative_logprob", "logprobs", "cum_log_probs", "output_log_probs"})
+_COUNTS = frozenset({"num_input_tokens", "num_output_tokens"})
+
+
+def request(sent: Sent, profile: Profile, mode: Mode, *, stream: bool) -> GenerateRequest:
+    """What the client asks; ``mode`` says how a prompt becomes the model's input.
+
+    Raises InvalidParameter and Unsupported.
+    """
+    said = _said(sent, profile)
+    if profile.cancel and bytes(said.pop(profile.cancel, b"")) == b"true":
+        text = "a running request is ended by closing its connection"
+        raise Unsupported(text, param=profile.cancel)
+    values = _sampled(said, profile)
+    asked = {one.name for one in wanted(profile, said)}
+    if _LOGPROBS & asked and values.get("logprobs.top") is None:
+        values.set("logprobs.top", 0)
+    values.set("templating.mode", mode)
+    echo = _echo(said, profile, streaming=sent.streaming is True)
+    values.given |= {*sent.inputs, *said}
+    return GenerateRequest(
+        model=sent.model,
+        kind="completion",
+        prompts=tuple(sent.inputs[PROMPT].values),
+        echo=echo or None,
+        stream=stream,
+        want=Want("final" if asked & _COUNTS else "none", details="finish_reason" in asked),
+        output=guided.read(said, profile.guide),
+        client_id=sent.id,
+        priority=sent.priority,
+        timeout=sent.timeout,
+        extra=_extra(said, profile),
+        **values.fields(),
+    )
+
+
+def wanted(profile: Profile, said: Mapping[str, Raw]) -> Iterator[Output]:
+    """The outputs beside the text that were asked for, by flags in ``Request.extra`` or a body."""
+    for output in profile.outputs:
+        if output.flag is not None and bytes(said.get(output.flag, b"")) == b"true":
+            yield output
+
+
+def _said(sent: Sent, profile: Profile) -> dict[str, Raw]:
+    """Everything but the prompt and the id, by name, as JSON."""
+    parameters = sent.parameters
+    if _SAMPLING in sent.inputs:
+        parameters = _unpacked(sent.inputs[_SAMPLING].values[0], profile)
+    said = {name: raw for name, raw in parameters.items() if name != "id"}
+    for name, tensor in sent.inputs.items():
+        if name not in {PROMPT, _SAMPLING}:
+            said[name] = document.compact(_content(tensor, profile))
+    return said
+
+
+def _unpacked(text: str, profile: Profile) -> dict[str, Raw]:
+    """The sampling parameters that came as one string. They replace all others."""
+    try:
+        fields = document.fields(text.encode())
+    except Malformed as e:
+        complaint = f"{profile.complains}'{_SAMPLING}' is not the JSON text of an object: {e}"
+        raise faults.refused_by_model(_SAMPLING, complaint) from None
+    return {n: fields[n] for n in fields.names if document.value(fields[n]) is not None}
+
+
+def _content(tensor: Tensor, profile: Profile) -> Any:
+    """A tensor as one value: the batch shares one sampling, or can't be answered."""
+    if profile.inputs[tensor.name].dims != (1,):
+        return tensor.values
+    first = tensor.values[0]
+    if isinstance(first, float) and not math.isfinite(first):
+        raise faults.refused_by_model(tensor.name, f"'{tensor.name}' must be a finite number")
+    if any(other != first for other in tensor.values):
+        raise Unsupported(
+            f"input '{tensor.name}' must be the same for every prompt of a batch",
+            param=tensor.name,
+        )
+    return first
+
+
+def _sampled(said: Mapping[str, Raw], profile: Profile) -> Values:
+    fields: dict[str, Raw] = {}
+    try:
+        for row in profile.parameters:
+            if row.wire in said:
+                fields[row.wire] = document.compact(_plain(row, said[row.wire], profile))
+        values = read_table(profile.parameters, fields)
+    except InvalidParameter as e:
+        raise faults.refused_by_model(e.param or "", profile.complains + e.message) from None
+    seed = values.get("sampling.seed")
+    if seed is not None and seed < 0:
+        values.set("sampling.seed", seed + 2**64)
+    for path in ("stopping.stop", "sampling.bad_words"):
+        if words := values.get(path):
+            values.set(path, tuple(word for word in words if word))
+    return values
+
+
+def _plain(row: Param, raw: Raw, profile: Profile) -> Any:
+    """The value, as the model's own conversion makes it."""
+    what = document.value(raw)
+    try:
+        match row.type:
+            case "int" | "strict int" if profile.coerces and isinstance(what, str | float | bool):
+                what = int(what)
+            case "float" if profile.coerces and isinstance(what, str | bool):
+                what = float(what)
+            case "bool" if profile.coerces:
+                what = bool(what)
+            case "str" if profile.coerces and isinstance(what, int | float):
+                what = str(what)
+    except (ValueError, OverflowError):
+        pass  # the table complains of what could not be converted
+    if isinstance(what, float) and not math.isfinite(what):
+        raise faults.refused_by_model(row.wire, f"'{row.wire}' must be a finite number")
+    return what
+
+
+def _echo(said: Mapping[str, Raw], profile: Profile, *, streaming: bool) -> bool:
+    sent = [bytes(said[name]) for name in profile.exclude if name in said]
+    if not streaming:
+        return sent[0] == b"false" if sent else profile.echo
+    if sent == [b"false"] and profile.insists:
+        flag = profile.exclude[0]
+        text = f"{profile.complains}When streaming, `{flag}` = False is not allowed."
+        raise faults.refused_by_model(flag, text)
+    return False
+
+
+def _extra(said: Mapping[str, Raw], profile: Profile) -> dict[str, Raw]:
+    read = {row.wire for row in profile.parameters}
+    read.update(profile.streaming, profile.exclude, guided.NAMES[profile.guide])
+    return {name: raw for name, raw in said.items() if name not in read}

@@ -1,0 +1,111 @@
+"""What an answer tells besides its text, for each choice."""
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Final
+
+import msgspec
+from msgspec import Struct
+
+from gateway.core.aggregate import Answer, ChoiceAnswer
+from gateway.core.types import FinishReason, TokenLogprob
+
+_REASONS: Final[Mapping[FinishReason | None, str]] = {
+    "eos": "stop",
+    "stop": "stop",
+    "length": "length",
+    "tool_calls": "stop",
+    "content_filter": "stop",
+    "unknown": "None",
+    None: "None",
+}
+"""The original prints Python's None while a choice goes on."""
+
+
+class Piece(Struct):
+    """What an event, or a whole answer, adds to one choice.
+
+    ``total`` is the log probability of the choice so far, where the worker tells any.
+    """
+
+    text: str = ""
+    tokens: int = 0
+    reason: FinishReason | None = None
+    stop: str | int | None = None
+    logprobs: Sequence[TokenLogprob] = ()
+    total: float | None = None
+
+
+def pieces(answer: Answer) -> list[Piece]:
+    """The choices of a whole answer."""
+    return [_whole(choice, answer) for choice in answer.choices]
+
+
+def _whole(choice: ChoiceAnswer, answer: Answer) -> Piece:
+    tokens = choice.tokens
+    if answer.usage is not None and len(answer.choices) == 1:
+        tokens = answer.usage.completion_tokens
+    own = choice.logprobs[max(len(choice.logprobs) - choice.tokens, 0) :]
+    return Piece(
+        text=choice.text + choice.refusal,
+        tokens=tokens,
+        reason=choice.reason,
+        stop=choice.stop,
+        logprobs=own,
+        total=total(own) if own else None,
+    )
+
+
+def total(logprobs: Sequence[TokenLogprob]) -> float:
+    """The log probability of these tokens together."""
+    return sum(one.logprob for one in logprobs if one.logprob is not None)
+
+
+def measure(name: str, row: Sequence[Piece], prompt_tokens: int | None) -> list[Any] | None:
+    """An output's values, one for each choice; None where nobody knows them."""
+    if name == "num_input_tokens":
+        return None if prompt_tokens is None else [prompt_tokens]
+    if name in _OF_LOGPROBS and all(piece.total is None for piece in row):
+        return None
+    return [_MEASURES[name](piece) for piece in row]
+
+
+def _each(piece: Piece) -> list[float]:
+    return [one.logprob or 0.0 for one in piece.logprobs]
+
+
+def _told(piece: Piece) -> str:
+    """A JSON text: for each token, the candidates by their id."""
+    return msgspec.json.encode([_candidates(one) for one in piece.logprobs]).decode()
+
+
+def _candidates(token: TokenLogprob) -> dict[str, dict[str, Any]]:
+    ranked = sorted(token.top, key=lambda one: -one.logprob)
+    found = {
+        _key(one.id, one.token): _candidate(one.logprob, rank, one.token)
+        for rank, one in enumerate(ranked, 1)
+    }
+    found.setdefault(_key(token.id, token.token), _candidate(token.logprob, None, token.token))
+    return found
+
+
+def _candidate(logprob: float | None, rank: int | None, token: str) -> dict[str, Any]:
+    return {"logprob": logprob, "rank": rank, "decoded_token": token}
+
+
+def _key(number: int | None, token: str) -> str:
+    return token if number is None else str(number)
+
+
+_OF_LOGPROBS: Final = frozenset(
+    {"cumulative_logprob", "cum_log_probs", "output_log_probs", "logprobs"}
+)
+_MEASURES: Final[Mapping[str, Callable[[Piece], Any]]] = {
+    "text_output": lambda piece: piece.text,
+    "finish_reason": lambda piece: _REASONS[piece.reason],
+    "stop_reason": lambda piece: str(piece.stop),
+    "num_output_tokens": lambda piece: piece.tokens,
+    "cumulative_logprob": lambda piece: piece.total,
+    "cum_log_probs": lambda piece: piece.total,
+    "output_log_probs": _each,
+    "logprobs": _told,
+}

@@ -1,0 +1,244 @@
+"""The tensors of a request: from JSON, and held against what the model takes."""
+
+import math
+from collections.abc import Mapping
+from typing import Any, Final
+
+from msgspec import Raw, Struct, field
+
+from gateway.core.errors import InvalidParameter
+from protocols.triton import faults
+from protocols.triton.vocabulary import Datatype, Input, Profile
+
+Shape = tuple[int, ...]
+
+
+class Tensor(Struct, frozen=True):
+    """``values`` row by row, without the shape."""
+
+    name: str
+    datatype: str
+    shape: Shape
+    values: list[Any]
+
+
+class Sent(Struct):
+    """What a client sent, by either endpoint: tensors and parameters, the first of each name."""
+
+    model: str
+    id: str | None = None
+    inputs: dict[str, Tensor] = field(default_factory=dict[str, Tensor])
+    parameters: dict[str, Raw] = field(default_factory=dict[str, Raw])
+    streaming: bool | None = None
+    """Whether the model is told to stream, whatever the endpoint then makes of it."""
+    priority: int | None = None
+    timeout: float | None = None
+    """Seconds. Only infer has words for it and for the priority."""
+
+    def add(self, tensor: Tensor) -> None:
+        """Take a tensor. Raises InvalidParameter when there is one of its name."""
+        if tensor.name in self.inputs:
+            text = f"{faults.tag(self.id)}input '{tensor.name}' already exists in request"
+            raise faults.wrong_value(tensor.name, text)
+        self.inputs[tensor.name] = tensor
+
+
+SIZES: Final[Mapping[Datatype, int]] = {
+    "BOOL": 1, "INT32": 4, "INT64": 8, "UINT32": 4, "UINT64": 8, "FP32": 4,
+}  # fmt: skip
+"""Bytes of an element; one of BYTES has its own length."""
+
+_RANGES: Final[Mapping[str, range]] = {
+    "INT32": range(-(2**31), 2**31),
+    "INT64": range(-(2**63), 2**63),
+    "UINT32": range(2**32),
+    "UINT64": range(2**64),
+}
+_SIGNED: Final = (
+    "Unable to parse 'data': attempt to access JSON non-signed-integer as signed-integer"
+)
+_UNSIGNED: Final = (
+    "Unable to parse 'data': attempt to access JSON non-unsigned-integer as unsigned-integer"
+)
+_WRONG: Final[Mapping[str, str]] = {
+    "BYTES": "Unable to parse JSON bytes array: attempt to access JSON non-string as string",
+    "BOOL": "Unable to parse 'data': attempt to access JSON non-boolean as boolean",
+    "FP32": "Unable to parse 'data': attempt to access JSON non-number as double",
+    "INT32": _SIGNED,
+    "INT64": _SIGNED,
+    "UINT32": _UNSIGNED,
+    "UINT64": _UNSIGNED,
+}
+_BATCH_NOTE: Final = (
+    " NOTE: Setting a non-zero max_batch_size in the model config requires a batch dimension to be"
+    " prepended to each input shape. If you want to specify the full shape including the batch dim"
+    " in your input dims config, try setting max_batch_size to zero. See the model configuration"
+    " docs for more info on max_batch_size."
+)
+
+
+def flat(what: Any) -> list[Any]:
+    """The elements of a scalar or of an array, however nested."""
+    found, rest = [], [what]
+    while rest:
+        one = rest.pop()
+        if isinstance(one, list):
+            rest.extend(reversed(one))
+        else:
+            found.append(one)
+    return found
+
+
+def typed(name: str, datatype: str, values: list[Any]) -> list[Any]:
+    """The values, if JSON gave them as what the tensor holds. Raises InvalidParameter.
+
+    The original cuts an integer that is too long for its type; we refuse it.
+    """
+    for one in values:
+        if not _fits(datatype, one):
+            raise faults.wrong_type(name, _WRONG[datatype])
+        if datatype in _RANGES and one not in _RANGES[datatype]:
+            text = f"input '{name}' has a value out of the range of {datatype}"
+            raise faults.wrong_value(name, text)
+    return values
+
+
+def _fits(datatype: str, one: Any) -> bool:
+    match datatype:
+        case "BYTES":
+            return isinstance(one, str)
+        case "BOOL":
+            return isinstance(one, bool)
+        case "FP32":
+            return isinstance(one, int | float) and not isinstance(one, bool)
+        case _:
+            widest = _RANGES["INT64" if datatype.startswith("INT") else "UINT64"]
+            return type(one) is int and one in widest
+
+
+def schematic(spec: Input, what: Any, profile: Profile) -> Tensor:
+    """A tensor from a plain value, which tells no shape. Raises InvalidParameter.
+
+    The elements fill the fixed dimensions from the innermost outwards; what remains goes to the
+    innermost free one.
+    """
+    values = flat(what)
+    if spec.datatype == "BYTES":
+        typed(spec.name, spec.datatype, values)
+    count = len(what) if isinstance(what, list) else 1
+    dims = list(profile.shape(spec.dims))
+    fixed = math.prod(d for d in dims if d >= 0)
+    count, rest = divmod(count, fixed)
+    for i in reversed(range(len(dims))):
+        if dims[i] < 0:
+            dims[i], count = count, 1
+    if rest or count != 1:
+        text = f"The schema can not convert input '{spec.name}' to tensor with proper shape"
+        raise faults.wrong_value(spec.name, text)
+    typed(spec.name, spec.datatype, values)
+    return Tensor(spec.name, spec.datatype, tuple(dims), values)
+
+
+def complete(sent: Sent, profile: Profile) -> None:
+    """Raises InvalidParameter unless the model can be called with these inputs."""
+    required = [one.name for one in profile.inputs.values() if not one.optional]
+    missing = [name for name in required if name not in sent.inputs]
+    if len(sent.inputs) < len(required):
+        raise _missing(sent, profile, missing)
+    for name, tensor in sent.inputs.items():
+        if name not in profile.inputs:
+            text = f"unexpected inference input '{name}' for model '{sent.model}'"
+            raise faults.wrong_value(name, text)
+        _check_type(sent, tensor, profile.inputs[name])
+    if missing:
+        raise _missing(sent, profile, missing)
+    if profile.batch:
+        _check_batch(sent, profile)
+    for tensor in sent.inputs.values():
+        _check_shape(sent, tensor, profile)
+        _check_count(sent, tensor)
+
+
+def _missing(sent: Sent, profile: Profile, missing: list[str]) -> InvalidParameter:
+    inputs = profile.inputs.values()
+    least = sum(not one.optional for one in inputs)
+    most = sum(one.counted for one in inputs)
+    between = f"between {least} and {most}" if least < most else f"{least}"
+    text = (
+        f"{faults.tag(sent.id)}expected number of inputs {between} but got {len(sent.inputs)}"
+        f" inputs for model '{sent.model}'. Got input(s) [{_quoted(sent.inputs)}], but missing"
+        f" required input(s) [{_quoted(missing)}]. Please provide all required input(s)."
+    )
+    return InvalidParameter(text, param=missing[0], problem="missing")
+
+
+def _quoted(names: Any) -> str:
+    return ",".join(f"'{name}'" for name in names)
+
+
+def _check_type(sent: Sent, tensor: Tensor, spec: Input) -> None:
+    if tensor.datatype != spec.datatype:
+        text = (
+            f"{faults.tag(sent.id)}inference input '{spec.name}' data-type is '{tensor.datatype}',"
+            f" but model '{sent.model}' expects '{spec.datatype}'"
+        )
+        raise faults.wrong_value(spec.name, text)
+
+
+def _check_batch(sent: Sent, profile: Profile) -> None:
+    """All inputs have the batch of the last one, as far as an original's order can be told."""
+    batch: int | None = None
+    for tensor in reversed(sent.inputs.values()):
+        if not tensor.shape:
+            continue
+        if not tensor.values and tensor.datatype in SIZES:
+            raise _wrong_size(sent, tensor, 1)
+        if batch is None:
+            batch = tensor.shape[0]
+        if tensor.shape[0] != batch:
+            text = f"input '{tensor.name}' batch size does not match other inputs"
+            text = f"{faults.tag(sent.id)}{text} for '{sent.model}'"
+            raise faults.wrong_value(tensor.name, text)
+    if batch is not None and batch > profile.batch:
+        text = f"inference request batch-size must be <= {profile.batch} for '{sent.model}'"
+        raise faults.wrong_value("text_input", faults.tag(sent.id) + text)
+
+
+def _check_shape(sent: Sent, tensor: Tensor, profile: Profile) -> None:
+    wanted = profile.shape(profile.inputs[tensor.name].dims)
+    if len(wanted) == len(tensor.shape) and all(
+        want in {-1, got} for want, got in zip(wanted, tensor.shape, strict=True)
+    ):
+        return
+    text = (
+        f"{faults.tag(sent.id)}unexpected shape for input '{tensor.name}' for model"
+        f" '{sent.model}'. Expected {_dims(wanted)}, got {_dims(tensor.shape)}."
+    )
+    raise faults.wrong_value(tensor.name, text + (_BATCH_NOTE if profile.batch else ""))
+
+
+def _dims(shape: Shape) -> str:
+    return "[" + ",".join(map(str, shape)) + "]"
+
+
+def _check_count(sent: Sent, tensor: Tensor) -> None:
+    count, wanted = len(tensor.values), math.prod(tensor.shape)
+    if count == wanted:
+        return
+    if tensor.datatype in SIZES:
+        raise _wrong_size(sent, tensor, wanted)
+    where = f"inference input '{tensor.name}' for model '{sent.model}'"
+    if count > wanted:
+        text = f"unexpected number of string elements {count} for {where}, expecting {wanted}"
+    else:
+        text = f"expected {wanted} string elements for {where}, got {count}"
+    raise faults.wrong_value(tensor.name, faults.tag(sent.id) + text)
+
+
+def _wrong_size(sent: Sent, tensor: Tensor, wanted: int) -> InvalidParameter:
+    size = next(size for kind, size in SIZES.items() if kind == tensor.datatype)
+    text = (
+        f"{faults.tag(sent.id)}input byte size mismatch for input '{tensor.name}' for model"
+        f" '{sent.model}'. Expected {wanted * size}, got {len(tensor.values) * size}"
+    )
+    return faults.wrong_value(tensor.name, text)

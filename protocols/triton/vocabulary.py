@@ -1,0 +1,301 @@
+"""What a model of each profile is called with: its tensors, its parameters, what it tells.
+
+The protocol has no fields of its own but ``id`` and ``parameters``: every other name is a
+model's. A profile is the vocabulary of one family of models, from the configurations that their
+backends publish. ``Profile.parameters`` is the table for ``protocols.params``, both ways.
+"""
+
+from collections.abc import Mapping
+from typing import Final, Literal
+
+from msgspec import Struct
+
+from protocols.params import Param
+
+Datatype = Literal["BYTES", "BOOL", "INT32", "INT64", "UINT32", "UINT64", "FP32"]
+
+PROMPT: Final = "text_input"
+TEXT: Final = "text_output"
+
+
+class Input(Struct, frozen=True):
+    """A tensor that the model takes. ``dims`` is without the batch; -1 is any length."""
+
+    name: str
+    datatype: Datatype
+    dims: tuple[int, ...] = (1,)
+    optional: bool = True
+    counted: bool = True
+    """Whether it is one of the number that a complaint about missing inputs names."""
+
+
+class Output(Struct, frozen=True):
+    """A tensor that the model answers with: always, or where the input ``flag`` is true."""
+
+    name: str
+    datatype: Datatype
+    flag: str | None = None
+    dims: tuple[int, ...] = (-1,)
+
+
+class Profile(Struct, frozen=True, kw_only=True):
+    """The vocabulary of one family of models."""
+
+    name: str
+    platform: str
+    backend: str
+    inputs: Mapping[str, Input]
+    outputs: tuple[Output, ...]
+    parameters: tuple[Param, ...]
+    streaming: tuple[str, ...] = ("stream",)
+    """The flags that ask for a stream; without one, even generate_stream tells all in one event."""
+    streams: bool = False
+    """What no flag means on generate_stream."""
+    exclude: tuple[str, ...] = ()
+    """The flags that leave the prompt out of the answer."""
+    echo: bool = False
+    """Whether a whole answer starts with the prompt if no flag says otherwise. No stream does."""
+    insists: bool = False
+    """Whether asking for the prompt in a stream is an error."""
+    coerces: bool = False
+    """Whether parameters are converted as Python's own constructors do: "5" to 5."""
+    cancel: str = ""
+    """The flag with which a second request ends the first, which no gateway can pass on."""
+    complains: str = ""
+    """What the model puts in front of its complaints."""
+    guide: Literal["none", "object", "pair"] = "none"
+    """How the output's format is asked for: see ``guided``."""
+    batch: int = 0
+    """The most prompts in one request; 0: the model knows no batches, and shapes have none."""
+
+    def shape(self, dims: tuple[int, ...]) -> tuple[int, ...]:
+        """The whole shape, with the batch where the model knows one."""
+        return (-1, *dims) if self.batch else dims
+
+
+def table(*inputs: Input) -> Mapping[str, Input]:
+    """Inputs by name, in their order."""
+    return {one.name: one for one in inputs}
+
+
+_TEXT: Final = Input(PROMPT, "BYTES", optional=False)
+_ANSWER: Final = Output(TEXT, "BYTES")
+
+_SAMPLED: Final = (
+    Param(wire="max_tokens", field="stopping.max_tokens", type="int", low=0),
+    Param(wire="min_tokens", field="stopping.min_tokens", type="int", low=0, default=0),
+    Param(wire="temperature", field="sampling.temperature", type="float", low=0, default=1.0),
+    Param(wire="top_p", field="sampling.top_p", type="float", low=0, high=1, above_low=True),
+    Param(wire="top_k", field="sampling.top_k", type="int", low=-1, off=(0, -1)),
+    Param(wire="min_p", field="sampling.min_p", type="float", low=0, high=1),
+    Param(wire="seed", field="sampling.seed", type="int", low=-(2**63), high=2**64 - 1),
+    Param(wire="presence_penalty", field="sampling.presence_penalty", type="float", low=-2, high=2),
+    Param(
+        wire="frequency_penalty", field="sampling.frequency_penalty", type="float", low=-2, high=2
+    ),
+    Param(
+        wire="repetition_penalty",
+        field="sampling.repetition_penalty",
+        type="float",
+        low=0,
+        above_low=True,
+    ),
+    Param(wire="length_penalty", field="sampling.length_penalty", type="float"),
+    Param(wire="stop", field="stopping.stop", type="strings"),
+    Param(wire="n", field="n", type="int", low=1, default=1),
+    Param(wire="best_of", field="best_of", type="int", low=1),
+)
+"""The sampling parameters that every family of Python backends shares."""
+
+_VLLM_ONLY: Final = (
+    Param(wire="stop_token_ids", field="stopping.stop_token_ids", type="ints"),
+    Param(wire="bad_words", field="sampling.bad_words", type="string list"),
+    Param(wire="allowed_token_ids", field="sampling.allowed_token_ids", type="ints"),
+    Param(wire="ignore_eos", field="stopping.ignore_eos", type="bool", default=False),
+    Param(wire="include_stop_str_in_output", field="stopping.include_stop", type="bool"),
+    Param(wire="skip_special_tokens", field="stopping.skip_special_tokens", type="bool"),
+    Param(
+        wire="spaces_between_special_tokens",
+        field="stopping.spaces_between_special_tokens",
+        type="bool",
+    ),
+    Param(wire="truncate_prompt_tokens", field="stopping.truncate_prompt", type="int", low=-1),
+    Param(wire="logprobs", field="logprobs.top", type="int", low=-1),
+    Param(wire="prompt_logprobs", field="logprobs.prompt", type="int", low=-1),
+    Param(wire="lora_name", field="adapter", type="str"),
+)
+
+VLLM: Final = Profile(
+    name="vllm",
+    platform="python",
+    backend="vllm",
+    inputs=table(
+        _TEXT,
+        Input("stream", "BOOL"),
+        Input("sampling_parameters", "BYTES"),
+        Input("exclude_input_in_output", "BOOL"),
+        Input("return_finish_reason", "BOOL"),
+        Input("return_num_output_tokens", "BOOL"),
+        # Which further inputs there are differs by release, so they are not counted.
+        Input("image", "BYTES", (-1,), counted=False),
+        Input("return_cumulative_logprob", "BOOL", counted=False),
+        Input("return_logprobs", "BOOL", counted=False),
+        Input("return_num_input_tokens", "BOOL", counted=False),
+    ),
+    outputs=(
+        _ANSWER,
+        Output("finish_reason", "BYTES", "return_finish_reason"),
+        Output("cumulative_logprob", "FP32", "return_cumulative_logprob"),
+        Output("logprobs", "BYTES", "return_logprobs"),
+        Output("num_input_tokens", "UINT32", "return_num_input_tokens", (1,)),
+        Output("num_output_tokens", "UINT32", "return_num_output_tokens"),
+    ),
+    parameters=(*_SAMPLED, *_VLLM_ONLY),
+    exclude=("exclude_input_in_output",),
+    echo=True,
+    insists=True,
+    coerces=True,
+    complains="Error generating stream: ",
+    guide="object",
+)
+
+_TRTLLM_ROWS: Final = (
+    Param(wire="max_tokens", field="stopping.max_tokens", type="int", low=0),
+    Param(wire="min_tokens", field="stopping.min_tokens", type="int", low=0),
+    Param(wire="num_return_sequences", field="n", type="int", low=1, default=1),
+    Param(wire="stop_words", field="stopping.stop", type="strings"),
+    Param(wire="bad_words", field="sampling.bad_words", type="strings"),
+    Param(wire="temperature", field="sampling.temperature", type="float", low=0, default=1.0),
+    Param(wire="top_k", field="sampling.top_k", type="int", low=0, off=(0,)),
+    Param(wire="top_p", field="sampling.top_p", type="float", low=0, high=1, off=(0,)),
+    Param(wire="length_penalty", field="sampling.length_penalty", type="float"),
+    Param(
+        wire="repetition_penalty",
+        field="sampling.repetition_penalty",
+        type="float",
+        low=0,
+        above_low=True,
+    ),
+    Param(wire="presence_penalty", field="sampling.presence_penalty", type="float"),
+    Param(wire="frequency_penalty", field="sampling.frequency_penalty", type="float"),
+    Param(wire="seed", field="sampling.seed", type="int", low=0, high=2**64 - 1),
+    Param(wire="beam_width", field="sampling.beam_width", type="int", low=1, off=(1,)),
+)
+
+TRTLLM: Final = Profile(
+    name="trtllm",
+    platform="ensemble",
+    backend="",
+    inputs=table(
+        _TEXT,
+        Input("max_tokens", "INT32", optional=False),
+        Input("num_return_sequences", "INT32"),
+        Input("bad_words", "BYTES", (-1,)),
+        Input("stop_words", "BYTES", (-1,)),
+        Input("exclude_input_in_output", "BOOL"),
+        Input("end_id", "INT32"),
+        Input("pad_id", "INT32"),
+        Input("top_k", "INT32"),
+        Input("top_p", "FP32"),
+        Input("temperature", "FP32"),
+        Input("length_penalty", "FP32"),
+        Input("repetition_penalty", "FP32"),
+        Input("min_tokens", "INT32"),
+        Input("presence_penalty", "FP32"),
+        Input("frequency_penalty", "FP32"),
+        Input("seed", "UINT64"),
+        Input("return_log_probs", "BOOL"),
+        Input("return_context_logits", "BOOL"),
+        Input("return_generation_logits", "BOOL"),
+        Input("return_perf_metrics", "BOOL"),
+        Input("return_num_input_tokens", "BOOL"),
+        Input("return_num_output_tokens", "BOOL"),
+        Input("beam_width", "INT32"),
+        Input("stream", "BOOL"),
+        Input("embedding_bias_words", "BYTES", (-1,)),
+        Input("embedding_bias_weights", "FP32", (-1,)),
+        Input("lora_task_id", "UINT64"),
+        Input("guided_decoding_guide_type", "BYTES"),
+        Input("guided_decoding_guide", "BYTES"),
+    ),
+    outputs=(
+        _ANSWER,
+        Output("cum_log_probs", "FP32", "return_log_probs"),
+        Output("output_log_probs", "FP32", "return_log_probs", (-1, -1)),
+        Output("num_input_tokens", "INT32", "return_num_input_tokens", (1,)),
+        Output("num_output_tokens", "INT32", "return_num_output_tokens", (1,)),
+    ),
+    parameters=_TRTLLM_ROWS,
+    exclude=("exclude_input_in_output",),
+    echo=True,
+    guide="pair",
+    batch=4,
+)
+
+_PREFIX: Final = "sampling_param_"
+_LLMAPI_TAKES: Final = frozenset(
+    {"best_of", "temperature", "top_k", "top_p", "frequency_penalty", "presence_penalty",
+     "max_tokens", "stop", "seed"}
+)  # fmt: skip
+_LLMAPI_ROWS: Final = tuple(
+    Param(
+        wire=_PREFIX + row.wire,
+        field=row.field,
+        type=row.type,
+        low=row.low,
+        high=row.high,
+        off=row.off,
+    )
+    for row in _SAMPLED
+    if row.wire in _LLMAPI_TAKES
+)
+
+LLMAPI: Final = Profile(
+    name="llmapi",
+    platform="python",
+    backend="python",
+    inputs=table(
+        _TEXT,
+        Input("image_url", "BYTES", (-1,)),
+        Input("streaming", "BOOL"),
+        Input(_PREFIX + "best_of", "INT32"),
+        Input(_PREFIX + "temperature", "FP32"),
+        Input(_PREFIX + "top_k", "INT32"),
+        Input(_PREFIX + "top_p", "FP32"),
+        Input(_PREFIX + "frequency_penalty", "FP32"),
+        Input(_PREFIX + "presence_penalty", "FP32"),
+        Input(_PREFIX + "max_tokens", "INT32"),
+        Input(_PREFIX + "stop", "BYTES", (-1,)),
+        Input(_PREFIX + "seed", "UINT64"),
+        Input(_PREFIX + "exclude_input_from_output", "BOOL"),
+        Input(_PREFIX + "return_perf_metrics", "BOOL"),
+        Input("return_finish_reason", "BOOL"),
+        Input("return_stop_reason", "BOOL"),
+        Input("return_cumulative_logprob", "BOOL"),
+        Input("stop", "BOOL"),
+    ),
+    outputs=(
+        _ANSWER,
+        Output("finish_reason", "BYTES", "return_finish_reason"),
+        Output("stop_reason", "BYTES", "return_stop_reason"),
+        Output("cumulative_logprob", "FP32", "return_cumulative_logprob"),
+    ),
+    parameters=_LLMAPI_ROWS,
+    streaming=("streaming", "stream"),
+    exclude=(_PREFIX + "exclude_input_from_output", "exclude_input_in_output"),
+    cancel="stop",
+    echo=True,
+    batch=64,
+)
+
+PLAIN: Final = Profile(
+    name="plain",
+    platform="python",
+    backend="python",
+    inputs=table(_TEXT),
+    outputs=(_ANSWER,),
+    parameters=_SAMPLED,
+    streams=True,
+)
+
+PROFILES: Final[Mapping[str, Profile]] = {one.name: one for one in (VLLM, TRTLLM, LLMAPI, PLAIN)}

@@ -1,0 +1,46 @@
+"""openai-python, unmodified, before a gateway in a process of its own."""
+
+from collections.abc import AsyncIterator, Iterator
+from pathlib import Path
+
+import pytest
+from openai import AsyncOpenAI, OpenAI
+
+from tests.clients.running import SCRIPTED, built_in, running
+
+KEY = "sk-clients"
+HERE = Path(__file__).parent
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    for item in items:
+        if HERE in item.path.parents:
+            item.add_marker(pytest.mark.clients)
+
+
+@pytest.fixture(scope="session")
+def gateway() -> Iterator[str]:
+    """The URL of the gateway with scripted answers."""
+    with running(SCRIPTED) as url:
+        yield url
+
+
+@pytest.fixture
+def client(gateway: str) -> Iterator[OpenAI]:
+    """It tries once, so that a test sees what the gateway said."""
+    with OpenAI(base_url=f"{gateway}/v1", api_key=KEY, max_retries=0) as one:
+        yield one
+
+
+@pytest.fixture
+async def later(gateway: str) -> AsyncIterator[AsyncOpenAI]:
+    """The same client, asynchronous."""
+    async with AsyncOpenAI(base_url=f"{gateway}/v1", api_key=KEY, max_retries=0) as one:
+        yield one
+
+
+@pytest.fixture(scope="session")
+def small() -> Iterator[OpenAI]:
+    """Before the small built-in models."""
+    with built_in() as url, OpenAI(base_url=f"{url}/v1", api_key="none") as one:
+        yield one

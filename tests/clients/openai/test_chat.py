@@ -1,0 +1,176 @@
+"""Chat: whole and streamed, with tools, with structured answers."""
+
+import pytest
+from openai import AsyncOpenAI, OpenAI
+from openai.types.chat import ChatCompletionMessageParam, ChatCompletionToolParam
+from pydantic import BaseModel
+
+SAY_HI: list[ChatCompletionMessageParam] = [{"role": "user", "content": "say hi"}]
+TOOL: ChatCompletionToolParam = {
+    "type": "function",
+    "function": {
+        "name": "f",
+        "description": "any",
+        "parameters": {"type": "object", "properties": {"x": {"type": "integer"}}},
+    },
+}
+
+
+class Person(BaseModel):
+    name: str
+    age: int
+
+
+def test_an_answer(client: OpenAI) -> None:
+    answer = client.chat.completions.create(model="chat", messages=SAY_HI)
+
+    assert answer.object == "chat.completion"
+    assert answer.id.startswith("chatcmpl-")
+    assert answer.model == "chat"
+    assert answer.choices[0].message.role == "assistant"
+    assert answer.choices[0].message.content == "Hello world!"
+    assert answer.choices[0].finish_reason == "stop"
+    assert answer.usage is not None
+    assert (answer.usage.prompt_tokens, answer.usage.completion_tokens) == (2, 3)
+    assert answer._request_id
+
+
+async def test_an_answer_without_blocking(later: AsyncOpenAI) -> None:
+    answer = await later.chat.completions.create(model="chat", messages=SAY_HI)
+
+    assert answer.choices[0].message.content == "Hello world!"
+
+
+def test_what_is_none_is_as_if_not_said(client: OpenAI) -> None:
+    answer = client.chat.completions.create(
+        model="chat", messages=SAY_HI, temperature=None, max_tokens=None, stop=None, seed=None
+    )
+
+    assert answer.choices[0].message.content == "Hello world!"
+
+
+def test_several_choices_cut_short(client: OpenAI) -> None:
+    answer = client.chat.completions.create(model="chat", messages=SAY_HI, n=3, max_tokens=2)
+
+    assert [choice.index for choice in answer.choices] == [0, 1, 2]
+    assert {choice.message.content for choice in answer.choices} == {"Hello world"}
+    assert {choice.finish_reason for choice in answer.choices} == {"length"}
+
+
+def test_logprobs(client: OpenAI) -> None:
+    answer = client.chat.completions.create(
+        model="chat", messages=SAY_HI, logprobs=True, top_logprobs=2
+    )
+
+    assert answer.choices[0].logprobs is not None
+    content = answer.choices[0].logprobs.content
+    assert content is not None
+    assert [one.token for one in content] == ["Hello", " world", "!"]
+    assert bytes(content[1].bytes or ()) == b" world"
+    assert [len(one.top_logprobs) for one in content] == [2, 2, 2]
+
+
+def test_a_stream(client: OpenAI) -> None:
+    with client.chat.completions.create(model="chat", messages=SAY_HI, stream=True) as stream:
+        chunks = list(stream)
+
+    assert {chunk.object for chunk in chunks} == {"chat.completion.chunk"}
+    assert len({chunk.id for chunk in chunks}) == 1
+    deltas = [chunk.choices[0].delta for chunk in chunks]
+    assert [delta.role for delta in deltas] == ["assistant", None, None, None, None]
+    assert [delta.content for delta in deltas] == ["", "Hello", " world", "!", None]
+    assert [chunk.choices[0].finish_reason for chunk in chunks] == [*[None] * 4, "stop"]
+    assert {chunk.usage for chunk in chunks} == {None}
+
+
+async def test_a_stream_without_blocking_that_counts(later: AsyncOpenAI) -> None:
+    stream = await later.chat.completions.create(
+        model="chat", messages=SAY_HI, stream=True, stream_options={"include_usage": True}
+    )
+    chunks = [chunk async for chunk in stream]
+
+    assert "".join(c.choices[0].delta.content or "" for c in chunks[:-1]) == "Hello world!"
+    assert chunks[-1].choices == []
+    assert chunks[-1].usage is not None
+    assert chunks[-1].usage.total_tokens == 5
+
+
+def test_the_stream_helper(client: OpenAI) -> None:
+    with client.chat.completions.stream(model="chat", messages=SAY_HI) as stream:
+        events = list(stream)
+        final = stream.get_final_completion()
+
+    deltas = [event.delta for event in events if event.type == "content.delta"]
+    assert deltas == ["", "Hello", " world", "!"]
+    assert [event.content for event in events if event.type == "content.done"] == ["Hello world!"]
+    assert final.choices[0].message.content == "Hello world!"
+
+
+async def test_the_stream_helper_with_tools_without_blocking(later: AsyncOpenAI) -> None:
+    async with later.chat.completions.stream(
+        model="chat", messages=SAY_HI, tools=[TOOL], tool_choice="required"
+    ) as stream:
+        events = [event async for event in stream]
+        final = await stream.get_final_completion()
+
+    pieces = [
+        event.arguments_delta
+        for event in events
+        if event.type == "tool_calls.function.arguments.delta"
+    ]
+    assert "".join(pieces) == '{"x":1}'
+    assert final.choices[0].finish_reason == "tool_calls"
+
+
+def test_a_tool_is_called_and_told_of(client: OpenAI) -> None:
+    answer = client.chat.completions.create(
+        model="chat",
+        messages=SAY_HI,
+        tools=[TOOL],
+        tool_choice={"type": "function", "function": {"name": "f"}},
+    )
+    message = answer.choices[0].message
+    assert message.content is None
+    assert message.tool_calls is not None
+    [call] = message.tool_calls
+    assert call.type == "function"
+    assert (call.function.name, call.function.arguments) == ("f", '{"x":1}')
+
+    told: list[ChatCompletionMessageParam] = [
+        *SAY_HI,
+        {"role": "assistant", "content": None, "tool_calls": [call.to_dict()]},  # type: ignore[list-item]
+        {"role": "tool", "tool_call_id": call.id, "content": "2"},
+    ]
+    after = client.chat.completions.create(model="chat", messages=told, tools=[TOOL])
+    assert after.choices[0].message.content == "Hello world!"
+
+
+def test_a_structured_answer(client: OpenAI) -> None:
+    answer = client.chat.completions.parse(
+        model="structured", messages=SAY_HI, response_format=Person
+    )
+
+    assert answer.choices[0].message.parsed == Person(name="Ada", age=36)
+
+
+def test_a_structured_answer_in_a_stream(client: OpenAI) -> None:
+    with client.chat.completions.stream(
+        model="structured", messages=SAY_HI, response_format=Person
+    ) as stream:
+        final = stream.get_final_completion()
+
+    assert final.choices[0].message.parsed == Person(name="Ada", age=36)
+
+
+@pytest.mark.parametrize("base", ["/v1", "/serving-endpoints", "/v3", "/mindie/v1"])
+def test_every_path_that_speaks_openai(gateway: str, client: OpenAI, base: str) -> None:
+    """A client's only setting: the base URL."""
+    one = client.with_options(base_url=gateway + base)
+
+    whole = one.chat.completions.create(model="chat", messages=SAY_HI)
+    with one.chat.completions.stream(model="chat", messages=SAY_HI) as stream:
+        final = stream.get_final_completion()
+
+    assert whole.choices[0].message.content == "Hello world!"
+    assert final.choices[0].message.content == "Hello world!"
+    assert final.choices[0].finish_reason == "stop"

@@ -1,0 +1,188 @@
+"""What goes wrong comes as the client's own exception, and is tried again where it may be."""
+
+import time
+from collections.abc import Callable
+from typing import Any
+
+import openai
+import pytest
+from openai import OpenAI
+
+Ask = Callable[[OpenAI], object]
+
+
+def chat(model: str = "chat", **fields: Any) -> Ask:
+    messages: Any = fields.pop("messages", [{"role": "user", "content": "say hi"}])
+    return lambda client: client.chat.completions.create(model=model, messages=messages, **fields)
+
+
+LONG = [{"role": "user", "content": "one two three four five six seven eight nine"}]
+ROWS: dict[str, tuple[Ask, type[openai.APIStatusError], int, str | None, str | None]] = {
+    # what is asked: the exception, the status, code, param
+    "a range": (
+        chat(temperature=3),
+        openai.BadRequestError,
+        400,
+        "decimal_above_max_value",
+        "temperature",
+    ),
+    "a type": (
+        chat(extra_body={"n": "x"}),
+        openai.BadRequestError,
+        400,
+        "invalid_type",
+        "n",
+    ),
+    "nothing said": (
+        chat(messages=[]),
+        openai.BadRequestError,
+        400,
+        "empty_array",
+        "messages",
+    ),
+    "too long": (
+        chat("short", messages=LONG),
+        openai.BadRequestError,
+        400,
+        "context_length_exceeded",
+        "messages",
+    ),
+    "a wrong key": (
+        lambda client: chat()(client.with_options(api_key="wrong")),
+        openai.AuthenticationError,
+        401,
+        "invalid_api_key",
+        None,
+    ),
+    "another's model": (
+        lambda client: chat()(client.with_options(api_key="sk-narrow")),
+        openai.PermissionDeniedError,
+        403,
+        "insufficient_permissions",
+        None,
+    ),
+    "no such model": (
+        chat("nope"),
+        openai.NotFoundError,
+        404,
+        "model_not_found",
+        "model",
+    ),
+    "no such model, by name": (
+        lambda client: client.models.retrieve("nope"),
+        openai.NotFoundError,
+        404,
+        "model_not_found",
+        "model",
+    ),
+    "no such path": (
+        lambda client: client.files.list(),
+        openai.NotFoundError,
+        404,
+        "unknown_url",
+        None,
+    ),
+    "a limit": (
+        chat("limited"),
+        openai.RateLimitError,
+        429,
+        "rate_limit_exceeded",
+        None,
+    ),
+    "a worker's failure": (
+        chat("failing"),
+        openai.InternalServerError,
+        502,
+        "bad_gateway",
+        None,
+    ),
+    "a failure before the first byte of a stream": (
+        chat("failing", stream=True),
+        openai.InternalServerError,
+        502,
+        "bad_gateway",
+        None,
+    ),
+    "no worker": (
+        chat("down"),
+        openai.InternalServerError,
+        503,
+        "service_unavailable",
+        None,
+    ),
+}
+
+
+@pytest.mark.parametrize("row", ROWS.values(), ids=ROWS)
+def test_an_error(
+    client: OpenAI,
+    row: tuple[Ask, type[openai.APIStatusError], int, str | None, str | None],
+) -> None:
+    ask, exception, status, code, param = row
+
+    with pytest.raises(openai.APIStatusError) as found:
+        ask(client)
+
+    error = found.value
+    assert type(error) is exception
+    assert (error.status_code, error.code, error.param) == (status, code, param)
+    assert error.request_id
+    assert isinstance(error.body, dict)
+    assert error.body["message"]
+
+
+@pytest.mark.parametrize(("model", "status"), [("limited", 429), ("down", 503)])
+def test_it_is_tried_again_after_the_time_that_was_named(
+    client: OpenAI, model: str, status: int
+) -> None:
+    began = time.monotonic()
+
+    with pytest.raises(openai.APIStatusError) as found:
+        chat(model)(client.with_options(max_retries=1))
+
+    assert found.value.status_code == status
+    assert found.value.response.headers["retry-after"] == "1"
+    assert found.value.response.request.headers["x-stainless-retry-count"] == "1"
+    assert 1.0 <= time.monotonic() - began < 5.0
+
+
+def listen(client: OpenAI, model: str) -> tuple[str, set[str | None], bool]:
+    """What a stream said, the reasons that it gave for its end, and whether it raised."""
+    said = ""
+    reasons: set[str | None] = set()
+    stream = client.chat.completions.create(
+        model=model, messages=[{"role": "user", "content": "say hi"}], stream=True
+    )
+    try:
+        for chunk in stream:
+            said += chunk.choices[0].delta.content or ""
+            reasons.add(chunk.choices[0].finish_reason)
+    except openai.APIError:
+        return said, reasons, True
+    return said, reasons, False
+
+
+@pytest.mark.parametrize("base", ["/v1", "/serving-endpoints"])
+@pytest.mark.parametrize("model", ["broken", "cut"])
+def test_a_stream_that_breaks_raises(gateway: str, client: OpenAI, model: str, base: str) -> None:
+    heard = listen(client.with_options(base_url=gateway + base), model)
+
+    assert heard == ("Hello world", {None}, True)
+
+
+@pytest.mark.parametrize("base", ["/v3", "/mindie/v1"])
+@pytest.mark.parametrize("model", ["broken", "cut"])
+def test_a_stream_that_breaks_in_other_words_has_no_end(
+    gateway: str, client: OpenAI, model: str, base: str
+) -> None:
+    """These servers write an error that is no event, which this client passes over."""
+    heard = listen(client.with_options(base_url=gateway + base), model)
+
+    assert heard == ("Hello world", {None}, False)
+
+
+def test_a_completion_that_breaks_raises(client: OpenAI) -> None:
+    stream = client.completions.create(model="broken", prompt="say hi", stream=True)
+
+    with pytest.raises(openai.APIError):
+        list(stream)

@@ -1,0 +1,122 @@
+"""The Databricks SDK: a WorkspaceClient that takes the gateway for its workspace."""
+
+from collections.abc import Callable
+
+import pytest
+from databricks.sdk import WorkspaceClient, errors
+from databricks.sdk.core import Config
+from databricks.sdk.service.serving import (
+    ChatMessage,
+    ChatMessageRole,
+    EndpointStateReady,
+    QueryEndpointResponseObject,
+)
+
+SAY_HI = [ChatMessage(role=ChatMessageRole.USER, content="say hi")]
+
+
+@pytest.fixture(scope="module")
+def workspace(gateway: str) -> Callable[[str], WorkspaceClient]:
+    def sign_in(token: str) -> WorkspaceClient:
+        return WorkspaceClient(config=Config(host=gateway, token=token, retry_timeout_seconds=1))
+
+    return sign_in
+
+
+@pytest.fixture
+def client(workspace: Callable[[str], WorkspaceClient], key: str) -> WorkspaceClient:
+    return workspace(key)
+
+
+def test_chat(client: WorkspaceClient) -> None:
+    answer = client.serving_endpoints.query(
+        "chat",
+        messages=SAY_HI,
+        max_tokens=2,
+        temperature=0.5,
+        n=1,
+        stop=["never"],
+        extra_params={"top_k": "5"},
+        client_request_id="mine",
+        usage_context={"team": "a"},
+    )
+
+    assert answer.object is QueryEndpointResponseObject.CHAT_COMPLETION
+    assert answer.choices[0].message.role is ChatMessageRole.ASSISTANT
+    assert answer.choices[0].message.content == "Hello world"
+    assert (answer.usage.prompt_tokens, answer.usage.completion_tokens) == (2, 2)
+    assert answer.served_model_name == "1"
+
+
+def test_completion(client: WorkspaceClient) -> None:
+    answer = client.serving_endpoints.query("chat", prompt="say hi")
+
+    assert answer.object is QueryEndpointResponseObject.TEXT_COMPLETION
+    assert answer.choices[0].text == "Hello world!"
+
+
+def test_embeddings(client: WorkspaceClient) -> None:
+    answer = client.serving_endpoints.query("embed", input=["a", "b c"])
+
+    assert answer.object is QueryEndpointResponseObject.LIST
+    assert [one.embedding[0] for one in answer.data] == [1.0, 3.0]
+
+
+def test_a_split_tells_which_version_answered(client: WorkspaceClient) -> None:
+    answers = [client.serving_endpoints.query("ab", messages=SAY_HI) for _ in range(40)]
+
+    found = {(answer.served_model_name, answer.model) for answer in answers}
+    assert found == {("first", "model-a"), ("second", "model-b")}
+
+
+def test_the_list(client: WorkspaceClient) -> None:
+    found = {one.name: one for one in client.serving_endpoints.list()}
+
+    assert found["chat"].task == "llm/v1/chat"
+    assert found["embed"].task == "llm/v1/embeddings"
+    assert found["chat"].state.ready is EndpointStateReady.READY
+
+
+def test_one_endpoint_and_its_traffic(client: WorkspaceClient) -> None:
+    config = client.serving_endpoints.get("ab").config
+
+    assert [one.entity_name for one in config.served_entities] == ["model-a", "model-b"]
+    assert [
+        (one.served_model_name, one.traffic_percentage) for one in config.traffic_config.routes
+    ] == [("first", 50), ("second", 50)]
+
+
+@pytest.mark.parametrize(
+    ("endpoint", "fields", "exception"),
+    [
+        ("nope", {}, errors.ResourceDoesNotExist),
+        ("chat", {"temperature": 3}, errors.InvalidParameterValue),
+        ("failing", {}, errors.InternalError),
+        ("short", {"prompt": "one two three four five six seven eight nine"}, errors.BadRequest),
+        ("limited", {}, TimeoutError),  # tried again until the client's own patience ends
+        ("down", {}, TimeoutError),
+    ],
+)
+def test_an_error(
+    client: WorkspaceClient, endpoint: str, fields: dict[str, object], exception: type[Exception]
+) -> None:
+    with pytest.raises(exception) as found:
+        client.serving_endpoints.query(endpoint, **({"prompt": "say hi"} | fields))
+
+    assert type(found.value) is exception
+
+
+@pytest.mark.parametrize(
+    ("token", "exception"),
+    [("wrong", errors.Unauthenticated), ("sk-narrow", errors.PermissionDenied)],
+)
+def test_who_may_not(
+    workspace: Callable[[str], WorkspaceClient], token: str, exception: type[Exception]
+) -> None:
+    with pytest.raises(exception):
+        workspace(token).serving_endpoints.query("chat", prompt="say hi")
+
+
+def test_an_endpoint_that_is_not_there(client: WorkspaceClient) -> None:
+    with pytest.raises(errors.ResourceDoesNotExist):
+        client.serving_endpoints.get("nope")

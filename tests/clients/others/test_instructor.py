@@ -1,0 +1,64 @@
+"""instructor over openai 2: every mode that asks for structure in its own way."""
+
+from typing import Any
+
+import instructor
+import pytest
+from openai import OpenAI
+from pydantic import BaseModel
+
+WHO: Any = [{"role": "user", "content": "who?"}]
+
+
+class Person(BaseModel):
+    name: str
+    age: int
+
+
+class Number(BaseModel):
+    x: int
+
+
+@pytest.fixture
+def client(gateway: str, key: str) -> OpenAI:
+    return OpenAI(base_url=f"{gateway}/v1", api_key=key, max_retries=0)
+
+
+@pytest.mark.parametrize("mode", [instructor.Mode.TOOLS, instructor.Mode.TOOLS_STRICT])
+def test_by_a_tool(client: OpenAI, mode: instructor.Mode) -> None:
+    answer = instructor.from_openai(client, mode=mode).chat.completions.create(
+        model="chat", response_model=Number, messages=WHO
+    )
+
+    assert answer.model_dump() == {"x": 1}
+
+
+@pytest.mark.parametrize(
+    "mode", [instructor.Mode.JSON_SCHEMA, instructor.Mode.JSON, instructor.Mode.MD_JSON]
+)
+def test_by_json(client: OpenAI, mode: instructor.Mode) -> None:
+    answer = instructor.from_openai(client, mode=mode).chat.completions.create(
+        model="structured", response_model=Person, messages=WHO
+    )
+
+    assert answer.model_dump() == {"name": "Ada", "age": 36}
+
+
+@pytest.mark.parametrize(
+    ("mode", "model", "whole"),
+    [
+        (instructor.Mode.TOOLS, "chat", Number(x=1)),
+        (instructor.Mode.JSON_SCHEMA, "structured", Person(name="Ada", age=36)),
+    ],
+)
+def test_it_grows_in_a_stream(
+    client: OpenAI, mode: instructor.Mode, model: str, whole: BaseModel
+) -> None:
+    partial = instructor.from_openai(client, mode=mode).chat.completions.create_partial(
+        model=model, response_model=type(whole), messages=WHO
+    )
+    seen = [one.model_dump() for one in partial]
+
+    assert len(seen) > 1
+    assert None in seen[0].values()
+    assert seen[-1] == whole.model_dump()

@@ -1,0 +1,115 @@
+"""LangChain over openai 2."""
+
+import openai
+import pytest
+from langchain_core.messages import AIMessageChunk, HumanMessage, ToolMessage
+from langchain_openai import ChatOpenAI, OpenAI, OpenAIEmbeddings
+from pydantic import BaseModel, SecretStr
+
+
+class Person(BaseModel):
+    """Who."""
+
+    name: str
+    age: int
+
+
+class Number(BaseModel):
+    """A number."""
+
+    x: int
+
+
+def chat_model(gateway: str, key: str, model: str = "chat") -> ChatOpenAI:
+    return ChatOpenAI(base_url=f"{gateway}/v1", api_key=SecretStr(key), model=model, max_retries=0)
+
+
+def test_invoke(gateway: str, key: str) -> None:
+    answer = chat_model(gateway, key).invoke("say hi")
+
+    assert answer.content == "Hello world!"
+    assert answer.response_metadata["finish_reason"] == "stop"
+    assert answer.usage_metadata is not None
+    assert answer.usage_metadata["total_tokens"] == 5
+
+
+def test_stream(gateway: str, key: str) -> None:
+    chunks = list(chat_model(gateway, key).stream("say hi"))
+
+    whole = sum(chunks[1:], chunks[0])
+    assert isinstance(whole, AIMessageChunk)
+    assert [chunk.content for chunk in chunks if chunk.content] == ["Hello", " world", "!"]
+    assert whole.response_metadata["finish_reason"] == "stop"
+
+
+def test_a_stream_that_counts(gateway: str, key: str) -> None:
+    chunks = list(chat_model(gateway, key).stream("say hi", stream_usage=True))
+
+    assert [one.usage_metadata["total_tokens"] for one in chunks if one.usage_metadata] == [5]
+
+
+def test_a_structured_answer(gateway: str, key: str) -> None:
+    answer = chat_model(gateway, key, "structured").with_structured_output(Person).invoke("who?")
+
+    assert answer == Person(name="Ada", age=36)
+
+
+def test_a_structured_answer_by_a_function(gateway: str, key: str) -> None:
+    model = chat_model(gateway, key).with_structured_output(Number, method="function_calling")
+
+    assert model.invoke("which?") == Number(x=1)
+
+
+def test_a_tool_is_called_and_told_of(gateway: str, key: str) -> None:
+    model = chat_model(gateway, key).bind_tools([Number])
+    asked = HumanMessage("use the tool")
+
+    called = model.invoke([asked])
+    [call] = called.tool_calls
+    assert (call["name"], call["args"]) == ("Number", {"x": 1})
+
+    told = ToolMessage("2", tool_call_id=call["id"])
+    after = chat_model(gateway, key).invoke([asked, called, told])
+    assert after.content == "Hello world!"
+
+
+def test_a_tool_is_called_in_a_stream(gateway: str, key: str) -> None:
+    chunks = list(chat_model(gateway, key).bind_tools([Number]).stream("use the tool"))
+
+    whole = sum(chunks[1:], chunks[0])
+    assert isinstance(whole, AIMessageChunk)
+    assert [(call["name"], call["args"]) for call in whole.tool_calls] == [("Number", {"x": 1})]
+
+
+def test_a_completion(gateway: str, key: str) -> None:
+    model = OpenAI(base_url=f"{gateway}/v1", api_key=SecretStr(key), model="chat")
+
+    assert model.invoke("say hi") == "Hello world!"
+    assert "".join(model.stream("say hi")) == "Hello world!"
+
+
+def test_embeddings(gateway: str, key: str) -> None:
+    model = OpenAIEmbeddings(
+        base_url=f"{gateway}/v1",
+        api_key=SecretStr(key),
+        model="embed",
+        check_embedding_ctx_length=False,
+    )
+
+    assert [vector[0] for vector in model.embed_documents(["a", "b c"])] == [1.0, 3.0]
+    assert model.embed_query("a") == [1.0, 1.0, 0.5, -0.25]
+
+
+@pytest.mark.parametrize("model", ["broken", "cut"])
+def test_a_stream_that_breaks_raises(gateway: str, key: str, model: str) -> None:
+    told: list[object] = []
+
+    with pytest.raises(openai.APIError):
+        told.extend(chunk.content for chunk in chat_model(gateway, key, model).stream("say hi"))
+
+    assert "".join(map(str, told)) == "Hello world"
+
+
+def test_an_error(gateway: str, key: str) -> None:
+    with pytest.raises(openai.NotFoundError):
+        chat_model(gateway, key, "nope").invoke("say hi")

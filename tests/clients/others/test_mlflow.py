@@ -1,0 +1,74 @@
+"""MLflow's deployments client for Databricks."""
+
+from typing import Any
+
+import pytest
+from mlflow.deployments import get_deploy_client
+from requests import HTTPError
+
+CHAT = {"messages": [{"role": "user", "content": "say hi"}]}
+
+
+@pytest.fixture
+def client(gateway: str, key: str, monkeypatch: pytest.MonkeyPatch) -> Any:
+    monkeypatch.setenv("DATABRICKS_HOST", gateway)
+    monkeypatch.setenv("DATABRICKS_TOKEN", key)
+    monkeypatch.setenv("MLFLOW_HTTP_REQUEST_MAX_RETRIES", "0")  # else it tries a 500 for minutes
+    return get_deploy_client("databricks")
+
+
+def test_chat(client: Any) -> None:
+    answer = client.predict(endpoint="chat", inputs=CHAT)
+
+    assert answer["object"] == "chat.completion"
+    assert answer["choices"][0]["message"] == {"role": "assistant", "content": "Hello world!"}
+
+
+def test_completion(client: Any) -> None:
+    answer = client.predict(endpoint="chat", inputs={"prompt": "say hi", "max_tokens": 1})
+
+    assert answer["choices"][0]["text"] == "Hello"
+
+
+def test_embeddings(client: Any) -> None:
+    answer = client.predict(endpoint="embed", inputs={"input": ["a", "b c"]})
+
+    assert [one["embedding"][0] for one in answer["data"]] == [1.0, 3.0]
+
+
+def test_a_stream(client: Any) -> None:
+    choices = [chunk["choices"][0] for chunk in client.predict_stream(endpoint="chat", inputs=CHAT)]
+
+    assert "".join(choice["delta"].get("content") or "" for choice in choices) == "Hello world!"
+    assert choices[-1]["finish_reason"] == "stop"
+
+
+@pytest.mark.parametrize("endpoint", ["broken", "cut"])
+def test_a_stream_that_breaks_tells_so_in_its_last_chunk(client: Any, endpoint: str) -> None:
+    *told, last = client.predict_stream(endpoint=endpoint, inputs=CHAT)
+
+    assert {chunk["choices"][0]["finish_reason"] for chunk in told} == {None}
+    assert set(last) == {"error"}
+
+
+def test_the_list_and_one_of_it(client: Any) -> None:
+    assert {"chat", "embed", "ab"} <= {one["name"] for one in client.list_endpoints()}
+    assert client.get_endpoint("chat")["state"]["ready"] == "READY"
+
+
+@pytest.mark.parametrize(
+    ("endpoint", "fields", "expected"),
+    [
+        ("nope", {}, (404, "RESOURCE_DOES_NOT_EXIST")),
+        ("chat", {"temperature": 3}, (400, "INVALID_PARAMETER_VALUE")),
+        ("failing", {}, (500, "INTERNAL_ERROR")),
+    ],
+)
+def test_an_error(
+    client: Any, endpoint: str, fields: dict[str, object], expected: tuple[int, str]
+) -> None:
+    with pytest.raises(HTTPError) as found:
+        client.predict(endpoint=endpoint, inputs=CHAT | fields)
+
+    answer: Any = found.value.response
+    assert (answer.status_code, answer.json()["error_code"]) == expected

@@ -1,0 +1,35 @@
+"""``python -m tests.clients.run ENVIRONMENT``: what ``make clients`` runs.
+
+The clients that have an environment of their own, and then the suite that openai-python tests
+itself with, both before a running gateway.
+"""
+
+import os
+import subprocess
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Final
+
+from tests.clients import suite
+from tests.clients.running import SCRIPTED, built_in, running
+
+OTHERS: Final = Path(__file__).with_name("others")
+
+
+def main(environment: Path) -> int:
+    """0 when all is as it should be."""
+    with running(SCRIPTED) as scripted:
+        with built_in() as small:
+            others = _others(environment, {"SCRIPTED_URL": scripted, "BUILT_IN_URL": small})
+        own = suite.run(environment / f"openai-{suite.VERSION}", scripted)
+    return others or own
+
+
+def _others(environment: Path, urls: Mapping[str, str]) -> int:
+    command = [str(environment / "bin" / "python"), "-m", "pytest", "--quiet", str(OTHERS)]
+    return subprocess.run(command, env=os.environ | urls, check=False).returncode
+
+
+if __name__ == "__main__":
+    sys.exit(main(Path(sys.argv[1])))

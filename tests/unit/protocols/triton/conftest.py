@@ -1,0 +1,163 @@
+"""A client of the dialect without a socket, before the models of the conformance cases."""
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import msgspec
+import pytest
+from msgspec import Struct
+
+from gateway.core.aggregate import Fold
+from gateway.core.catalog import ModelInfo, VersionInfo
+from gateway.core.context import Context, Deadline
+from gateway.core.errors import GatewayError, ModelNotFound, VersionNotFound, WorkerFailed
+from gateway.core.ports import About, Call
+from gateway.core.types import Done, End, Event, GenerateRequest, Start, Text, Usage
+from gateway.emulation import around
+from gateway.paths import Mount, Paths
+from protocols.triton import Triton
+
+READY = VersionInfo("1", "m", 100)
+MODELS = (
+    ModelInfo("vllm_like", (READY,)),
+    ModelInfo("trt_like", (READY,)),
+    ModelInfo("named", (VersionInfo("blue", "m", 100),)),
+    ModelInfo("asleep", (VersionInfo("1", "m", 100, ready=False),)),
+)
+
+
+class Said(Struct):
+    """An answer."""
+
+    status: int
+    kind: str
+    body: bytes
+    headers: dict[str, str]
+
+    @property
+    def error(self) -> Any:
+        return msgspec.json.decode(self.body.removeprefix(b"data: "))["error"]
+
+
+class Listing:
+    """A catalog."""
+
+    ready = True
+
+    def models(self) -> Sequence[ModelInfo]:
+        return MODELS
+
+    def find(self, model: str, version: str | None = None) -> ModelInfo:
+        for one in MODELS:
+            if one.name == model:
+                if version is None or any(v.name == version for v in one.versions):
+                    return one
+                raise VersionNotFound("no such version", model=model, version=version)
+        raise ModelNotFound("no such model", model=model)
+
+
+class Client:
+    """Asks, and has " w0", " w1" ... for an answer: as many as ``max_tokens``, by default 3.
+
+    Further keys of the request steer the model: ``fail_at`` is the word instead of which it fails.
+    """
+
+    def __init__(self, profile: str | None = None, **options: Any) -> None:
+        self.dialect = Triton(profile, **options)
+        self.catalog = Listing()
+        self._paths = Paths([Mount(self.dialect)])
+
+    def call(
+        self, path: str, body: Any = b"", headers: Mapping[str, str] | None = None, *, method: str
+    ) -> Call:
+        found = self._paths.find(method, path)
+        data = body if isinstance(body, bytes) else msgspec.json.encode(body)
+        return Call(found.endpoint, found.params, headers or {}, "", data, path)
+
+    def decode(self, body: Any, variant: str = "generate", model: str = "vllm_like") -> Any:
+        return self.dialect.decode(self.call(f"/v2/models/{model}/{variant}", body, method="POST"))
+
+    def get(self, path: str) -> Said:
+        return self._ask("GET", path, b"", None)
+
+    def post(self, path: str, body: Any = b"", headers: Mapping[str, str] | None = None) -> Said:
+        return self._ask("POST", path, body, headers)
+
+    def ask(self, method: str, path: str, body: Any = b"") -> Said:
+        return self._ask(method, path, body, None)
+
+    def _ask(self, method: str, path: str, body: Any, headers: Mapping[str, str] | None) -> Said:
+        call = None
+        try:
+            call = self.call(path, body, headers, method=method)
+            if call.endpoint.task == "inform":
+                reply = self.dialect.inform(call, self.catalog)
+                return Said(reply.status, _kind(reply.headers), reply.body, dict(reply.headers))
+            return self._generate(call)
+        except GatewayError as error:
+            reply = self.dialect.refuse(error, call)
+            return Said(reply.status, _kind(reply.headers), reply.body, dict(reply.headers))
+
+    def _generate(self, call: Call) -> Said:
+        envelope = self.dialect.peek(call)
+        self.catalog.find(envelope.model, envelope.version)
+        request = self.dialect.decode(call)
+        assert isinstance(request, GenerateRequest)
+        assert request.stream == envelope.stream, "the path to the socket is chosen by peek"
+        encoder = self.dialect.encoder(call, request, about(envelope.model, envelope.version))
+        _, emulated = around(request)
+        fold, stream = Fold(), b""
+        for batch in words(request):
+            try:
+                if any(isinstance(event, Text) and event.text == "fail" for event in batch):
+                    raise WorkerFailed("engine exploded")
+            except WorkerFailed as error:
+                if not stream:
+                    raise
+                return Said(200, encoder.content_type, stream + encoder.error(error), {})
+            events = emulated.apply(batch) if emulated else batch
+            fold.add(events)
+            stream += encoder.write(events) if request.stream else b""
+        if request.stream:
+            return Said(200, encoder.content_type, stream, dict(encoder.headers()))
+        reply = encoder.whole(fold.result())
+        return Said(reply.status, _kind(reply.headers), reply.body, dict(reply.headers))
+
+
+def words(request: GenerateRequest) -> list[list[Event]]:
+    limit = request.stopping.max_tokens
+    fail_at = int(bytes(request.extra.get("fail_at", b"-1")))
+    batches: list[list[Event]] = [[Start(4)]]
+    for i in range(request.choices):
+        for k in range(3 if limit is None else limit):
+            batches.append([Text("fail" if k == fail_at else f" w{k}", i)])
+        batches.append([End("eos" if limit is None else "length", i)])
+    count = sum(isinstance(event, Text) for batch in batches for event in batch)
+    return [*batches, [Usage(4, count)], [Done()]]
+
+
+def about(model: str, version: str | None = None) -> About:
+    context = Context("r1", Deadline(lambda: 0.0, 60.0), lambda: 0.0)
+    served = version or next((m.versions[0].name for m in MODELS if m.name == model), "1")
+    return About("r1", 1716825108, model, served, "m", context)
+
+
+def _kind(headers: Sequence[tuple[str, str]]) -> str:
+    return dict(headers)["Content-Type"]
+
+
+@pytest.fixture
+def client() -> Client:
+    """Knows the default profile."""
+    return Client()
+
+
+@pytest.fixture
+def client_of() -> Callable[..., Client]:
+    """Makes clients of other profiles and options."""
+    return Client
+
+
+@pytest.fixture
+def describe() -> Callable[..., About]:
+    return about

@@ -1,0 +1,258 @@
+"""Answers of generate and generate_stream, as bytes."""
+
+import struct
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import msgspec
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from gateway.core.aggregate import Fold
+from gateway.core.context import Context, Deadline
+from gateway.core.errors import StreamBroken
+from gateway.core.ports import About, Call, Encoder
+from gateway.core.types import (
+    CallStart,
+    Done,
+    End,
+    Event,
+    PromptEcho,
+    Refusal,
+    Start,
+    Text,
+    Thought,
+    TokenLogprob,
+    TopLogprob,
+    Usage,
+)
+from protocols.triton import Triton, wire
+
+DIALECT = Triton()
+NAMED = b'"model_name":"vllm_like","model_version":"1"'
+
+
+@pytest.fixture
+def encoder(client_of: Callable[..., Any], describe: Callable[..., Any]) -> Callable[..., Encoder]:
+    """What writes the answer to a body."""
+
+    def make(body: Any, variant: str = "generate", profile: str = "vllm") -> Encoder:
+        client = client_of(profile)
+        call = client.call(f"/v2/models/vllm_like/{variant}", body, method="POST")
+        made: Encoder = client.dialect.encoder(
+            call, client.dialect.decode(call), describe("vllm_like")
+        )
+        return made
+
+    return make
+
+
+def whole(of: Encoder, events: Sequence[Event]) -> bytes:
+    fold = Fold()
+    fold.add(events)
+    return of.whole(fold.result()).body
+
+
+STREAMING = {"text_input": "a", "stream": True}
+EXTRAS = {
+    "return_finish_reason": True,
+    "return_num_input_tokens": True,
+    "return_num_output_tokens": True,
+}
+
+
+def test_counts_are_of_the_piece_and_the_end_comes_with_the_last_text(encoder: Any) -> None:
+    of = encoder({**STREAMING, **EXTRAS}, "generate_stream")
+    assert of.write([Start(7)]) == b""
+    assert of.write([Text("Hel", tokens=2)]) == (
+        b'data: {"finish_reason":"None",' + NAMED + b',"num_input_tokens":7,"num_output_tokens":2,'
+        b'"text_output":"Hel"}\n\n'
+    )
+    assert of.write([Text("lo"), End("length"), Usage(7, 3), Done()]) == (
+        b'data: {"finish_reason":"length",' + NAMED + b',"num_input_tokens":7,'
+        b'"num_output_tokens":1,"text_output":"lo"}\n\n'
+    )
+
+
+def test_an_end_that_comes_alone_is_an_event_only_if_asked_for(encoder: Any) -> None:
+    asking = encoder({**STREAMING, "return_finish_reason": True}, "generate_stream")
+    asking.write([Text("x")])
+    assert asking.write([End("stop")]) == (
+        b'data: {"finish_reason":"stop",' + NAMED + b',"text_output":""}\n\n'
+    )
+    for more in ({}, {"return_num_output_tokens": True}):
+        silent = encoder({**STREAMING, **more}, "generate_stream")
+        silent.write([Text("x")])
+        assert silent.write([End("stop"), Usage(1, 1), Done()]) == b""
+
+
+def test_choices_share_an_event_since_only_their_place_tells_them_apart(encoder: Any) -> None:
+    of = encoder({**STREAMING, "n": 2, "return_finish_reason": True}, "generate_stream")
+    assert of.write([Text("a", 0), Text("b", 1), Text("c", 1), End("eos", 1)]) == (
+        b'data: {"finish_reason":["None","stop"],' + NAMED + b',"text_output":["a","bc"]}\n\n'
+    )
+    assert of.write([Text("d", 0)]) == (
+        b'data: {"finish_reason":["None","None"],' + NAMED + b',"text_output":["d",""]}\n\n'
+    )
+
+
+def test_what_has_no_place_is_left_out(encoder: Any) -> None:
+    of = encoder(STREAMING, "generate_stream")
+    assert of.write([PromptEcho(0, "a"), Thought("hm"), CallStart(0, 0, "c", "f")]) == b""
+    assert of.write([Refusal("no")]) == b"data: {" + NAMED + b',"text_output":"no"}\n\n'
+    several = encoder({**STREAMING, "return_finish_reason": True}, "generate_stream")
+    assert several.write([PromptEcho(0, "a"), Thought("hm"), CallStart(0, 0, "c", "f")]) == b""
+    assert b'"text_output":"no"' in several.write([Refusal("no")])
+
+
+def test_an_error_in_a_stream_is_one_more_event(encoder: Any) -> None:
+    of = encoder(STREAMING, "generate_stream")
+    assert of.error(StreamBroken("the answer stopped")) == (
+        b'data: {"error":"the answer stopped"}\n\n'
+    )
+    assert of.content_type == "text/event-stream; charset=utf-8"
+
+
+REASONS = [
+    ("eos", "stop"),
+    ("stop", "stop"),
+    ("length", "length"),
+    ("tool_calls", "stop"),
+    ("content_filter", "stop"),
+    ("unknown", "None"),
+]
+
+
+@pytest.mark.parametrize(("reason", "printed"), REASONS)
+def test_finish_reasons(encoder: Any, reason: Any, printed: str) -> None:
+    of = encoder({"text_input": "a", "return_finish_reason": True})
+    events: list[Event] = [Text("x"), End(reason), Done()]
+    body = whole(of, events)
+    assert msgspec.json.decode(body)["finish_reason"] == printed
+
+
+def test_the_worker_s_own_count_is_told(encoder: Any) -> None:
+    body = {"text_input": "a", "return_num_output_tokens": True, "return_num_input_tokens": True}
+    assert whole(encoder(body), [Text("x"), End("eos"), Usage(4, 9), Done()]) == (
+        b"{" + NAMED + b',"num_input_tokens":4,"num_output_tokens":9,"text_output":"x"}'
+    )
+    assert whole(encoder(body), [Text("x", tokens=2), End("eos"), Done()]) == (
+        b"{" + NAMED + b',"num_output_tokens":2,"text_output":"x"}'
+    )
+
+
+def test_a_model_without_a_numbered_version_shows_the_first(
+    client: Any, describe: Callable[..., Any]
+) -> None:
+    said = client.post("/v2/models/named/generate", {"text_input": "a", "max_tokens": 1})
+    assert said.body == b'{"model_name":"named","model_version":"1","text_output":"a w0"}'
+    assert wire.version(describe("named", "12")) == "12"
+
+
+# --- log probabilities ------------------------------------------------------------------------
+
+TENTH = TokenLogprob("a", -0.1, id=5, top=(TopLogprob("a", -0.1, 5), TopLogprob("b", -3.0, 6)))
+HALF = TokenLogprob("b", -0.5)
+
+
+def test_log_probabilities_add_up(encoder: Any) -> None:
+    of = encoder({**STREAMING, "return_cumulative_logprob": True}, "generate_stream")
+    first = of.write([Text("a", logprobs=(TENTH,))])
+    assert first.startswith(b'data: {"cumulative_logprob":-0.10000000149011612,')
+    second = of.write([Text("b", logprobs=(HALF,)), End("eos")])
+    assert second.startswith(b'data: {"cumulative_logprob":-0.6000000238418579,')
+    assert b"cumulative_logprob" not in encoder(
+        {**STREAMING, "return_cumulative_logprob": True}, "generate_stream"
+    ).write([Text("x")])
+
+
+def test_trtllm_tells_each_and_all(encoder: Any) -> None:
+    body = {"text_input": "a", "max_tokens": 2, "return_log_probs": True}
+    events: list[Event] = [
+        Text("a", logprobs=(TENTH,)),
+        Text("b", logprobs=(HALF,)),
+        End("eos"),
+        Done(),
+    ]
+    assert whole(encoder(body, profile="trtllm"), events) == (
+        b'{"cum_log_probs":-0.6000000238418579,' + NAMED + b","
+        b'"output_log_probs":[-0.10000000149011612,-0.5],"text_output":"ab"}'
+    )
+
+
+def test_the_prompt_s_log_probabilities_are_not_the_answer_s(encoder: Any) -> None:
+    of = encoder({"text_input": "p", "return_cumulative_logprob": True, "prompt_logprobs": 0})
+    echo = PromptEcho(0, "p", (TokenLogprob("p", -9.0),))
+    body = whole(of, [echo, Text("b", logprobs=(HALF,)), End("eos"), Done()])
+    assert body == b'{"cumulative_logprob":-0.5,' + NAMED + b',"text_output":"pb"}'
+
+
+def test_alternatives_are_a_json_text(encoder: Any) -> None:
+    of = encoder({"text_input": "a", "return_logprobs": True})
+    body = whole(of, [Text("ab", logprobs=(TENTH, HALF), tokens=2), End("eos"), Done()])
+    assert msgspec.json.decode(msgspec.json.decode(body)["logprobs"]) == [
+        {
+            "5": {"logprob": -0.1, "rank": 1, "decoded_token": "a"},
+            "6": {"logprob": -3.0, "rank": 2, "decoded_token": "b"},
+        },
+        {"b": {"logprob": -0.5, "rank": None, "decoded_token": "b"}},
+    ]
+
+
+def test_llmapi_tells_what_stopped_it(encoder: Any) -> None:
+    body = {"text_input": "a", "return_stop_reason": True}
+    for stop, printed in (("END", b'"END"'), (7, b'"7"'), (None, b'"None"')):
+        of = encoder(body, profile="llmapi")
+        answer = whole(of, [Text("x"), End("stop", stop=stop), Done()])
+        assert b'"stop_reason":' + printed in answer
+
+
+PRINTED = [
+    (0.1, b"0.10000000149011612"),
+    (1, b"1.0"),
+    (0, b"0.0"),
+    (-0.5, b"-0.5"),
+    (-1e-7, b"-1.0000000116860974e-7"),
+    (1e-8, b"9.99999993922529e-9"),
+    (-5e-6, b"-0.000004999999873689376"),
+    (123456789, b"123456792.0"),
+    (float("-inf"), b"null"),
+    (None, b"null"),
+]
+
+
+@pytest.mark.parametrize(("value", "printed"), PRINTED)
+def test_a_float_is_printed_as_the_double_it_becomes(value: Any, printed: bytes) -> None:
+    assert wire.encode(wire.fp32(value)) == printed
+
+
+@given(st.floats(width=32, allow_nan=False, allow_infinity=False))
+def test_no_float_changes_on_its_way(value: float) -> None:
+    read = msgspec.json.decode(wire.encode(wire.fp32(value)), type=float)
+    assert struct.pack("f", read) == struct.pack("f", value)
+
+
+# --- text -------------------------------------------------------------------------------------
+
+
+def test_control_characters_are_escaped_with_capitals() -> None:
+    assert wire.encode("\x1b\\u001b\x00/\x7f\n\u2028é") == (
+        b'"\\u001B\\\\u001b\\u0000/\x7f\\n\xe2\x80\xa8\xc3\xa9"'
+    )
+
+
+@given(st.lists(st.text(), max_size=6), st.text(max_size=5), st.booleans())
+def test_a_stream_says_what_the_events_say(texts: list[str], name: str, ends: bool) -> None:
+    body = {"text_input": "a", "stream": True, "id": name, "return_finish_reason": ends}
+    row = next(e for e in DIALECT.endpoints if e.variant == "generate_stream")
+    call = Call(row, {"model": "m"}, {}, "", msgspec.json.encode(body), row.path)
+    context = Context("r1", Deadline(lambda: 0.0, 60.0), lambda: 0.0)
+    of = DIALECT.encoder(call, DIALECT.decode(call), About("r1", 0, "m", "1", "m", context))
+    wire_bytes = b"".join(of.write([Text(text)]) for text in texts)
+    wire_bytes += of.write([End("eos"), Usage(1, 1), Done()])
+    events = [e.removeprefix(b"data: ") for e in wire_bytes.split(b"\n\n")[:-1]]
+    read = [msgspec.json.decode(event) for event in events]
+    assert [event["text_output"] for event in read] == texts + [""] * ends
+    assert all(event.get("id", "") == name.partition("\0")[0] for event in read)
+    assert all(list(event) == sorted(event) for event in read)

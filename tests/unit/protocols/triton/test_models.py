@@ -1,0 +1,176 @@
+"""The endpoints that tell of the server and its models."""
+
+from collections.abc import Callable
+from typing import Any
+
+import msgspec
+import pytest
+
+INPUTS = [
+    ("text_input", "BYTES"), ("stream", "BOOL"), ("sampling_parameters", "BYTES"),
+    ("exclude_input_in_output", "BOOL"), ("return_finish_reason", "BOOL"),
+    ("return_num_output_tokens", "BOOL"),
+]  # fmt: skip
+
+
+def test_the_server(client: Any) -> None:
+    said = client.get("/v2")
+    server = msgspec.json.decode(said.body)
+    assert list(server) == ["name", "version", "extensions"]
+    assert server["name"] == "triton"
+    assert "binary_tensor_data" in server["extensions"]
+    assert said.kind == "application/json"
+
+
+@pytest.mark.parametrize("path", ["/v2/health/live", "/v2/health/ready"])
+def test_health_is_an_empty_body(client_of: Callable[..., Any], path: str) -> None:
+    said = client_of().get(path)
+    assert (said.status, said.body, said.kind) == (200, b"", "text/plain")
+    assert client_of(status="sane").get(path).kind == "application/json"
+
+
+def test_a_gateway_that_drains_is_alive_and_not_ready(client: Any) -> None:
+    client.catalog.ready = False
+    assert client.get("/v2/health/live").status == 200
+    said = client.get("/v2/health/ready")
+    assert (said.status, said.body) == (400, b"")
+
+
+@pytest.mark.parametrize("path", ["/v2/models/vllm_like", "/v2/models/vllm_like/versions/01"])
+def test_a_model(client: Any, path: str) -> None:
+    model = msgspec.json.decode(client.get(path).body)
+    assert list(model) == ["name", "versions", "platform", "inputs", "outputs"]
+    assert (model["name"], model["versions"], model["platform"]) == ("vllm_like", ["1"], "python")
+    assert model["inputs"][:6] == [
+        {"name": name, "datatype": datatype, "shape": [1]} for name, datatype in INPUTS
+    ]
+    assert model["outputs"][0] == {"name": "text_output", "datatype": "BYTES", "shape": [-1]}
+
+
+def test_a_model_that_knows_batches(client_of: Callable[..., Any]) -> None:
+    model = msgspec.json.decode(client_of("trtllm").get("/v2/models/trt_like").body)
+    assert model["inputs"][:2] == [
+        {"name": "text_input", "datatype": "BYTES", "shape": [-1, 1]},
+        {"name": "max_tokens", "datatype": "INT32", "shape": [-1, 1]},
+    ]
+
+
+def test_a_configuration(client_of: Callable[..., Any]) -> None:
+    config = msgspec.json.decode(client_of("trtllm").get("/v2/models/trt_like/config").body)
+    assert (config["name"], config["max_batch_size"]) == ("trt_like", 4)
+    assert config["input"][1] == {
+        "name": "max_tokens", "data_type": "TYPE_INT32", "format": "FORMAT_NONE", "dims": [1],
+        "optional": False,
+    }  # fmt: skip
+    assert config["model_transaction_policy"] == {"decoupled": False}
+    vllm = msgspec.json.decode(client_of().get("/v2/models/vllm_like/config").body)
+    assert (vllm["backend"], vllm["model_transaction_policy"]) == ("vllm", {"decoupled": True})
+    assert vllm["input"][0]["data_type"] == "TYPE_STRING"
+
+
+READY = [
+    ("/v2/models/vllm_like/ready", 200),
+    ("/v2/models/vllm_like/versions/1/ready", 200),
+    ("/v2/models/vllm_like/versions/9/ready", 400),
+    ("/v2/models/asleep/ready", 400),
+    ("/v2/models/nope/ready", 400),
+]
+
+
+@pytest.mark.parametrize(("path", "status"), READY)
+def test_ready(client: Any, path: str, status: int) -> None:
+    said = client.get(path)
+    body = b"" if status == 200 else b'{"error":"Model version not ready"}'
+    assert (said.status, said.body, said.kind) == (status, body, "text/plain")
+
+
+STATS = [
+    ("/v2/models/vllm_like/stats", 200, b'{"model_stats":[{"name":"vllm_like","version":"1"}]}'),
+    ("/v2/models/stats", 200,
+     (b'{"model_stats":[{"name":"named","version":"1"},{"name":"trt_like","version":"1"},'
+     b'{"name":"vllm_like","version":"1"}]}')),
+    ("/v2/models/asleep/stats", 400, b'{"error":"requested model \'asleep\' is not available"}'),
+    ("/v2/models/vllm_like/versions/9/stats", 400,
+     b'{"error":"requested model version is not available for model \'vllm_like\'"}'),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("path", "status", "body"), STATS)
+def test_statistics(client: Any, path: str, status: int, body: bytes) -> None:
+    said = client.get(path)
+    assert (said.status, said.body) == (status, body)
+
+
+READY_MODELS = (
+    b'{"name":"named","version":"1","state":"READY"},'
+    b'{"name":"trt_like","version":"1","state":"READY"},'
+    b'{"name":"vllm_like","version":"1","state":"READY"}'
+)
+ASLEEP = b'{"name":"asleep","version":"1","state":"UNAVAILABLE","reason":"no worker can answer"},'
+INDEX = [
+    (b"", b"[" + ASLEEP + READY_MODELS + b"]"),
+    (b"{}", b"[" + ASLEEP + READY_MODELS + b"]"),
+    (b"[]", b"[" + ASLEEP + READY_MODELS + b"]"),
+    (b'{"ready":false}', b"[" + ASLEEP + READY_MODELS + b"]"),
+    (b'{"ready":true}', b"[" + READY_MODELS + b"]"),
+]
+
+
+@pytest.mark.parametrize(("body", "listed"), INDEX)
+def test_the_index(client: Any, body: bytes, listed: bytes) -> None:
+    for path in ("/v2/repository/index", "/v2/repository/any/index"):
+        said = client.post(path, body)
+        assert (said.status, said.body) == (200, listed)
+
+
+@pytest.mark.parametrize("body", [b'{"ready":1}', b'{"ready":null}'])
+def test_the_index_wants_a_boolean(client_of: Callable[..., Any], body: bytes) -> None:
+    for status, code in (("strict", 500), ("sane", 400)):
+        said = client_of(status=status).post("/v2/repository/index", body)
+        assert said.status == code
+        assert said.error == "attempt to access JSON non-boolean as boolean"
+
+
+def test_what_sleeps_has_no_versions(client: Any) -> None:
+    for path in ("/v2/models/asleep", "/v2/models/asleep/config"):
+        said = client.get(path)
+        assert said.status == 404
+        assert said.error == "Request for unknown model: 'asleep' has no available versions"
+    said = client.get("/v2/models/asleep/versions/1")
+    assert said.status == 503
+    assert said.error == "Request for unknown model: 'asleep' version 1 is not at ready state"
+
+
+def test_a_gateway_loads_nothing(client: Any) -> None:
+    for what in ("load", "unload"):
+        said = client.post(f"/v2/repository/models/vllm_like/{what}")
+        assert said.status == 503
+        assert said.error == ("explicit model load / unload is not allowed if polling is enabled")
+    said = client.post("/v2/repository/models/nope/unload")
+    assert (said.status, said.body, said.kind) == (200, b"", "application/json")
+    assert client.post("/v2/repository/models/nope/load", b"{").status == 500
+
+
+@pytest.mark.parametrize("what", ["load", "unload"])
+def test_repositories_have_no_names(client: Any, what: str) -> None:
+    said = client.post(f"/v2/repository/r/models/nope/{what}")
+    assert said.status == 501
+    assert said.error == "'repository_name' specification is not supported"
+
+
+@pytest.mark.parametrize("kind", ["systemsharedmemory", "cudasharedmemory"])
+def test_a_gateway_shares_no_memory(client: Any, kind: str) -> None:
+    assert client.get(f"/v2/{kind}/status").body == b"[]"
+    for path in ("region/r/register", "unregister", "region/r/unregister"):
+        assert client.post(f"/v2/{kind}/{path}").status == 404
+    assert client.get(f"/v2/{kind}/region/r/status").status == 404
+
+
+@pytest.mark.parametrize(
+    "path",
+    ["/v2/", "/v2/health/live/", "/v2/models/vllm_like/", "/v2/models/vllm_like/versions/x/ready",
+     "/v2/models/", "/v2/logging"],
+)  # fmt: skip
+def test_paths_are_exact(client: Any, path: str) -> None:
+    said = client.get(path)
+    assert (said.status, said.kind, said.body) == (404, "text/plain", b'{"error":"Not Found"}')

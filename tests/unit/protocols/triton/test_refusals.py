@@ -1,0 +1,201 @@
+"""Every error as an answer, to the letter and as HTTP means it."""
+
+from collections.abc import Callable
+from typing import Any
+
+import msgspec
+import pytest
+
+from gateway.core.errors import (
+    ClientError,
+    ClientGone,
+    ContentRefused,
+    ContextTooLong,
+    DeadlineExceeded,
+    Forbidden,
+    GatewayError,
+    InternalError,
+    InvalidParameter,
+    Malformed,
+    MethodNotAllowed,
+    ModelNotFound,
+    Overloaded,
+    PathNotFound,
+    QuotaExceeded,
+    RateLimited,
+    RequestNotFound,
+    StreamBroken,
+    TooLarge,
+    Unauthorized,
+    Unsupported,
+    VersionNotFound,
+    WorkerFailed,
+    WorkerUnreachable,
+)
+from gateway.core.types import EmbedRequest
+from protocols.triton.wire import JSON, SAID_AS_EVENTS
+
+QUEUE = "[request id: 7] Exceeds maximum queue size"
+
+ERRORS: list[tuple[GatewayError, int, int, str]] = [
+    (Malformed("no JSON"), 500, 400, "no JSON"),
+    (InvalidParameter("a type", param="x", problem="type"), 500, 400, "a type"),
+    (InvalidParameter("a value", param="x"), 400, 400, "a value"),
+    (ModelNotFound("-", model="m"), 404, 404, "Request for unknown model: 'm' is not found"),
+    (VersionNotFound("-", model="m", version="9"), 404, 404,
+     "Request for unknown model: 'm' version 9 is not found"),
+    (PathNotFound("-"), 404, 404, "Not Found"),
+    (MethodNotAllowed("-", allowed=("GET",)), 405, 405, "Method Not Allowed"),
+    (TooLarge("-", limit=67108864), 400, 400,
+     "request size exceeds the maximum allowed input size of 67108864 bytes."),
+    (Unauthorized("-", missing=True), 403, 403,
+     "This API is restricted, expecting header 'Authorization'"),
+    (Forbidden("not for you"), 403, 403, "not for you"),
+    (RateLimited("slowly"), 429, 429, "slowly"),
+    (QuotaExceeded("all spent"), 429, 429, "all spent"),
+    (ContextTooLong("too long"), 400, 400, "too long"),
+    (ContentRefused("not this"), 400, 400, "not this"),
+    (RequestNotFound("not running", id="7"), 400, 400, "not running"),
+    (Unsupported("can't"), 400, 400, "can't"),
+    (ClientGone("gone"), 400, 400, "gone"),
+    (Overloaded("-"), 503, 503, QUEUE),
+    (DeadlineExceeded("-"), 503, 503, "Request timeout expired"),
+    (WorkerUnreachable("nobody there"), 503, 503, "nobody there"),
+    (WorkerFailed("exploded"), 400, 400, "exploded"),
+    (StreamBroken("broken"), 400, 400, "broken"),
+    (InternalError("our fault"), 500, 500, "our fault"),
+]  # fmt: skip
+
+
+def classes(kind: type[GatewayError]) -> set[type[GatewayError]]:
+    found = {kind}
+    for one in kind.__subclasses__():
+        found |= classes(one)
+    return found
+
+
+def test_no_error_is_forgotten() -> None:
+    groups = {"GatewayError", "ClientError", "WorkerError", "UnknownParameter"}
+    assert {kind.__name__ for kind in classes(GatewayError)} - groups == {
+        type(error).__name__ for error, *_ in ERRORS
+    }
+
+
+@pytest.mark.parametrize(("error", "strict", "sane", "text"), ERRORS)
+def test_status_and_text(
+    client_of: Callable[..., Any], error: GatewayError, strict: int, sane: int, text: str
+) -> None:
+    for status, code in (("strict", strict), ("sane", sane)):
+        client = client_of(status=status)
+        call = client.call("/v2/models/m/generate", b'{"id":"7"}', method="POST")
+        reply = client.dialect.refuse(error, call)
+        assert (reply.status, reply.body) == (code, b'{"error":"%s"}' % text.encode())
+        plain = isinstance(error, PathNotFound) and status == "strict"
+        assert reply.headers[0] == ("Content-Type", "text/plain" if plain else "application/json")
+
+
+@pytest.mark.parametrize(("error", "strict", "sane", "text"), ERRORS)
+def test_without_a_call(
+    client: Any, error: GatewayError, strict: int, sane: int, text: str
+) -> None:
+    reply = client.dialect.refuse(error, None)
+    assert reply.status == strict
+    assert reply.body == b'{"error":"%s"}' % text.replace("id: 7", "id: <id_unknown>").encode()
+
+
+@pytest.mark.parametrize("error", [WorkerFailed("x"), StreamBroken("x")])
+def test_a_worker_s_error_before_the_first_event_is_an_event(
+    client_of: Callable[..., Any], error: GatewayError
+) -> None:
+    for status, body, headers in (
+        ("strict", b'data: {"error":"x"}\n\n', SAID_AS_EVENTS),
+        ("sane", b'{"error":"x"}', JSON),
+    ):
+        client = client_of(status=status)
+        call = client.call("/v2/models/m/generate_stream", b"{}", method="POST")
+        reply = client.dialect.refuse(error, call)
+        assert (reply.status, reply.body) == (400, body)
+        assert reply.headers == headers
+
+
+def test_nobody_to_ask_is_no_event(client: Any) -> None:
+    call = client.call("/v2/models/m/generate_stream", b"{}", method="POST")
+    for error in (WorkerUnreachable("x"), Overloaded("x"), ContextTooLong("x")):
+        assert client.dialect.refuse(error, call).headers[0][1] == "application/json"
+
+
+@pytest.mark.parametrize("body", [b"{", b'{"id":5}', b"[]", b"{}"])
+def test_a_queue_is_full_for_unnamed_requests_too(client: Any, body: bytes) -> None:
+    call = client.call("/v2/models/m/generate", body, method="POST")
+    reply = client.dialect.refuse(Overloaded("-"), call)
+    assert reply.body == b'{"error":"[request id: <id_unknown>] Exceeds maximum queue size"}'
+
+
+def test_vectors_have_no_words_here(client: Any, describe: Callable[..., Any]) -> None:
+    call = client.call("/v2/models/m/generate", b"{}", method="POST")
+    with pytest.raises(InternalError):
+        client.dialect.encoder(call, EmbedRequest(model="m", inputs=("a",)), describe("m"))
+
+
+def test_when_to_come_back(client: Any) -> None:
+    error = RateLimited("slowly")
+    error.retry_after = 1.2
+    assert client.dialect.refuse(error, None).headers[1:] == (("Retry-After", "2"),)
+
+
+def test_the_methods_of_a_path(client_of: Callable[..., Any]) -> None:
+    error = MethodNotAllowed("-", allowed=("GET", "POST"))
+    assert client_of(status="sane").dialect.refuse(error, None).headers[1:] == (
+        ("Allow", "GET, POST"),
+    )
+    assert client_of().dialect.refuse(error, None).headers[1:] == ()
+
+
+PLAIN = [
+    ("POST", "/v2/models/nope/infer", b"{", True),
+    ("POST", "/v2/models/vllm_like/versions/9/infer", b"{", True),
+    ("POST", "/v2/models/vllm_like/versions/99999999999999999999/infer", b"{", True),
+    ("GET", "/v2/models/vllm_like/versions/99999999999999999999/ready", b"", True),
+    ("POST", "/v2/models/vllm_like/infer", b"{", False),
+    ("POST", "/v2/models/nope/generate", b"{", False),
+    ("GET", "/nope", b"", True),
+    ("POST", "/v2/health/live", b"", True),
+    ("PUT", "/v2/models/vllm_like/ready", b"", True),
+    ("GET", "/v2/models/nope/infer", b"", True),
+    ("GET", "/v2/models/nope/generate", b"", False),
+]
+
+
+@pytest.mark.parametrize(("method", "path", "body", "plain"), PLAIN)
+def test_what_is_labelled_text(
+    client_of: Callable[..., Any], method: str, path: str, body: bytes, plain: bool
+) -> None:
+    strict, sane = (
+        client_of().ask(method, path, body),
+        client_of(status="sane").ask(method, path, body),
+    )
+    assert strict.kind == ("text/plain" if plain else "application/json")
+    assert sane.kind == "application/json"
+    assert strict.error == sane.error
+
+
+NOT_GZIP = Malformed("the body is not gzip", problem="encoding")
+NOT_READ = ClientError("the body's content encoding is not one that is read here")
+IDENTITY = "Unsupported content-encoding, only 'identity' is supported."
+PACKED: list[tuple[str, str, GatewayError, tuple[int, str]]] = [
+    ("models/m/generate", "gzip", NOT_GZIP, (400, IDENTITY)),
+    ("models/m/generate_stream", "br", NOT_READ, (400, IDENTITY)),
+    ("models/m/generate", "identity", NOT_READ, (400, NOT_READ.message)),
+    ("models/m/infer", "gzip", NOT_GZIP, (500, NOT_GZIP.message)),
+    ("models/m/infer", "br", NOT_READ, (501, "Unsupported compression type")),
+    ("repository/index", "br", NOT_READ, (400, NOT_READ.message)),
+]
+
+
+@pytest.mark.parametrize(("path", "encoding", "error", "told"), PACKED)
+def test_what_could_not_be_decompressed(
+    client: Any, path: str, encoding: str, error: GatewayError, told: tuple[int, str]
+) -> None:
+    call = client.call(f"/v2/{path}", b"", {"content-encoding": encoding}, method="POST")
+    reply = client.dialect.refuse(error, call)
+    assert (reply.status, msgspec.json.decode(reply.body)["error"]) == told

@@ -1,0 +1,348 @@
+"""What a request means, in the words of each profile."""
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from gateway.core.errors import GatewayError, InvalidParameter, Unsupported
+from gateway.core.loss import set_fields
+from gateway.core.types import Choice, Grammar, JsonObject, JsonSchema, Logprobs, Regex
+
+VLLM = [
+    ({"max_tokens": 5, "min_tokens": 1}, {"stopping.max_tokens": 5, "stopping.min_tokens": 1}),
+    ({"max_tokens": "5"}, {"stopping.max_tokens": 5}),
+    ({"max_tokens": 5.9}, {"stopping.max_tokens": 5}),
+    ({"temperature": 0}, {"sampling.temperature": 0.0}),
+    ({"temperature": "0.5"}, {"sampling.temperature": 0.5}),
+    ({"top_k": -1, "top_p": 1}, {"sampling.top_p": 1.0}),
+    ({"top_k": 40, "min_p": 0.1}, {"sampling.top_k": 40, "sampling.min_p": 0.1}),
+    ({"seed": -1}, {"sampling.seed": 2**64 - 1}),
+    ({"ignore_eos": 1}, {"stopping.ignore_eos": True}),
+    ({"stop": "x", "n": 2, "best_of": 3}, {"stopping.stop": ("x",), "n": 2, "best_of": 3}),
+    ({"lora_name": "sql"}, {"adapter": "sql"}),
+    ({"lora_name": 5}, {"adapter": "5"}),
+    ({"logprobs": 2, "prompt_logprobs": 1}, {"logprobs.top": 2, "logprobs.prompt": 1}),
+    ({"return_logprobs": True}, {"logprobs.top": 0}),
+    ({"return_cumulative_logprob": True, "logprobs": 3}, {"logprobs.top": 3}),
+    ({"return_cumulative_logprob": False}, {}),
+    ({"truncate_prompt_tokens": -1}, {"stopping.truncate_prompt": -1}),
+    ({"sampling_parameters": '{"stop":["a","b"],"top_p":null}', "top_p": 0.5},
+     {"stopping.stop": ("a", "b")}),
+    ({"sampling_parameters": '{"stop_token_ids":[1,2],"bad_words":["x"]}'},
+     {"stopping.stop_token_ids": (1, 2), "sampling.bad_words": ("x",)}),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("body", "meaning"), VLLM)
+@pytest.mark.parametrize("nested", [False, True])
+def test_vllm(client: Any, body: dict[str, Any], meaning: dict[str, Any], nested: bool) -> None:
+    whole = {"text_input": "a", "exclude_input_in_output": True}
+    request = client.decode({**whole, "parameters": body} if nested else {**whole, **body})
+    assert dict(set_fields(request)) == meaning
+
+
+TRTLLM = [
+    ({"temperature": 1, "top_k": 0, "top_p": 0.5},
+     {"sampling.temperature": 1.0, "sampling.top_p": 0.5}),
+    ({"stop_words": "x", "bad_words": ["a", "", "b"]},
+     {"stopping.stop": ("x",), "sampling.bad_words": ("a", "b")}),
+    ({"stop_words": ""}, {}),
+    ({"seed": 2**64 - 1, "beam_width": 1}, {"sampling.seed": 2**64 - 1}),
+    ({"beam_width": 4, "num_return_sequences": 2}, {"sampling.beam_width": 4, "n": 2}),
+    ({"length_penalty": 1, "repetition_penalty": 1.1, "min_tokens": 2},
+     {"sampling.length_penalty": 1.0, "sampling.repetition_penalty": 1.1,
+      "stopping.min_tokens": 2}),
+    ({"return_log_probs": True}, {"logprobs.top": 0}),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("body", "meaning"), TRTLLM)
+def test_trtllm(
+    client_of: Callable[..., Any], body: dict[str, Any], meaning: dict[str, Any]
+) -> None:
+    whole = {"text_input": "a", "max_tokens": 7, "exclude_input_in_output": True, **body}
+    request = client_of("trtllm").decode(whole)
+    assert dict(set_fields(request)) == {"stopping.max_tokens": 7, **meaning}
+
+
+def test_llmapi(client_of: Callable[..., Any]) -> None:
+    body = {
+        "text_input": "a",
+        "streaming": True,
+        "sampling_param_max_tokens": 9,
+        "sampling_param_temperature": 0.5,
+        "sampling_param_stop": ["x", "y"],
+        "sampling_param_seed": 3,
+    }
+    request = client_of("llmapi").decode(body, "generate_stream")
+    assert request.stream
+    assert dict(set_fields(request)) == {
+        "stopping.max_tokens": 9,
+        "stopping.stop": ("x", "y"),
+        "sampling.temperature": 0.5,
+        "sampling.seed": 3,
+    }
+    assert client_of("llmapi").decode({"text_input": "a", "stream": True}, "generate_stream").stream
+
+
+def test_llmapi_can_not_end_another_request(client_of: Callable[..., Any]) -> None:
+    with pytest.raises(Unsupported):
+        client_of("llmapi").decode({"text_input": "a", "id": "7", "stop": True})
+    assert client_of("llmapi").decode({"text_input": "a", "stop": False}).extra == {}
+
+
+ECHO = [
+    ("vllm", "generate", {}, True),
+    ("vllm", "generate", {"exclude_input_in_output": True}, None),
+    ("vllm", "generate", {"exclude_input_in_output": False}, True),
+    ("vllm", "generate", {"stream": True}, None),
+    ("vllm", "generate_stream", {}, True),
+    ("vllm", "generate_stream", {"stream": True}, None),
+    ("vllm", "generate_stream", {"stream": True, "exclude_input_in_output": True}, None),
+    ("trtllm", "generate", {"max_tokens": 1}, True),
+    ("trtllm", "generate", {"max_tokens": 1, "exclude_input_in_output": True}, None),
+    ("trtllm", "generate_stream", {"max_tokens": 1, "stream": True}, None),
+    ("trtllm", "generate_stream",
+     {"max_tokens": 1, "stream": True, "exclude_input_in_output": False}, None),
+    ("llmapi", "generate", {}, True),
+    ("llmapi", "generate", {"sampling_param_exclude_input_from_output": True}, None),
+    ("llmapi", "generate", {"exclude_input_in_output": True}, None),
+    ("plain", "generate", {}, None),
+    ("plain", "generate", {"exclude_input_in_output": False}, None),
+    ("plain", "generate_stream", {}, None),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("profile", "variant", "body", "echo"), ECHO)
+def test_when_the_prompt_is_part_of_the_answer(
+    client_of: Callable[..., Any], profile: str, variant: str, body: Any, echo: bool | None
+) -> None:
+    assert client_of(profile).decode({"text_input": "a", **body}, variant).echo is echo
+
+
+def test_vllm_can_not_stream_the_prompt(client: Any) -> None:
+    body = {"text_input": "a", "stream": True, "exclude_input_in_output": False}
+    said = client.post("/v2/models/vllm_like/generate_stream", body)
+    assert said.status == 400
+    assert said.body == (
+        b'data: {"error":"Error generating stream: When streaming, `exclude_input_in_output` ='
+        b' False is not allowed."}\n\n'
+    )
+
+
+STREAMS = [
+    ("vllm", {"stream": True}, True),
+    ("vllm", {"stream": [True]}, True),
+    ("vllm", {"parameters": {"stream": True}}, True),
+    ("vllm", {"stream": False}, False),
+    ("vllm", {}, False),
+    ("vllm", {"text_input": "a stream"}, False),
+    ("plain", {}, True),
+    ("plain", {"parameters": {"stream": False}}, False),
+    ("plain", {"stream": "no flag"}, True),
+]
+
+
+@pytest.mark.parametrize(("profile", "body", "streams"), STREAMS)
+def test_when_a_stream_is_one(
+    client_of: Callable[..., Any], profile: str, body: Any, streams: bool
+) -> None:
+    client, whole = client_of(profile), {"text_input": "a", **body}
+    assert client.decode(whole, "generate_stream").stream is streams
+    assert client.decode(whole, "generate").stream is False
+
+
+@pytest.mark.parametrize("body", [b"", b"{", b'{"stream":', b"[]", b'{"parameters":5,"stream":9}'])
+def test_to_peek_is_not_to_complain(client: Any, body: bytes) -> None:
+    call = client.call("/v2/models/nope/generate_stream", body, method="POST")
+    assert client.dialect.peek(call).model == "nope"
+
+
+GUIDES = [
+    ("vllm", {"structured_outputs": '{"json":{"type":"object"}}'}, JsonSchema),
+    ("vllm", {"structured_outputs": '{"json":"{}"}'}, JsonSchema),
+    ("vllm", {"guided_decoding": '{"regex":"a+","json":null}'}, Regex),
+    ("vllm", {"guided_decoding": '{"choice":["a","b"]}'}, Choice),
+    ("vllm", {"guided_decoding": '{"json_object":true}'}, JsonObject),
+    ("trtllm", {"guided_decoding_guide_type": "json"}, JsonObject),
+    ("trtllm", {"guided_decoding_guide_type": "json_schema", "guided_decoding_guide": "{}"},
+     JsonSchema),
+    ("trtllm", {"guided_decoding_guide_type": "ebnf_grammar", "guided_decoding_guide": "x ::= y"},
+     Grammar),
+    ("vllm", {}, type(None)),
+    ("trtllm", {}, type(None)),
+    ("plain", {"guided_decoding": '{"regex":"a+"}'}, type(None)),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("profile", "body", "kind"), GUIDES)
+def test_output_formats(
+    client_of: Callable[..., Any], profile: str, body: dict[str, Any], kind: type
+) -> None:
+    request = client_of(profile).decode({"text_input": "a", "max_tokens": 1, **body})
+    assert type(request.output) is kind
+    if profile != "plain":
+        assert not request.extra
+
+
+REFUSED = [
+    ("vllm", {"temperature": -1}),
+    ("vllm", {"temperature": "warm"}),
+    ("vllm", {"temperature": "inf"}),
+    ("vllm", {"top_p": 1.5}),
+    ("vllm", {"n": 0}),
+    ("vllm", {"sampling_parameters": "{"}),
+    ("vllm", {"sampling_parameters": "[]"}),
+    ("vllm", {"sampling_parameters": '{"max_tokens":"many"}'}),
+    ("vllm", {"structured_outputs": "{}"}),
+    ("vllm", {"guided_decoding": "["}),
+    ("vllm", {"guided_decoding": '{"regex":null}'}),
+    ("trtllm", {"max_tokens": 1, "guided_decoding_guide_type": "json_schema",
+                "guided_decoding_guide": "{"}),
+    ("vllm", {"guided_decoding": '{"shape":"round"}'}),
+    ("plain", {"max_tokens": "5"}),
+    ("trtllm", {"max_tokens": 1, "top_p": 2}),
+    ("trtllm", {"max_tokens": 2**31}),
+    ("trtllm", {"max_tokens": 1, "guided_decoding_guide_type": "regex"}),
+    ("trtllm", {"max_tokens": []}),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("profile", "body"), REFUSED)
+def test_values_that_a_model_would_refuse(
+    client_of: Callable[..., Any], profile: str, body: dict[str, Any]
+) -> None:
+    client = client_of(profile)
+    with pytest.raises(InvalidParameter) as caught:
+        client.decode({"text_input": "a", **body})
+    call = client.call("/v2/models/m/generate", {"text_input": "a"}, method="POST")
+    assert client.dialect.refuse(caught.value, call).status == 400
+
+
+def test_what_is_not_finite_is_no_sampling(client_of: Callable[..., Any]) -> None:
+    for profile, rest in (("vllm", b""), ("trtllm", b',"max_tokens":1')):
+        with pytest.raises(InvalidParameter, match="must be a finite number"):
+            client_of(profile).decode(b'{"text_input":"a","temperature":NaN%s}' % rest)
+
+
+def test_the_rest_is_kept_as_it_was_sent(client: Any) -> None:
+    body = (
+        b'{"text_input":"a","foo":1.50,"foo":2,"bar":NaN,"parameters":{"baz":true,"big":1e3},'
+        b'"image":["aGk="],"return_finish_reason":[true],"id":"7"}'
+    )
+    request = client.decode(body)
+    assert {name: bytes(raw) for name, raw in request.extra.items()} == {
+        "foo": b"1.50",
+        "bar": b"NaN",
+        "baz": b"true",
+        "big": b"1e3",
+        "image": b'["aGk="]',
+        "return_finish_reason": b"true",
+    }
+    assert request.given == {
+        "text_input", "foo", "bar", "baz", "big", "image", "return_finish_reason"
+    }  # fmt: skip
+
+
+def test_of_two_equal_parameters_the_first_counts(client: Any) -> None:
+    request = client.decode(
+        b'{"text_input":"a","parameters":{"max_tokens":1},"parameters":{"max_tokens":2,"n":"x"}}'
+    )
+    assert (request.stopping.max_tokens, request.n) == (1, None)
+
+
+def test_a_batch_shares_its_sampling(client_of: Callable[..., Any]) -> None:
+    client = client_of("trtllm")
+    request = client.decode({"text_input": ["a", "b"], "max_tokens": [3, 3]})
+    assert (request.prompts, request.stopping.max_tokens, request.choices) == (("a", "b"), 3, 2)
+    with pytest.raises(Unsupported, match="must be the same for every prompt"):
+        client.decode({"text_input": ["a", "b"], "max_tokens": [3, 4]})
+
+
+WANT = [
+    ({}, "none", False),
+    ({"return_num_input_tokens": True}, "final", False),
+    ({"return_num_output_tokens": True}, "final", False),
+    ({"return_num_output_tokens": False, "return_finish_reason": True}, "none", True),
+]
+
+
+@pytest.mark.parametrize(("body", "usage", "details"), WANT)
+def test_what_the_client_wants_told(client: Any, body: Any, usage: str, details: bool) -> None:
+    want = client.decode({"text_input": "a", **body}).want
+    assert (want.usage, want.details) == (usage, details)
+
+
+NESTED = [
+    (b'{"text_input":[["a"]]}', None),
+    (b'{"text_input":[["a","b"]]}', "unexpected number of string elements 2"),
+    (b'{"text_input":[[]]}', "expected 1 string elements"),
+    (b'{"text_input":' + b"[" * 400 + b'"a"' + b"]" * 400 + b"}", None),
+]
+
+
+@pytest.mark.parametrize(("body", "complaint"), NESTED)
+def test_nested_arrays_are_flattened(client: Any, body: bytes, complaint: str | None) -> None:
+    if complaint is None:
+        assert client.decode(body).prompts == ("a",)
+        return
+    with pytest.raises(GatewayError, match=complaint):
+        client.decode(body)
+
+
+def test_a_parameter_may_have_an_empty_name(client: Any) -> None:
+    assert bytes(client.decode({"text_input": "a", "": True}).extra[""]) == b"true"
+
+
+def test_other_inputs_do_not_make_up_for_the_prompt(client: Any) -> None:
+    with pytest.raises(InvalidParameter, match=r"but got 1 inputs for model 'vllm_like'") as caught:
+        client.decode({"stream": True})
+    assert caught.value.problem == "missing"
+
+
+def test_names_for_reports(client_of: Callable[..., Any]) -> None:
+    for profile, wire in (("vllm", "max_tokens"), ("llmapi", "sampling_param_max_tokens")):
+        client = client_of(profile)
+        call = client.call("/v2/models/m/generate", {}, method="POST")
+        assert client.dialect.names(call)["stopping.max_tokens"] == wire
+    stream = client_of("vllm").call("/v2/models/m/generate_stream", {}, method="POST")
+    assert "echo" not in client_of("vllm").dialect.names(stream)
+    assert (
+        client_of("vllm").dialect.names(
+            client_of("vllm").call("/v2/models/m/generate", {}, method="POST")
+        )["echo"]
+        == "exclude_input_in_output"
+    )
+
+
+def test_profiles_and_options_are_checked(client_of: Callable[..., Any]) -> None:
+    with pytest.raises(ValueError, match="vllm, trtllm, llmapi, plain"):
+        client_of("sglang")
+    with pytest.raises(ValueError, match="strict or sane"):
+        client_of("vllm", status="kind")
+    with pytest.raises(ValueError, match="raw or chat"):
+        client_of("vllm", prompts="cooked")
+
+
+HI = {"text_input": "hi"}
+INFER = {"inputs": [{"name": "text_input", "datatype": "BYTES", "shape": [1], "data": ["hi"]}]}
+ENDPOINTS: list[tuple[str, Any]] = [("generate", HI), ("generate_stream", HI), ("infer", INFER)]
+
+
+@pytest.mark.parametrize(("variant", "body"), ENDPOINTS)
+def test_prompts_are_raw_or_said_by_a_user(
+    client_of: Callable[..., Any], variant: str, body: Any
+) -> None:
+    for options, mode in (
+        ({}, "raw"),
+        ({"prompts": "raw"}, "raw"),
+        ({"prompts": "chat"}, "server"),
+    ):
+        request = client_of("plain", **options).decode(body, variant)
+        assert (request.prompts, request.templating.mode) == (("hi",), mode)
+
+
+def test_alternatives_are_asked_for_once(client: Any) -> None:
+    request = client.decode({"text_input": "a", "prompt_logprobs": 2})
+    assert request.logprobs == Logprobs(0, 2)

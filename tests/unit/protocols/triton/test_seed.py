@@ -1,0 +1,60 @@
+"""The examples of the generate extension's page: a request of any client, and its answers."""
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from gateway.core.aggregate import Answer, ChoiceAnswer
+from gateway.core.errors import WorkerFailed
+
+EXAMPLE = b"""{
+  "id" : "42",
+  "text_input" :  "client input",
+  "parameters" :
+    {
+      "stream": false,
+      "temperature": 0
+    }
+}"""
+CURL = (
+    b'{"id": "42", "text_input": "client input", "parameters": {"stream": false, "temperature": 0}}'
+)
+
+
+@pytest.mark.parametrize("body", [EXAMPLE, CURL])
+@pytest.mark.parametrize("variant", ["generate", "generate_stream"])
+@pytest.mark.parametrize("profile", ["vllm", "plain"])
+def test_the_example_request(
+    client_of: Callable[..., Any], profile: str, variant: str, body: bytes
+) -> None:
+    request = client_of(profile).decode(body, variant, "mymodel")
+    assert request.model == "mymodel"
+    assert request.kind == "completion"
+    assert request.prompts == ("client input",)
+    assert request.templating.mode == "raw"
+    assert request.sampling.temperature == 0
+    assert request.client_id == "42"
+    assert request.stream is False
+    assert request.extra == {}
+    assert request.given == {"text_input", "stream", "temperature"}
+
+
+@pytest.mark.parametrize("variant", ["generate", "generate_stream"])
+def test_the_example_answer(
+    client_of: Callable[..., Any], describe: Callable[..., Any], variant: str
+) -> None:
+    client = client_of("plain")
+    call = client.call(f"/v2/models/mymodel/{variant}", EXAMPLE, method="POST")
+    encoder = client.dialect.encoder(call, client.dialect.decode(call), describe("mymodel"))
+    reply = encoder.whole(Answer([ChoiceAnswer(0, "model output", reason="eos")]))
+    answer = b'{"id":"42","model_name":"mymodel","model_version":"1","text_output":"model output"}'
+    framed = variant == "generate_stream"
+    assert reply.status == 200
+    assert reply.body == (b"data: " + answer + b"\n\n" if framed else answer)
+
+
+def test_the_example_error(client: Any) -> None:
+    call = client.call("/v2/models/mymodel/generate", EXAMPLE, method="POST")
+    reply = client.dialect.refuse(WorkerFailed("error message"), call)
+    assert (reply.status, reply.body) == (400, b'{"error":"error message"}')
