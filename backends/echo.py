@@ -39,6 +39,7 @@ from gateway.core.types import (
     ImagePart,
     NamedTool,
     Prompt,
+    PromptEcho,
     Request,
     Start,
     Text,
@@ -163,6 +164,8 @@ class EchoBackend:
                 yield [CallArguments(index, 0, piece)]
             yield [End("tool_calls", index)]
             return
+        if request.echo and request.prompts:
+            yield [_back(request, index)]
         pieces = self._script or tuple(_pieces(_told(request, index)))
         most = request.stopping.max_tokens
         allowed = pieces if most is None else pieces[:most]
@@ -194,6 +197,17 @@ def _say(request: GenerateRequest, text: str, piece: str, index: int) -> Text:
     named = (piece, *(f"alt{i}" for i in range(1, request.logprobs.top)))
     top = tuple(TopLogprob(name, -0.5 - i) for i, name in enumerate(named))
     return Text(text, index, logprobs=(TokenLogprob(piece, -0.5, top[: request.logprobs.top]),))
+
+
+def _back(request: GenerateRequest, index: int) -> PromptEcho:
+    """The prompt as the model saw it."""
+    text = _told(request, index)
+    if request.logprobs is None:
+        return PromptEcho(index, text)
+    tokens = enumerate(_pieces(text))
+    return PromptEcho(
+        index, text, tuple(TokenLogprob(one, -0.5 if i else None) for i, one in tokens)
+    )
 
 
 def _called(request: GenerateRequest) -> Tool | None:

@@ -6,8 +6,10 @@ import signal
 import socket
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from pathlib import Path
+from tempfile import TemporaryFile
 
 import httpx
 import pytest
@@ -26,28 +28,44 @@ ECHO = POOL.replace(
 
 
 class Command:
-    """``interlingua`` with these arguments, running."""
+    """``interlingua`` with these arguments, running; what it says goes into a file."""
 
     def __init__(self, *arguments: str, env: dict[str, str] | None = None) -> None:
+        self._log = TemporaryFile()  # noqa: SIM115 - close closes it
         self.process = subprocess.Popen(
             [sys.executable, "-m", "gateway", *arguments],
-            stderr=subprocess.PIPE,
-            text=True,
+            stderr=self._log,
             env=os.environ | (env or {}),
         )
 
+    def said(self) -> str:
+        """All of it so far."""
+        return os.pread(self._log.fileno(), 1 << 20, 0).decode()
+
     def serving(self) -> str:
         """The first URL it says that it serves on."""
-        assert self.process.stderr is not None
-        for line in self.process.stderr:
-            if found := re.search(r"interlingua serves .* on (http://\S+)", line):
+        for _ in range(600):
+            if found := re.search(r"interlingua serves .* on (http://[\w.:]+)", self.said()):
                 return found[1]
-        raise AssertionError(f"it ended with {self.process.wait()}")
+            if self.process.poll() is not None:
+                break
+            time.sleep(0.05)
+        raise AssertionError(f"it does not serve: {self.said()}")
+
+    def ended(self) -> int:
+        """Wait for its end; gives its exit code."""
+        return self.process.wait(20)
 
     def stop(self) -> int:
         """Ask it to stop; gives its exit code."""
         self.process.send_signal(signal.SIGTERM)
-        return self.process.wait(20)
+        return self.ended()
+
+    def close(self) -> None:
+        """Kill it, if it still runs."""
+        self.process.kill()
+        self.process.wait()
+        self._log.close()
 
 
 @pytest.fixture
@@ -61,10 +79,7 @@ def commands() -> Iterator[list[Command]]:
     started: list[Command] = []
     yield started
     for command in started:
-        command.process.kill()
-        command.process.wait()
-        if command.process.stderr is not None:
-            command.process.stderr.close()
+        command.close()
 
 
 def start(commands: list[Command], *arguments: str, env: dict[str, str] | None = None) -> Command:
@@ -100,17 +115,15 @@ def test_what_runs_comes_to_its_end_before_it_stops(commands: list[Command], fil
         rest = "\n".join(lines)
 
     assert "[DONE]" in rest
-    assert command.process.wait(20) == 0
+    assert command.ended() == 0
 
 
 def test_a_bad_file_is_told_before_a_port_is_bound(commands: list[Command], file: Path) -> None:
     file.write_text(POOL.replace("backend: w", "backend: v"))
     command = start(commands, "serve", str(file))
 
-    _, said = command.process.communicate(timeout=20)
-
-    assert command.process.returncode == 1
-    assert re.search(rf"{re.escape(str(file))}:5:\d+: .*'v'", said)
+    assert command.ended() == 1
+    assert re.search(rf"{re.escape(str(file))}:5:\d+: .*'v'", command.said())
 
 
 def test_a_port_that_is_taken_is_told(commands: list[Command], file: Path) -> None:
@@ -120,20 +133,17 @@ def test_a_port_that_is_taken_is_told(commands: list[Command], file: Path) -> No
         file.write_text(POOL.replace("127.0.0.1:0", f"127.0.0.1:{taken.getsockname()[1]}"))
         command = start(commands, "serve", str(file))
 
-        _, said = command.process.communicate(timeout=20)
+        assert command.ended() == 1
 
-    assert command.process.returncode == 1
-    assert "can't listen" in said
-    assert "Traceback" not in said
+    assert "can't listen" in command.said()
+    assert "Traceback" not in command.said()
 
 
 def test_a_missing_file_is_wrong_usage(commands: list[Command]) -> None:
     command = start(commands, "serve", "nowhere.yaml")
 
-    _, said = command.process.communicate(timeout=20)
-
-    assert command.process.returncode == 2
-    assert "nowhere.yaml" in said
+    assert command.ended() == 2
+    assert "nowhere.yaml" in command.said()
 
 
 async def test_a_worker_is_served_without_a_file(commands: list[Command], mock: Running) -> None:
@@ -155,8 +165,8 @@ async def test_a_worker_is_served_without_a_file(commands: list[Command], mock: 
 def test_checking_a_file_binds_nothing(commands: list[Command], file: Path) -> None:
     file.write_text(POOL)
     good = start(commands, "check", str(file))
-    assert good.process.wait(20) == 0
+    assert good.ended() == 0
 
     file.write_text("models: 5")
     bad = start(commands, "check", str(file))
-    assert bad.process.wait(20) == 1
+    assert bad.ended() == 1

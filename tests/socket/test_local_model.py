@@ -25,8 +25,7 @@ def url() -> Iterator[str]:
     command = Command("serve", env={"PORT": "0", "MINDIE_PORT": "0"})
     yield command.serving()
     command.stop()
-    assert command.process.stderr is not None
-    command.process.stderr.close()
+    command.close()
 
 
 def ask(url: str, path: str, **body: Any) -> httpx.Response:

@@ -138,6 +138,21 @@ async def test_an_embedding_is_made_of_the_text() -> None:
     assert answer.usage.prompt_tokens == 5
 
 
+@pytest.mark.parametrize("prompt", ["a b", (1, 2)])
+@pytest.mark.parametrize("logprobs", [None, Logprobs()])
+async def test_a_prompt_is_given_back(prompt: Any, logprobs: Logprobs | None) -> None:
+    request = GenerateRequest(
+        model="m", kind="completion", prompts=(prompt,), echo=True, logprobs=logprobs
+    )
+
+    [choice] = (await ask(HELLO, request)).choices
+
+    told = "a b" if prompt == "a b" else "1 2"
+    assert (choice.text, choice.echoed) == (told + "Hello world!", 3)
+    every = [None, -0.5, -0.5, -0.5, -0.5] if logprobs else []
+    assert [one.logprob for one in choice.logprobs] == every
+
+
 async def test_words_are_tokens() -> None:
     assert await HELLO.tokenize("a b  c", CONTEXT) == [(0, "a"), (1, " b"), (2, " c")]
 

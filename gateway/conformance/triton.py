@@ -1,0 +1,323 @@
+"""Triton Inference Server: cases TR-01 to TR-52, without 34 and 50.
+
+Those two ask what a model was given and how long its queue is, and are the tests' own. The models:
+``vllm_like`` takes what the vLLM backend takes and says " w0", " w1" ..., three words where it is
+not told how many; ``vllm_fails_first`` and ``vllm_fails_third`` fail instead of that word;
+``trt_like`` takes what the TensorRT-LLM ensemble takes, in batches of four.
+"""
+
+import re
+from collections.abc import Mapping
+from typing import Any
+
+import msgspec
+
+from gateway.conformance.cases import Answer, Case, expect
+
+VLLM = "/v2/models/vllm_like"
+TRT = "/v2/models/trt_like"
+PLAIN = "text/plain"
+EVENTS = "text/event-stream; charset=utf-8"
+
+UNKNOWN = "Request for unknown model: 'nope' is not found"
+NO_STRING = "Unable to parse JSON bytes array: attempt to access JSON non-string as string"
+NO_BOOLEAN = "Unable to parse 'data': attempt to access JSON non-boolean as boolean"
+NO_SIGNED = "Unable to parse 'data': attempt to access JSON non-signed-integer as signed-integer"
+NO_UNSIGNED = (
+    "Unable to parse 'data': attempt to access JSON non-unsigned-integer as unsigned-integer"
+)
+NO_SHAPE = "The schema can not convert input 'text_input' to tensor with proper shape"
+NO_ID = "Unable to parse 'id': attempt to access JSON non-string as string"
+NO_MEMBERS = "attempt to get members for non-object"
+NO_OBJECT = (
+    "Expected JSON object for keyword: 'parameters': attempt to access JSON non-object as object"
+)
+NESTED = "Converting keyword: 'parameters': "
+TWICE = "[request id: <id_unknown>] input 'text_input' already exists in request"
+NO_VERSION = (
+    "failed to get model version from specified version string '99999999999999999999' "
+    "(details: stol), version should be an integral value > 0"
+)
+MISSING = (
+    "[request id: <id_unknown>] expected number of inputs between 1 and 6 but got 0 inputs for "
+    "model 'vllm_like'. Got input(s) [], but missing required input(s) ['text_input']. Please "
+    "provide all required input(s)."
+)
+OTHER_BATCH = (
+    "[request id: <id_unknown>] input 'text_input' batch size does not match other inputs for "
+    "'trt_like'"
+)
+LARGE_BATCH = "[request id: <id_unknown>] inference request batch-size must be <= 4 for 'trt_like'"
+ENCODED = "Unsupported content-encoding, only 'identity' is supported."
+FIXED = "explicit model load / unload is not allowed if polling is enabled"
+OUR_MODELS = "a gateway's models are its configuration's; no client loads or unloads them"
+ONE_RESPONSE = (
+    "its own server has answered 200 when it finds that there is more than one response; asked for "
+    "one, we give one"
+)
+
+
+def get(id: str, path: str, **rest: Any) -> Case:  # noqa: A002 - a Case's field
+    """A question about the server or its models."""
+    return Case(id, "GET", path, **rest)
+
+
+def post(id: str, path: str, body: Any = b"", **rest: Any) -> Case:  # noqa: A002 - as above
+    """A request as bytes, or as what they say."""
+    sent = body if isinstance(body, bytes) else msgspec.json.encode(body)
+    return Case(id, "POST", path, body=sent, **rest)
+
+
+def say(id: str, body: Any, model: str = VLLM, **rest: Any) -> Case:  # noqa: A002 - as above
+    """A request to generate."""
+    return post(id, f"{model}/generate", body, **rest)
+
+
+def stream(id: str, body: Any, model: str = VLLM, **rest: Any) -> Case:  # noqa: A002 - as above
+    """A request to generate_stream, whose answer is these very bytes."""
+    kind = {"content-type": EVENTS}
+    return post(
+        id,
+        f"{model}/generate_stream",
+        body,
+        **{"content_type": "text/event-stream", "answer_headers": kind, **rest},
+    )
+
+
+def trt(id: str, body: Any, **rest: Any) -> Case:  # noqa: A002 - as above
+    """A request to generate of the other model."""
+    return say(id, body, TRT, profile="trtllm", **rest)
+
+
+def error(status: int, text: Any, **rest: Any) -> dict[str, Any]:
+    """E: exactly this key."""
+    return {"status": status, "body_is": {"error": text}, **rest}
+
+
+def parsing(reason: str) -> dict[str, Any]:
+    """The body is not JSON."""
+    return error(500, f"failed to parse the request JSON buffer: {reason}")
+
+
+def no_parameter(name: str, before: str = "") -> dict[str, Any]:
+    """What is no scalar is no parameter."""
+    must = "It should be either 'int', 'bool', or 'string'."
+    return error(400, f"{before}parameter '{name}' has invalid type. {must}")
+
+
+def text(said: Any, *, model: str = "vllm_like", name: str = "", **more: Any) -> bytes:
+    """A whole answer, or the data of an event: its keys are sorted."""
+    fields = {"model_name": model, "model_version": "1", "text_output": said, **more}
+    if name:
+        fields["id"] = name
+    return msgspec.json.encode(fields, order="sorted")
+
+
+def events(*data: bytes) -> bytes:
+    """A stream: these events and nothing else, no mark of its end either."""
+    return b"".join(b"data: " + one + b"\n\n" for one in data)
+
+
+def answers(said: Any, **more: Any) -> dict[str, Any]:
+    """The whole answer, to the byte."""
+    return {"body_is": text(said, **more)}
+
+
+def known(answer: Answer) -> None:
+    """The server's name, its version and what it can do."""
+    told = answer.json
+    expect(list(told) == ["name", "version", "extensions"], f"keys: {list(told)}")
+    expect(told["name"] == "triton", f"another's name: {told['name']}")
+    expect("binary_tensor_data" in told["extensions"], f"extensions: {told['extensions']}")
+
+
+def all_ready(answer: Answer) -> None:
+    """Every model of the list can answer."""
+    expect(answer.json, "no model is listed")
+    for one in answer.json:
+        expect(list(one) == ["name", "version", "state"], f"keys: {list(one)}")
+        expect(one["state"] == "READY", f"not ready: {one}")
+
+
+def mock_is_ready(answer: Answer) -> None:
+    """It was not unloaded."""
+    expect({"name": "mock_llm", "version": "1", "state": "READY"} in answer.json, "it is not there")
+
+
+CHUNKED: Mapping[str, Any] = {"transfer-encoding": "chunked", "content-length": None}
+A = {"text_input": "a"}
+AW = answers("a w0 w1 w2")
+EXPLODED = {"error": str}
+BATCH = {"max_tokens": [2, 2], "exclude_input_in_output": [True, True]}
+NO_MAX = re.compile(r".*but missing required input\(s\) \['max_tokens'\]\. Please .*")
+
+ASKING = (
+    get("TR-01", "/v2", check=known),
+    get("TR-02", "/v2/", **error(404, "Not Found", content_type=PLAIN)),
+    get(
+        "TR-03",
+        "/v2/health/live",
+        body_is=b"",
+        content_type=PLAIN,
+        answer_headers={"content-length": "0"},
+    ),
+    post("TR-04", "/v2/health/live", **error(405, "Method Not Allowed", content_type=PLAIN)),
+    get("TR-05", "/v2/models/nope", **error(404, UNKNOWN)),
+    get(
+        "TR-06",
+        f"{VLLM}/versions/9",
+        **error(404, "Request for unknown model: 'vllm_like' version 9 is not found"),
+    ),
+    get(
+        "TR-07",
+        "/v2/models/nope/ready",
+        **error(400, "Model version not ready", content_type=PLAIN),
+    ),
+    get(
+        "TR-08",
+        "/v2/models/nope/stats",
+        **error(400, "requested model 'nope' is not available"),
+    ),
+    post("TR-09", "/v2/repository/index", {"ready": True}, check=all_ready),
+    get("TR-09 GET", "/v2/repository/index", **error(405, "Method Not Allowed")),
+    post("TR-10", "/v2/repository/models/nope/unload", body_is=b""),
+    post(
+        "TR-10 load",
+        "/v2/repository/models/nope/load",
+        **error(500, "failed to load 'nope', failed to poll from model repository"),
+    ),
+)
+
+SAYING = (
+    say(
+        "TR-11",
+        {"id": "42", "text_input": "hi", "parameters": {"max_tokens": 2, "temperature": 0}},
+        answer_headers=CHUNKED,
+        **answers("hi w0 w1", name="42"),
+    ),
+    say(
+        "TR-12",
+        {"text_input": "hi", "parameters": {"max_tokens": 2, "temperature": 0}},
+        **answers("hi w0 w1"),
+    ),
+    say("TR-13", A | {"id": ""}, **AW),
+    say("TR-14", A | {"id": 42}, **error(500, NO_ID)),
+    say("TR-15", A | {"id": None}, **error(500, NO_ID)),
+    say("TR-16", A | {"id": 'q"b\\n\né'}, **answers("a w0 w1 w2", name='q"b\\n\né')),
+    say("TR-16 escaped", rb'{"text_input":"a","id":"\u00e9"}', **answers("a w0 w1 w2", name="é")),
+    say("TR-17", A, f"{VLLM}/versions/1", **AW),
+    say(
+        "TR-18",
+        A,
+        f"{VLLM}/versions/2",
+        **error(404, "Request for unknown model: 'vllm_like' version 2 is not found"),
+    ),
+    say("TR-18 abc", A, f"{VLLM}/versions/abc", **error(404, "Not Found", content_type=PLAIN)),
+    say("TR-19", A, f"{VLLM}/versions/99999999999999999999", **error(400, NO_VERSION)),
+    get("TR-20", f"{VLLM}/generate", **error(405, "Method Not Allowed")),
+    Case("TR-20 PUT", "PUT", f"{VLLM}/generate", body=A, **error(405, "Method Not Allowed")),
+    say("TR-21", b"{", **parsing("Missing a name for object member. at 1")),
+    say("TR-22", b"hello", **parsing("Invalid value. at 0")),
+    say("TR-23", b"", **parsing("The document is empty. at 0")),
+    say(
+        "TR-24",
+        b'{"text_input":"a"} x',
+        **parsing("The document root must not be followed by other values. at 19"),
+    ),
+    say("TR-25", b"[]", **error(500, NO_MEMBERS)),
+    say("TR-25 string", b'"x"', **error(500, NO_MEMBERS)),
+    say("TR-25 null", b"null", **error(500, NO_MEMBERS)),
+    say("TR-26", b"{}", **error(400, MISSING)),
+    say("TR-27", {"text_input": None}, **error(500, NO_STRING)),
+    say("TR-27 number", {"text_input": 5}, **error(500, NO_STRING)),
+    say("TR-28", {"text_input": ["a"]}, **AW),
+    say("TR-28 two", {"text_input": ["a", "b"]}, **error(400, NO_SHAPE)),
+    say("TR-28 none", {"text_input": []}, **error(400, NO_SHAPE)),
+    say("TR-29", {"text_input": ""}, **answers(" w0 w1 w2")),
+    say("TR-30", A | {"parameters": None}, **error(500, NO_OBJECT)),
+    say("TR-30 number", A | {"parameters": 1}, **error(500, NO_OBJECT)),
+    say("TR-30 array", A | {"parameters": []}, **error(500, NO_OBJECT)),
+    say("TR-30 string", A | {"parameters": "{}"}, **error(500, NO_OBJECT)),
+    say("TR-31", A | {"parameters": {}}, **AW),
+    say("TR-32", A | {"parameters": {"x": None}}, **no_parameter("x", NESTED)),
+    say("TR-32 array", A | {"parameters": {"x": [1]}}, **no_parameter("x", NESTED)),
+    say("TR-32 object", A | {"parameters": {"x": {"y": 1}}}, **no_parameter("x", NESTED)),
+    say("TR-33", A | {"stop": ["x"]}, **no_parameter("stop")),
+    say("TR-35", {"parameters": A}, **AW),
+    say("TR-35 twice", A | {"parameters": {"text_input": "b"}}, **error(400, NESTED + TWICE)),
+    say("TR-36", b'{"text_input":"a","text_input":"b"}', **error(400, TWICE)),
+    say("TR-37", A | {"sampling_parameters": {"max_tokens": 1}}, **error(500, NO_STRING)),
+    say("TR-37 string", A | {"sampling_parameters": '{"max_tokens":1}'}, **answers("a w0")),
+    say("TR-38", A | {"stream": "true"}, **error(500, NO_BOOLEAN)),
+    say("TR-38 number", A | {"stream": 1}, **error(500, NO_BOOLEAN)),
+    say("TR-38 null", A | {"stream": None}, **error(500, NO_BOOLEAN)),
+    say("TR-39", A | {"stream": True}, why=ONE_RESPONSE, **answers(" w0 w1 w2")),
+    say("TR-39 one", A | {"stream": True, "max_tokens": 1}, **answers(" w0")),
+    say(
+        "TR-40",
+        A | {"return_finish_reason": True, "return_num_output_tokens": True},
+        **answers("a w0 w1 w2", finish_reason="length", num_output_tokens=3),
+    ),
+    say("TR-41", A | {"n": 2}, **answers(["a w0 w1 w2", "a w0 w1 w2"])),
+    say("TR-42", A, "/v2/models/vllm_fails_first", **error(400, str)),
+)
+
+STREAMING = (
+    stream(
+        "TR-43",
+        A | {"stream": True, "id": "s1"},
+        body_is=events(*(text(f" w{k}", name="s1") for k in range(3))),
+    ),
+    stream("TR-44", A, body_is=events(text("a w0 w1 w2"))),
+    stream(
+        "TR-45", A | {"stream": True}, "/v2/models/vllm_fails_first", status=400, events=[EXPLODED]
+    ),
+    stream(
+        "TR-46",
+        A | {"stream": True},
+        "/v2/models/vllm_fails_third",
+        events=[
+            *({"model_name": str, "model_version": "1", "text_output": f" w{k}"} for k in range(2)),
+            EXPLODED,
+        ],
+    ),
+    stream("TR-47", A | {"stream": True, "max_tokens": 0}, body_is=b""),
+)
+
+BATCHES = (
+    trt("TR-48", A, **error(400, NO_MAX)),
+    trt("TR-48 5.5", A | {"max_tokens": 5.5}, **error(500, NO_SIGNED)),
+    trt("TR-48 '5'", A | {"max_tokens": "5"}, **error(500, NO_SIGNED)),
+    trt("TR-48 seed", A | {"max_tokens": 1, "seed": -1}, **error(500, NO_UNSIGNED)),
+    trt(
+        "TR-48 temperature",
+        A | {"max_tokens": 1, "temperature": 1},
+        **answers("a w0", model="trt_like"),
+    ),
+    trt("TR-49", BATCH | {"text_input": ["a", "b"]}, **answers([" w0 w1"] * 2, model="trt_like")),
+    trt(
+        "TR-49 mismatch",
+        {"text_input": ["a", "b"], "max_tokens": 1},
+        **error(400, OTHER_BATCH),
+    ),
+    trt(
+        "TR-49 five",
+        {"text_input": list("abcde"), "max_tokens": [1] * 5},
+        **error(400, LARGE_BATCH),
+    ),
+)
+
+REST = (
+    say("TR-51", A, headers={"content-encoding": "gzip"}, **error(400, ENCODED)),
+    say(
+        "TR-51 answer",
+        A,
+        headers={"accept-encoding": "gzip"},
+        answer_headers={"content-encoding": None},
+        **AW,
+    ),
+    post("TR-52", "/v2/repository/models/mock_llm/unload", why=OUR_MODELS, **error(503, FIXED)),
+    post("TR-52 index", "/v2/repository/index", why=OUR_MODELS, check=mock_is_ready),
+)
+
+CASES = (*ASKING, *SAYING, *STREAMING, *BATCHES, *REST)

@@ -1,0 +1,113 @@
+"""The cases of the wire document, and those that only what stands behind a server can answer."""
+
+import asyncio
+from collections.abc import AsyncGenerator, Sequence
+from typing import Any
+
+import msgspec
+import pytest
+
+from gateway.conformance.cases import Case
+from gateway.conformance.triton import CASES, VLLM, events, text
+from gateway.core.context import Context
+from gateway.core.types import Done, End, Event, GenerateRequest, Text
+from tests.conformance.conftest import Play
+from tests.conftest import MOCK, Serve
+
+OURS = {"TR-34", "TR-50"}
+"""The numbers whose tests stand here."""
+
+
+@pytest.mark.parametrize("case", CASES, ids=lambda case: case.id)
+async def test_case(play: Play, case: Case) -> None:
+    await play("triton", case)
+
+
+def test_every_number_has_its_case() -> None:
+    assert {case.number for case in CASES} | OURS == {f"TR-{n:02}" for n in range(1, 53)}
+    assert len({case.id for case in CASES}) == len(CASES)
+
+
+async def dump(request: GenerateRequest, context: Context) -> AsyncGenerator[Sequence[Event], None]:
+    """A model that tells which parameters it was given."""
+    yield [Text(msgspec.json.encode(dict(request.extra)).decode()), End("eos"), Done()]
+
+
+TOLD = [
+    ("1", 1),
+    ("1.5", 1.5),
+    ("true", True),
+    ('"s"', "s"),
+    ("1e3", 1000.0),
+    # The original has no integer so large and hands on a double; we hand on what was written.
+    (str(2**63), 2**63),
+]
+
+
+@pytest.mark.parametrize(("sent", "told"), TOLD)
+async def test_tr_34_parameters_keep_their_types(
+    serve: Serve, monkeypatch: pytest.MonkeyPatch, sent: str, told: Any
+) -> None:
+    gateway = await serve(MOCK)
+    monkeypatch.setattr(gateway.app.backends["words"], "answer", dump)
+    body = f'{{"text_input":"","exclude_input_in_output":true,"foo":{sent}}}'
+
+    answer = await gateway.http.post(f"{VLLM}/generate", content=body)
+
+    found = msgspec.json.decode(answer.json()["text_output"])["foo"]
+    assert (found, type(found)) == (told, type(told))
+
+
+async def test_tr_50_a_full_queue_is_told(serve: Serve) -> None:
+    """The worker takes one at a time, and two wait: of eight, three are answered."""
+    slow = MOCK.replace("words: {kind: echo,", "words: {kind: echo, delay: 60ms,")
+    worker = await serve(slow)
+    queue = f"{{dialect: openai, workers: [{worker.url}], max_concurrency: 1, queue: {{max: 2}}}}"
+    gateway = await serve(
+        f"""
+        listeners: [{{address: "127.0.0.1:0", dialects: [{{name: triton, profile: trtllm}}]}}]
+        backends: {{one: {queue}}}
+        models: {{trt_like: {{backend: one, model: vllm_like}}}}
+        """
+    )
+    body = {"text_input": "sleep", "max_tokens": 2}
+
+    answers = await asyncio.gather(
+        *(gateway.http.post("/v2/models/trt_like/generate", json=body) for _ in range(8))
+    )
+
+    assert sorted(answer.status_code for answer in answers) == [200] * 3 + [503] * 5
+    full = "[request id: <id_unknown>] Exceeds maximum queue size"
+    assert {one.json()["error"] for one in answers if one.status_code == 503} == {full}
+
+
+async def exchange(port: int, body: bytes, *, version: str = "1.1") -> tuple[bytes, bytes]:
+    """Head and body of the answer to generate_stream, as they came."""
+    reader, writer = await asyncio.open_connection("127.0.0.1", port)
+    head = f"POST {VLLM}/generate_stream HTTP/{version}\r\nHost: x\r\nConnection: close\r\n"
+    writer.write(f"{head}Content-Length: {len(body)}\r\n\r\n".encode() + body)
+    answer = await reader.read()
+    writer.close()
+    await writer.wait_closed()
+    found, _, rest = answer.partition(b"\r\n\r\n")
+    return found, rest
+
+
+async def test_tr_43_each_event_is_a_chunk(serve: Serve) -> None:
+    gateway = await serve(MOCK)
+
+    _, body = await exchange(gateway.port, b'{"text_input":"a","id":"s1","stream":true}')
+
+    said = [events(text(f" w{k}", name="s1")) for k in range(3)]
+    assert body == b"".join(b"%x\r\n%b\r\n" % (len(one), one) for one in [*said, b""])
+
+
+@pytest.mark.parametrize("stream", [b"true", b"false"])
+async def test_a_client_without_chunks_is_sent_none(serve: Serve, stream: bytes) -> None:
+    gateway = await serve(MOCK)
+
+    sent = b'{"text_input":"","max_tokens":1,"stream":%b}' % stream
+    head, body = await exchange(gateway.port, sent, version="1.0")
+
+    assert b"chunked" not in head
+    assert body == events(text(" w0"))

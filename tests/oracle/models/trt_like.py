@@ -1,0 +1,48 @@
+"""A model of the TensorRT-LLM ensemble's shape: it says " w0", " w1" ... to each prompt of a batch.
+
+As the scripted echo of the gateway does, it takes a prompt's words for its tokens and finds every
+token of its own as likely as the other.
+"""
+
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import triton_python_backend_utils as pb
+
+LOGPROB = -0.5
+WORDS = 8
+"""It ends by itself after so many."""
+
+
+class TritonPythonModel:
+    """What the Python backend looks for."""
+
+    def execute(self, requests: list[Any]) -> list[Any]:
+        return [pb.InferenceResponse(list(outputs(request))) for request in requests]
+
+
+def outputs(request: Any) -> Iterator[Any]:
+    """The text, and what was asked for beside it: a row for each prompt."""
+    given = {t.name(): t.as_numpy() for t in request.inputs()}
+    prompts = [one.decode() for one in given["text_input"].reshape(-1)]
+    count = min(int(given["max_tokens"].reshape(-1)[0]), WORDS)
+    said = "".join(f" w{k}" for k in range(count))
+    starts = [""] * len(prompts) if asked(given, "exclude_input_in_output") else prompts
+    yield tensor("text_output", [[(start + said).encode()] for start in starts], np.object_)
+    if asked(given, "return_log_probs"):
+        yield tensor("cum_log_probs", [[LOGPROB * count] for _ in prompts], np.float32)
+        yield tensor("output_log_probs", [[[LOGPROB] * count] for _ in prompts], np.float32)
+    if asked(given, "return_num_input_tokens"):
+        words = [[len(prompt.split())] for prompt in prompts]
+        yield tensor("num_input_tokens", words, np.int32)
+    if asked(given, "return_num_output_tokens"):
+        yield tensor("num_output_tokens", [[count] for _ in prompts], np.int32)
+
+
+def asked(given: dict[str, Any], flag: str) -> bool:
+    return flag in given and bool(given[flag].any())
+
+
+def tensor(name: str, values: list[Any], datatype: Any) -> Any:
+    return pb.Tensor(name, np.array(values, dtype=datatype))

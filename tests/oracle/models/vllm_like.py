@@ -1,0 +1,73 @@
+"""A model of the vLLM backend's shape: it says " w0", " w1" ... and knows nothing else.
+
+With the model parameter ``fail_at`` it fails instead of saying that word.
+"""
+
+import json
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import triton_python_backend_utils as pb
+
+EXPLODED = "the worker answered with an error"
+WORDS = 8
+"""It ends by itself after so many."""
+
+
+class TritonPythonModel:
+    """What the Python backend looks for."""
+
+    def initialize(self, args: dict[str, str]) -> None:
+        parameters = json.loads(args["model_config"])["parameters"]
+        said = parameters.get("fail_at", {}).get("string_value")
+        self._fail_at = None if said is None else int(said)
+
+    def execute(self, requests: list[Any]) -> None:
+        for request in requests:
+            sender = request.get_response_sender()
+            try:
+                for outputs in self._answers(request):
+                    sender.send(pb.InferenceResponse(outputs))
+            except Exception as error:  # noqa: BLE001 - the backend would name this file's lines
+                sender.send(pb.InferenceResponse(error=pb.TritonError(str(error))))
+            sender.send(flags=pb.TRITONSERVER_RESPONSE_COMPLETE_FINAL)
+
+    def _answers(self, request: Any) -> Iterator[list[Any]]:
+        given = {t.name(): t.as_numpy().reshape(-1)[0] for t in request.inputs()}
+        prompt = given["text_input"].decode()
+        parameters = json.loads(request.parameters())
+        if "sampling_parameters" in given:
+            parameters = json.loads(given["sampling_parameters"])
+        count = min(int(parameters.get("max_tokens", 3)), WORDS)
+        choices = int(parameters.get("n", 1))
+        reason = "length" if count < WORDS else "stop"
+        if given.get("stream", False):
+            for k in range(count):
+                self._fail(k)
+                ended = reason if k == count - 1 else "None"
+                yield outputs(given, f" w{k}", choices, ended, 1)
+            return
+        self._fail(0)
+        self._fail(count - 1)
+        text = "".join(f" w{k}" for k in range(count))
+        start = "" if given.get("exclude_input_in_output", False) else prompt
+        yield outputs(given, start + text, choices, reason, count)
+
+    def _fail(self, word: int) -> None:
+        if self._fail_at == word:
+            raise RuntimeError(EXPLODED)
+
+
+def outputs(given: dict[str, Any], text: str, choices: int, reason: str, tokens: int) -> list[Any]:
+    """One response: the text, and what was asked for beside it; each as often as choices."""
+    found = [tensor("text_output", [text.encode()] * choices, np.object_)]
+    if given.get("return_finish_reason", False):
+        found.append(tensor("finish_reason", [reason.encode()] * choices, np.object_))
+    if given.get("return_num_output_tokens", False):
+        found.append(tensor("num_output_tokens", [tokens] * choices, np.uint32))
+    return found
+
+
+def tensor(name: str, values: list[Any], datatype: Any) -> Any:
+    return pb.Tensor(name, np.array(values, dtype=datatype))

@@ -1,0 +1,137 @@
+"""The dialect held against a real Triton server: the same requests, the same answers."""
+
+import asyncio
+import random
+import re
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import httpx
+import pytest
+
+from gateway.conformance.cases import Case, play
+from gateway.conformance.triton import CASES
+from tests.conftest import Serve
+from tests.oracle.rows import DIFFERENCES, Row, asking, batching, saying
+from tests.oracle.rows_infer import inferring
+
+pytestmark = pytest.mark.oracle
+
+MODELS = (Path(__file__).parent / "gateway.yaml").read_text("utf-8")
+ROWS = [*asking(), *saying(), *batching(), *inferring()]
+TRUE = [case for case in CASES if not case.why]
+
+Seen = tuple[int, str | None, bytes]
+
+
+@pytest.fixture
+async def theirs(triton: str) -> AsyncIterator[httpx.AsyncClient]:
+    """A client of the real server."""
+    async with httpx.AsyncClient(base_url=triton, timeout=30) as http:
+        yield http
+
+
+@pytest.fixture
+async def ours(serve: Serve) -> httpx.AsyncClient:
+    """A client of the gateway."""
+    return (await serve(MODELS)).http
+
+
+async def ask(http: httpx.AsyncClient, row: Row, prefix: str = "") -> Seen:
+    """Status, content type and body."""
+    answer = await http.request(
+        row.method, prefix + row.path, content=row.body, headers=dict(row.headers)
+    )
+    return answer.status_code, answer.headers.get("content-type"), answer.content
+
+
+@pytest.mark.parametrize("row", ROWS, ids=lambda row: row.name)
+async def test_both_answer_alike(
+    theirs: httpx.AsyncClient, ours: httpx.AsyncClient, row: Row
+) -> None:
+    real = await ask(theirs, row)
+    own = await ask(ours, row, "/trtllm" if "trt_like" in row.path else "")
+
+    if row.differs:
+        assert own != real, f"no longer different: {DIFFERENCES[row.differs]}"
+    else:
+        assert own == real
+
+
+def test_every_difference_is_one_of_a_row() -> None:
+    assert {row.differs for row in ROWS} - {""} == DIFFERENCES.keys()
+
+
+@pytest.mark.parametrize("case", TRUE, ids=lambda case: case.id)
+async def test_the_conformance_cases_are_true(theirs: httpx.AsyncClient, case: Case) -> None:
+    await play(theirs, case, key=None)
+
+
+async def test_there_models_are_unloaded(theirs: httpx.AsyncClient) -> None:
+    """TR-52, which a gateway does not do."""
+    asked = Row("POST", "/v2/models/mock_llm/generate", b"{}")
+    gone = b'{"error":"Request for unknown model: \'mock_llm\' has no available versions"}'
+    listed = {"name": "mock_llm", "version": "1", "state": "UNAVAILABLE", "reason": "unloaded"}
+    try:
+        assert (await theirs.post("/v2/repository/models/mock_llm/unload")).is_success
+        async with asyncio.timeout(10):
+            while listed not in (await theirs.post("/v2/repository/index")).json():  # noqa: ASYNC110 - it tells nobody
+                await asyncio.sleep(0.05)
+        assert await ask(theirs, asked) == (404, "application/json", gone)
+    finally:
+        assert (await theirs.post("/v2/repository/models/mock_llm/load")).is_success
+
+
+GOOD = [
+    b'{"text_input":"hi\\u00e9\\ud83d\\ude00","parameters":{"a":1.5e3,"b":true,"e":"\\n"}}',
+    b'{"text_input":"a","x":null,"y":[1,2,{"x":-0}]}',
+    b'{"text_input":"a","a":NaN,"b":-Infinity,"c":false}',
+    b'{"text_input":"a","id":"7"}',
+    b" [1,2]\n",
+    b'\xef\xbb\xbf{"text_input":"a"}',
+]
+BITS = b'{}[]:,"\\/ubnt0123456789.eE+-NaIinfty \n\x00\x01dDcC8'
+
+
+def broken(draw: random.Random) -> bytes:
+    """A good body with a few bytes taken out, put in or changed."""
+    body = bytearray(draw.choice(GOOD))
+    for _ in range(draw.randint(1, 3)):
+        at = draw.randrange(len(body) + 1)
+        match draw.randrange(5):
+            case 0:
+                del body[at : at + draw.randint(1, 3)]
+            case 1:
+                body[at:at] = bytes([draw.choice(BITS)])
+            case 2:
+                body[at : at + 1] = bytes([draw.choice(BITS)])
+            case 3:
+                del body[at:]
+            case _:
+                body[at:at] = bytes(draw.choices(BITS, k=3))
+    return bytes(body)
+
+
+LONE = re.compile(rb"(?<!\\u[dD][89abAB][0-9a-fA-F]{2})\\u[dD][c-fC-F]")
+"""The second half of a surrogate pair without its first."""
+
+
+def readable(body: bytes) -> bool:
+    """Whether it says Unicode, and nothing to the model; DIFFERENCES has the rest."""
+    try:
+        body.decode()
+    except UnicodeDecodeError:
+        return False
+    return LONE.search(body) is None and b'"n"' not in body
+
+
+@pytest.mark.parametrize("seed", range(4))
+async def test_broken_bodies(theirs: httpx.AsyncClient, ours: httpx.AsyncClient, seed: int) -> None:
+    draw = random.Random(seed)
+    bodies = [body for body in (broken(draw) for _ in range(150)) if readable(body)]
+    assert len(bodies) > 100
+
+    rows = [Row("POST", "/v2/models/vllm_like/generate", body) for body in bodies]
+    differ = [row.body for row in rows if await ask(theirs, row) != await ask(ours, row)]
+
+    assert differ == []
