@@ -41,7 +41,7 @@ from gateway.core.types import (
     Want,
 )
 
-pytestmark = pytest.mark.asyncio(loop_scope="module")
+pytestmark = [pytest.mark.asyncio(loop_scope="module"), pytest.mark.slow]
 
 
 def context(seconds: float = 60.0, **timeouts: float) -> Context:
