@@ -11,6 +11,7 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from gateway.app import App, surroundings
+from gateway.commands.serve import built_in
 from gateway.config import load
 from gateway.telemetry import Record
 
@@ -19,7 +20,10 @@ settings.register_profile("thorough", max_examples=2000, deadline=None)
 settings.load_profile("thorough" if os.environ.get("CI") else "quick")
 
 HERE = Path(__file__).parent
-MOCK = (HERE / "mock.yaml").read_text("utf-8")
+CONFORMANCE, _ = built_in("conformance")
+MOCK = CONFORMANCE.partition("\nkeys:")[0]
+"""The same without keys."""
+ANYWHERE = {"PORT": "0", "ALONE_PORT": "0"}
 
 
 class Running(Struct):
@@ -46,7 +50,7 @@ async def serve() -> AsyncIterator[Serve]:
     async def start(text: str) -> Running:
         records: list[Record] = []
         outside = replace(surroundings(), observe=records.append)
-        app = App(load(text, "test.yaml", env=os.environ), outside)
+        app = App(load(text, "test.yaml", env=os.environ | ANYWHERE), outside)
         [url, *_] = await app.start()
         one = Running(url, app, records, httpx.AsyncClient(base_url=url, timeout=30))
         running.append(one)
@@ -60,5 +64,5 @@ async def serve() -> AsyncIterator[Serve]:
 
 @pytest.fixture
 async def mock(serve: Serve) -> Running:
-    """The gateway of the conformance cases, over the scripted echo."""
+    """The gateway of the conformance cases, over the scripted echo; it asks for no key."""
     return await serve(MOCK)

@@ -29,7 +29,8 @@ def serve(what: str | None, port: int | None, log_level: str, *, insecure: bool)
     """Serve a configuration (FILE), a worker (http://…), a local MODEL, or the built-in model.
 
     A model is a folder, a hub's name or package:NAME. With nothing given, a small built-in model
-    answers where torch is installed, and an echo where it is not.
+    answers where torch is installed, and an echo where it is not. The word conformance serves what
+    `interlingua conform` asks for.
     """
     logging.basicConfig(level=log_level.upper(), format="%(levelname)s %(name)s: %(message)s")
     config = _configuration(what, port, insecure=insecure)
@@ -47,7 +48,7 @@ def _configuration(what: str | None, port: int | None, *, insecure: bool) -> Con
             return read(what, env=os.environ, insecure=insecure)
         name, values = _without_file(what)
         env = {**os.environ, **values} | ({} if port is None else {"PORT": str(port)})
-        return load(*_built_in(name), env=env, insecure=insecure)
+        return load(*built_in(name), env=env, insecure=insecure)
     except ConfigError as error:
         click.echo(str(error), err=True)
         sys.exit(1)
@@ -60,13 +61,16 @@ def _without_file(what: str | None) -> tuple[str, Mapping[str, str]]:
             return ("local" if _has_torch() else "echo"), {}
         case str() if what.startswith(("http://", "https://")):
             return "proxy", {"WORKER": what.rstrip("/").removesuffix("/v1")}
+        case "conformance":
+            return "conformance", {}
         case str() if what.endswith((".yaml", ".yml", ".json")):
             raise click.UsageError(f"there is no file {what}")
         case _:
             return "local", {"MODEL": what}
 
 
-def _built_in(name: str) -> tuple[str, str]:
+def built_in(name: str) -> tuple[str, str]:
+    """The text of a built-in configuration, and what to call it."""
     file = resources.files("gateway") / "defaults" / f"{name}.yaml"
     return file.read_text("utf-8"), f"<built-in {name}.yaml>"
 

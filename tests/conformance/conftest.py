@@ -1,6 +1,5 @@
 """Plays a dialect's cases against a gateway on a real socket, over the scripted echo."""
 
-import hashlib
 import random
 from collections.abc import Awaitable, Callable
 from typing import Any
@@ -10,31 +9,45 @@ import msgspec
 import pytest
 import yaml
 
+from gateway.config.dialects import Dialects
 from gateway.conformance import cases
-from gateway.conformance.cases import KEY, Answer, Case
-from tests.conftest import HERE, MOCK, Serve
+from gateway.conformance.cases import Answer, Case
+from gateway.conformance.setting import Setting
+from protocols import DIALECTS
+from tests.conftest import CONFORMANCE, Serve
 
 Play = Callable[[str, Case], Awaitable[list[Answer]]]
 
 
 def configuration(dialect: str, case: Case) -> tuple[str, str]:
-    """The configuration that a case is played against, and the prefix of the dialect's paths."""
-    own = HERE / f"{dialect}.yaml"
-    config: dict[str, Any] = yaml.safe_load(own.read_text("utf-8") if own.is_file() else MOCK)
-    config["keys"] = [{"name": "conformance", "sha256": hashlib.sha256(KEY.encode()).hexdigest()}]
-    mounts: list[Any] = config["listeners"][0]["dialects"]
-    mount = next(one for one in map(as_mount, mounts) if one["name"] == dialect)
-    if case.alone or case.needs or case.profile:
-        mount = {"name": dialect, **case.needs}
-        if case.profile:
-            mount["profile"] = case.profile
-        mounts[:] = [mount]
-    return msgspec.json.encode(config).decode(), mount.get("prefix", "")
+    """The built-in configuration, with the listener that meets the case, and the mount's prefix.
+
+    Raises LookupError: a case that nothing there meets would never be played by a user either.
+    """
+    config: dict[str, Any] = yaml.safe_load(CONFORMANCE)
+    profiles = Dialects(DIALECTS).profiles(dialect)
+    for listener in config["listeners"]:
+        for name, prefix, setting in mounts(listener, profiles):
+            if name == dialect and not setting.lacks(case):
+                config["listeners"] = [listener]
+                return msgspec.json.encode(config).decode(), prefix
+    raise LookupError(f"no listener of the built-in configuration meets {case.id}")
 
 
-def as_mount(one: Any) -> dict[str, Any]:
-    """A listener's dialect in its long form."""
-    return one if isinstance(one, dict) else {"name": one}
+def mounts(listener: Any, profiles: tuple[str, ...]) -> list[tuple[str, str, Setting]]:
+    """Name, prefix and setting of each dialect of a listener."""
+    found = []
+    for one in listener["dialects"]:
+        options = dict(one) if isinstance(one, dict) else {"name": one}
+        name, prefix = options.pop("name"), options.pop("prefix", "")
+        setting = Setting(
+            profiles=profiles,
+            profile=options.pop("profile", None),
+            options=options,
+            alone=len(listener["dialects"]) == 1,
+        )
+        found.append((name, prefix, setting))
+    return found
 
 
 @pytest.fixture

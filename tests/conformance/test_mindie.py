@@ -1,23 +1,20 @@
-"""The cases of the wire document, against MindIE alone, in two releases."""
-
-from pathlib import Path
+"""The cases of the wire document, in two releases."""
 
 import httpx
 import pytest
 
 from gateway.conformance.cases import Case, play
 from gateway.conformance.mindie import CASES
+from tests.conformance.conftest import configuration
 from tests.conftest import Serve
-
-CONFIGURATION = (Path(__file__).parents[1] / "mindie.yaml").read_text("utf-8")
 
 
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.id)
 async def test_case(serve: Serve, case: Case) -> None:
-    gateway = await serve(CONFIGURATION)
-    url = f"{gateway.url}/{case.profile or '2x'}"
+    text, prefix = configuration("mindie", case)
+    gateway = await serve(text)
 
-    async with httpx.AsyncClient(base_url=url, timeout=30) as http:
+    async with httpx.AsyncClient(base_url=gateway.url + prefix, timeout=30) as http:
         await play(http, case)
 
     assert all(backend.running == 0 for backend in gateway.app.backends.values())  # type: ignore[attr-defined]

@@ -336,37 +336,6 @@ def test_completion_logprobs_are_columns(about: About) -> None:
     assert [piece["top_logprobs"] for piece in pieces] == [None, [top]]
 
 
-def test_a_style_of_another_family(about: About) -> None:
-    style = Style(
-        chunk=("choices", "created", "model", "object", "usage"),
-        chat_piece=("index", "logprobs", "delta", "finish_reason"),
-        opening=b'{"role":"assistant","content":null}',
-        bare_opening=True,
-        role="each",
-        closing=b'{"role":"assistant","content":""}',
-        usage="finish",
-        prefix=b"data:",
-    )
-    encoder = ChatEncoder(style, streamed(CHAT), about, model="other")
-    body = encoder.write([Text("a"), End("length"), Usage(2, 1), Served(fingerprint="x"), Done()])
-    tail = '"created":1700000000,"model":"other","object":"chat.completion.chunk"'
-    said = '"role":"assistant","content"'
-    usage = '{"prompt_tokens":2,"completion_tokens":1,"total_tokens":3}'
-    assert body.decode().split("\n\n") == [
-        f'data:{{"choices":[{{"index":0,"delta":{{{said}:null}},"finish_reason":null}}],{tail}}}',
-        (
-            f'data:{{"choices":[{{"index":0,"logprobs":null,"delta":{{{said}:"a"}},'
-            f'"finish_reason":null}}],{tail}}}'
-        ),
-        (
-            f'data:{{"choices":[{{"index":0,"logprobs":null,"delta":{{{said}:""}},'
-            f'"finish_reason":"length"}}],{tail},"usage":{usage}}}'
-        ),
-        "data: [DONE]",
-        "",
-    ]
-
-
 def test_what_the_worker_tells_of_itself_is_passed_on(about: About) -> None:
     events: list[Event] = [
         Served(fingerprint="fp_1"),

@@ -69,7 +69,7 @@ TABLE: list[tuple[e.GatewayError, int, str, str | None, str | None]] = [
     (e.QuotaExceeded("x"), 429, "insufficient_quota", "insufficient_quota", None),
     (e.InternalError("x"), 500, SERVER, "internal_error", None),
     (e.WorkerFailed("x"), 502, SERVER, "bad_gateway", None),
-    (e.WorkerUnreachable("x"), 502, SERVER, "bad_gateway", None),
+    (e.WorkerUnreachable("x"), 503, SERVER, "service_unavailable", None),
     (e.StreamBroken("x"), 502, SERVER, "bad_gateway", None),
     (e.Overloaded("x"), 503, SERVER, "service_unavailable", None),
     (e.DeadlineExceeded("x"), 504, SERVER, "timeout", None),

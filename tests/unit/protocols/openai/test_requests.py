@@ -346,3 +346,16 @@ def test_a_client_library_tells_how_long_it_waits(
 ) -> None:
     call = make_call("chat", C, {"x-stainless-read-timeout": said})
     assert DIALECT.decode(call).timeout == seconds
+
+
+def test_an_older_call_of_a_function_needs_no_answer(make_call: MakeCall) -> None:
+    called = {"role": "assistant", "function_call": {"name": "f", "arguments": "{}"}}
+    request = chat(make_call, messages=[*MESSAGES, called, *MESSAGES])
+
+    assert [call.name for call in request.messages[1].tool_calls] == ["f"]
+
+
+def test_a_call_may_be_answered_twice(make_call: MakeCall) -> None:
+    request = chat(make_call, messages=[*MESSAGES, CALLED, ANSWERED, ANSWERED])
+
+    assert [message.role for message in request.messages[2:]] == ["tool", "tool"]

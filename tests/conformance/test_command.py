@@ -1,0 +1,122 @@
+"""The command as its users run it: against a gateway in a process of its own."""
+
+import json
+import re
+import subprocess
+import sys
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from gateway.conformance.cases import cases_of
+from protocols import DIALECTS
+from tests.conftest import ANYWHERE, CONFORMANCE
+from tests.socket.test_command import Command
+
+pytestmark = pytest.mark.slow
+
+Outcomes = dict[str, str]
+
+
+def command(*arguments: str) -> list[str]:
+    return [sys.executable, "-m", "gateway", *arguments]
+
+
+def conform(url: str, *arguments: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        command("conform", url, *arguments),
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=100,
+    )
+
+
+def asked(told: subprocess.CompletedProcess[str]) -> dict[str, Any]:
+    found: dict[str, Any] = json.loads(told.stdout)
+    return found
+
+
+@pytest.fixture(scope="module")
+def urls() -> Iterator[list[str]]:
+    """Where ``interlingua serve conformance`` serves: every dialect, and one alone."""
+    gateway = Command("serve", "conformance", env=ANYWHERE)
+    gateway.serving()
+    yield re.findall(r"http://[\w.:]+", gateway.said())
+    gateway.close()
+
+
+def ways(dialect: str) -> list[tuple[int, str, list[str]]]:
+    """Listener, path and arguments by which, as the configuration says, a dialect is asked."""
+    known = [(0, "/mindie" if dialect == "mindie" else "", ["--dialect", dialect])]
+    for port, path, rest in re.findall(r"# http://127.0.0.1:800(\d)(\S*) (--.*)", CONFORMANCE):
+        arguments = rest.split()
+        if arguments[1] == dialect:
+            known.append((int(port), path, arguments))
+    return known
+
+
+@pytest.mark.parametrize("dialect", DIALECTS)
+def test_every_case_passes_somewhere_and_none_fails(urls: list[str], dialect: str) -> None:
+    passed = set[str]()
+    for listener, path, arguments in ways(dialect):
+        told = conform(urls[listener] + path, *arguments, "--json")
+
+        outcomes = {case["id"]: case["outcome"] for case in asked(told)["cases"]}
+        assert told.returncode == 0, told.stdout
+        assert set(outcomes.values()) <= {"passed", "not applicable"}
+        passed |= {one for one, outcome in outcomes.items() if outcome == "passed"}
+
+    assert passed == {case.id for case in cases_of(dialect)}
+
+
+def test_the_table_tells_each_case_and_the_sum(urls: list[str]) -> None:
+    told = conform(urls[0], "--dialect", "openai", "--only", "W41", "--only", "W1")
+
+    *rows, last = told.stdout.splitlines()
+    assert last == "2 passed, 0 failed, 2 not applicable"
+    assert re.fullmatch(r"W1 +POST /v1/chat/completions +passed", rows[0])
+    assert any(row.endswith("not applicable: needs unknown=reject") for row in rows)
+    assert told.returncode == 0
+
+
+def test_a_wrong_gateway_fails(urls: list[str]) -> None:
+    """The cases of one dialect, where only another is spoken."""
+    told = conform(urls[1], "--dialect", "triton")
+
+    *rows, last = told.stdout.splitlines()
+    assert told.returncode == 1
+    assert re.fullmatch(r"[0-3] passed, \d\d failed, \d+ not applicable", last)
+    assert any(re.search(r"failed: status: wanted 200, got 400", row) for row in rows)
+    assert "Traceback" not in told.stderr
+
+
+def test_a_wrong_key_fails(urls: list[str]) -> None:
+    told = conform(urls[0], "--dialect", "openai", "--only", "W1", "--key", "other")
+
+    assert told.returncode == 1
+    assert "wanted 200, got 401" in told.stdout
+
+
+WRONG = [
+    (["http://127.0.0.1:1", "--dialect", "openai"], "can't reach http://127.0.0.1:1"),
+    (["127.0.0.1:1", "--dialect", "openai"], "is no URL"),
+    (["http://127.0.0.1:1"], "Missing option '--dialect'"),
+    (["http://127.0.0.1:1", "--dialect", "nope"], "'nope' is not one of"),
+    (["http://127.0.0.1:1", "--dialect", "ovms", "--only", "OV-99"], "has no case OV-99"),
+    (["http://127.0.0.1:1", "--dialect", "ovms", "--profile", "x"], "it has 2026, 2024"),
+    (["http://127.0.0.1:1", "--dialect", "ovms", "--set", "v2=true"], "it has v1, kserve"),
+    (["http://127.0.0.1:1", "--dialect", "ovms", "--set", "v1=5"], "v1 must be true or false"),
+    # The cases are written for the defaults of what is not set, so here none is left to play.
+    (["http://127.0.0.1:1", "--dialect", "triton", "--set", "status=sane"], "0 passed, 0 failed"),
+]
+
+
+@pytest.mark.parametrize(("arguments", "said"), WRONG, ids=lambda one: str(one)[-30:])
+def test_wrong_usage(arguments: list[str], said: str) -> None:
+    told = conform(*arguments)
+
+    assert told.returncode == 2
+    assert said in told.stdout + told.stderr
+    assert "Traceback" not in told.stderr

@@ -1,0 +1,17 @@
+"""The cases of the wire document."""
+
+import pytest
+
+from gateway.conformance.cases import Case
+from gateway.conformance.openai import CASES
+from tests.conformance.conftest import Play
+
+
+@pytest.mark.parametrize("case", CASES, ids=lambda case: case.id)
+async def test_case(play: Play, case: Case) -> None:
+    await play("openai", case)
+
+
+def test_every_number_has_its_case() -> None:
+    assert {case.number for case in CASES} == {f"W{n}" for n in range(1, 84)}
+    assert len({case.id for case in CASES}) == len(CASES)
