@@ -7,7 +7,7 @@ import os
 import random
 import ssl
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, cast
 
 import msgspec
@@ -15,11 +15,12 @@ from msgspec.structs import asdict, replace
 
 from backends import KINDS
 from backends.upstream import AiohttpUpstream, Worker
+from gateway import __version__, openapi
 from gateway import config as c
 from gateway.auth import Keyring, Principal
 from gateway.core.catalog import ModelInfo
 from gateway.core.context import Timeouts
-from gateway.core.ports import Backend, Dialect
+from gateway.core.ports import Backend, Dialect, Reply
 from gateway.front.reference import Front
 from gateway.paths import Mount, Paths
 from gateway.router import Defaults, Model, Router, Target, compile_model
@@ -60,12 +61,14 @@ class App:
         settings = Settings(config.limits.body, make_timeouts(config.defaults.timeouts))
         self._fronts: list[tuple[c.Listener, Front]] = []
         for listener in config.listeners:
+            mounts = [make_mount(one) for one in listener.dialects]
             server = Server(
-                Paths([make_mount(one) for one in listener.dialects]),
+                Paths(mounts),
                 self.router,
                 keyring,
                 replace(settings, dialect_header=listener.dialect_header),
                 outside,
+                pages=make_pages(mounts, keyed=bool(config.keys)),
             )
             front = Front(
                 server.serve,
@@ -108,6 +111,12 @@ def make_dialect(name: str, profile: str | None, options: Mapping[str, Any]) -> 
 def make_mount(dialect: c.ListenerDialect) -> Mount:
     """A dialect, where a listener has it."""
     return Mount(make_dialect(dialect.name, dialect.profile, dialect.options), dialect.prefix)
+
+
+def make_pages(mounts: Sequence[Mount], *, keyed: bool) -> dict[str, Reply]:
+    """What a listener answers by itself."""
+    told = openapi.document(mounts, version=__version__, keyed=keyed)
+    return {"/health": Reply(200, b'{"status":"ok"}'), "/openapi.json": Reply(200, told)}
 
 
 def make_backend(settings: c.Backend, outside: Surroundings, defaults: c.Defaults) -> Backend:

@@ -11,15 +11,21 @@ from gateway.router import Route
 
 Section = TypeVar("Section", Sampling, Stopping)
 
+MOST_CHOICES = 8192
+"""The most answers to one request, over all its prompts. Each costs memory before it says a word,
+and no dialect promises more."""
+
 
 def fit(request: Request, route: Route, names: Mapping[str, str]) -> Request:
     """The request for the route's target.
 
     ``names`` gives the client's wire names of field paths. Raises InvalidParameter when the client
-    asks for more than the model's limit.
+    asks for more than the model's limit, or for more answers than anybody may.
     """
     if isinstance(request, EmbedRequest):
         return replace(request, model=route.target.model)
+    if request.choices > MOST_CHOICES:
+        raise _above(names.get("n", "n"), MOST_CHOICES, request.choices, "in all")
     defaults = route.model.defaults
     fitted = replace(
         request,
@@ -45,10 +51,10 @@ def _within(request: GenerateRequest, most: int, names: Mapping[str, str]) -> Ge
         return replace(request, stopping=replace(request.stopping, max_tokens=most))
     if asked > most:
         param = names.get("stopping.max_tokens", "max_tokens")
-        raise InvalidParameter(
-            f"'{param}' must be at most {most} for this model, got {asked}",
-            param=param,
-            problem="above",
-            got=asked,
-        )
+        raise _above(param, most, asked, "for this model")
     return request
+
+
+def _above(param: str, most: int, asked: int, where: str) -> InvalidParameter:
+    text = f"'{param}' must be at most {most} {where}, got {asked}"
+    return InvalidParameter(text, param=param, problem="above", got=asked)

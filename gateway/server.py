@@ -13,7 +13,7 @@ Whatever goes wrong is told in the caller's dialect: by ``refuse`` while nothing
 
 import asyncio
 import logging
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import aclosing
 
 from msgspec import Struct
@@ -107,8 +107,12 @@ class Server:
         keyring: Keyring,
         settings: Settings,
         surroundings: Surroundings,
+        *,
+        pages: Mapping[str, Reply],
     ) -> None:
+        """``pages``: what the gateway itself answers, to anybody, unless a dialect has the path."""
         self._paths = paths
+        self._pages = {path: page for path, page in pages.items() if not paths.claims(path)}
         self._router = router
         self._keyring = keyring
         self._settings = settings
@@ -132,8 +136,8 @@ class Server:
             self._observe(record)
 
     async def _serve(self, http: HttpRequest, sink: Sink, record: Record) -> None:
-        if http.path == "/health" and not self._paths.claims("/health"):
-            self._send(sink, Reply(200, b'{"status":"ok"}'), record)
+        if (page := self._pages.get(http.path)) is not None:
+            self._send(sink, page, record)
             return
         try:
             found = self._paths.find(http.method, http.path)

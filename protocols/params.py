@@ -5,7 +5,7 @@ worker's request, the report of what a pair of dialects loses, and the reference
 """
 
 from collections.abc import Iterable, Mapping
-from typing import Any, Literal, TypeVar
+from typing import Any, Literal, Protocol, TypeVar, runtime_checkable
 
 import msgspec
 from msgspec import Raw, Struct
@@ -58,6 +58,17 @@ class Param(Struct, frozen=True, kw_only=True):
     note: str = ""
 
 
+@runtime_checkable
+class Tabled(Protocol):
+    """A dialect that shows what it reads from clients: for the reference pages.
+
+    ``tables`` holds the rows by the ``Endpoint.variant`` whose requests they are; words after a
+    comma tell apart what one variant reads in several ways.
+    """
+
+    tables: Mapping[str, tuple[Param, ...]]
+
+
 class Values:
     """What was read: values by path, and the wire names that the client gave."""
 
@@ -106,8 +117,8 @@ def read(
 ) -> Values:
     """The parameters of ``table`` found in ``fields``, in the table's order.
 
-    ``at`` is put before a name in a complaint. Raises InvalidParameter for the first wrong one, with
-    the row as ``expected``.
+    ``at`` is put before a name in a complaint. Raises InvalidParameter for the first wrong one,
+    with the row as ``expected``.
     """
     values = into if into is not None else Values()
     for param in table:
@@ -155,7 +166,7 @@ def _check_range(param: Param, got: float, at: str) -> None:
 
 
 def _complaint(param: Param, problem: Problem, got: Any, text: str, at: str) -> InvalidParameter:
-    shown = repr(got) if isinstance(got, int | float | bool) else f"a {_kind(got)}"
+    shown = repr(got) if isinstance(got, int | float | bool) else _kind(got)
     name = at + param.wire
     return InvalidParameter(
         f"'{name}' {text}, got {shown}", param=name, problem=problem, expected=param, got=got
@@ -163,7 +174,15 @@ def _complaint(param: Param, problem: Problem, got: Any, text: str, at: str) -> 
 
 
 def _kind(got: Any) -> str:
-    return {str: "string", list: "list", dict: "object", type(None): "null"}.get(type(got), "value")
+    return _KINDS.get(type(got), "a value")
+
+
+_KINDS: Mapping[type, str] = {
+    str: "a string",
+    list: "a list",
+    dict: "an object",
+    type(None): "null",
+}
 
 
 _TYPES: Mapping[Type, str] = {
@@ -196,7 +215,8 @@ def _convert(param: Param, got: Any) -> Any:
             return tuple(got)
         case ("ints", list()) if all(type(x) is int for x in got):
             return tuple(got)
-    return _UNSET
+        case _:
+            return _UNSET
 
 
 def _to_float(got: int) -> Any:

@@ -2,6 +2,7 @@
 
 Dialect        one wire protocol towards clients
 Tokenizing     a dialect whose clients may ask for the tokens of a text
+Described      a dialect that can tell what its endpoints take and answer
 WorkerDialect  one wire protocol towards workers
 Backend        something that answers a request
 Tokenizer      a backend that knows the tokens of a text
@@ -10,7 +11,7 @@ A module that speaks both ways registers one object that is a Dialect and a Work
 """
 
 from collections.abc import AsyncGenerator, Mapping, Sequence
-from typing import Literal, Protocol, runtime_checkable
+from typing import Any, Literal, Protocol, runtime_checkable
 
 from msgspec import Struct
 
@@ -155,6 +156,25 @@ class Tokenizing(Protocol):
 
     def tokens(self, call: Call, tokens: Sequence[Token]) -> Reply:
         """The answer."""
+
+
+class Description(Struct, frozen=True):
+    """Endpoints in the words of OpenAPI 3.1.
+
+    ``operations`` holds an operation, without its path's parameters, for each ``Endpoint.variant``
+    that is told of. ``schemas`` are what these refer to as ``#/components/schemas/NAME``.
+    """
+
+    operations: Mapping[str, Mapping[str, Any]]
+    schemas: Mapping[str, Any]
+
+
+@runtime_checkable
+class Described(Protocol):
+    """What a dialect has beside that tells of itself."""
+
+    def describe(self) -> Description:
+        """What its endpoints take and answer. Names no model."""
 
 
 class WireRequest(Struct, frozen=True):

@@ -11,7 +11,7 @@ from gateway.core.types import EmbedRequest, GenerateRequest
 from protocols.openai.answers import ChatEncoder, Style, TextEncoder
 from protocols.openai.vectors import VectorEncoder
 
-_ASKED = Style(
+STYLE = Style(
     answer=("id", "object", "created", "model", "choices", "usage"),
     chat_choice=("index", "message", "finish_reason", "logprobs"),
     message=("role", "content", "reasoning_content", "refusal", "tool_calls", "function_call"),
@@ -22,12 +22,12 @@ _ASKED = Style(
     absent={},
     served_header="served-model-name",
 )
-_UNASKED = replace(_ASKED, usage="finish")
+_UNASKED = replace(STYLE, usage="finish")
 
 
 def generation(request: GenerateRequest, about: About, *, by_prompt: bool) -> Encoder:
     """What writes a conversation or a completion; ``by_prompt``: an index is the prompt's."""
-    style = _ASKED if "stream_options" in request.given else _UNASKED
+    style = STYLE if "stream_options" in request.given else _UNASKED
     if request.kind == "chat":
         return ChatEncoder(style, request, about, model=about.served_model)
     if by_prompt:
@@ -38,4 +38,4 @@ def generation(request: GenerateRequest, about: About, *, by_prompt: bool) -> En
 def vectors(request: EmbedRequest, about: About) -> Encoder:
     """What writes embeddings."""
     name = f"embd-{about.id}"
-    return VectorEncoder(_ASKED, request, about, id=name, model=about.served_model)
+    return VectorEncoder(STYLE, request, about, id=name, model=about.served_model)

@@ -7,13 +7,15 @@ from msgspec import Raw, json
 
 from gateway.core.catalog import Catalog, ModelInfo
 from gateway.core.errors import GatewayError
-from gateway.core.ports import About, Call, Encoder, Endpoint, Envelope, Reply
+from gateway.core.ports import About, Call, Description, Encoder, Endpoint, Envelope, Reply
 from gateway.core.types import EmbedRequest, Request
 from protocols.body import read_object, value
-from protocols.databricks import answers, errors, listing, requests, roles
+from protocols.databricks import answers, described, errors, listing, requests, roles
 from protocols.databricks.requests import Task
+from protocols.databricks.tables import TABLES
 from protocols.openai.reading import given, wrong_type
 from protocols.openai.requests import read_model
+from protocols.params import Param
 
 _encode = json.Encoder().encode
 _CompletionIndex = Literal["prompt", "flat"]
@@ -53,6 +55,7 @@ class Databricks:
     model_options: ClassVar[Mapping[str, Any]] = {"pay_per_token": bool}
     roots: tuple[str, ...] = ("/serving-endpoints", "/api/2.0", "/ai-gateway", "/.well-known")
     endpoints: tuple[Endpoint, ...] = _ENDPOINTS
+    tables: Mapping[str, tuple[Param, ...]] = TABLES
 
     def __init__(
         self,
@@ -121,6 +124,10 @@ class Databricks:
         """The wire name of each field."""
         del call
         return requests.NAMES
+
+    def describe(self) -> Description:
+        """What the endpoints take and answer."""
+        return described.describe()
 
     def _stream(self, call: Call, fields: Mapping[str, Raw]) -> bool:
         """Whether to stream: vectors never are. Raises InvalidParameter."""

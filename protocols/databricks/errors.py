@@ -76,6 +76,10 @@ _ROWS: Mapping[type[GatewayError], tuple[int, str]] = {
 }
 
 
+STATUSES = tuple((cls, status) for cls, (status, _) in _ROWS.items())
+"""The status of each class of errors."""
+
+
 def refuse(error: GatewayError) -> Reply:
     """The answer that tells of ``error``."""
     status, code = next(row for kind in type(error).__mro__ if (row := _ROWS.get(kind)))

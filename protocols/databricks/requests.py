@@ -33,12 +33,12 @@ Task = Literal["chat", "completion", "embedding"]
 Fields = dict[str, Raw]
 
 _TASKS: Mapping[str, Task] = {"messages": "chat", "prompt": "completion", "input": "embedding"}
-_STRICT: Mapping[Task, set[str]] = {
+STRICT: Mapping[Task, set[str]] = {
     "chat": tables.STRICT_CHAT,
     "completion": tables.STRICT_COMPLETION,
     "embedding": tables.STRICT_EMBEDDING,
 }
-_READING = Reading(
+READING = Reading(
     chat=tables.LENIENT_CHAT,
     completion=tables.LENIENT_COMPLETION,
     embedding=tables.EMBEDDING,
@@ -60,7 +60,7 @@ def task_of(fields: Fields) -> Task:
         if name in fields:
             return task
     for name in fields:
-        if not any(name in known for known in _STRICT.values()):
+        if not any(name in known for known in STRICT.values()):
             raise UnknownParameter(f"unknown field {name[:64]!r}", param=name[:64])
     text = "one of messages, prompt and input is required"
     raise InvalidParameter(text, param="messages", problem="missing")
@@ -69,7 +69,7 @@ def task_of(fields: Fields) -> Task:
 def check_known(fields: Fields, task: Task) -> None:
     """Every field must be one of the task's. Raises UnknownParameter."""
     for name in fields:
-        if name not in _STRICT[task]:
+        if name not in STRICT[task]:
             raise UnknownParameter(f"unknown field {name[:64]!r}", param=name[:64])
 
 
@@ -111,7 +111,7 @@ def _chat(fields: Fields, model: str, order: roles.RoleRules) -> GenerateRequest
     thinking = given(fields.pop("thinking", None))
     if bytes(fields.get("tools", b"")) == b"[]":
         del fields["tools"]
-    request = read_chat(fields, _READING, model=model)
+    request = read_chat(fields, READING, model=model)
     if b"tool_call_id" in bytes(fields["messages"]):
         roles.check_ids(value(fields["messages"]))
     messages = roles.modern(request.messages)
@@ -127,7 +127,7 @@ def _chat(fields: Fields, model: str, order: roles.RoleRules) -> GenerateRequest
 
 def _completion(fields: Fields, model: str, *, wrapped: bool) -> GenerateRequest:
     raw = params.read((tables.USE_RAW_PROMPT,), fields).get("asked.raw_prompt", not wrapped)
-    request = read_completion(fields, _READING, model=model)
+    request = read_completion(fields, READING, model=model)
     _check_texts(request.prompts, "prompt")
     mode: Literal["raw", "server"] = "raw" if raw else "server"
     templating = replace(request.templating, mode=mode)
@@ -136,7 +136,7 @@ def _completion(fields: Fields, model: str, *, wrapped: bool) -> GenerateRequest
 
 
 def _embedding(fields: Fields, model: str) -> EmbedRequest:
-    request = read_embedding(fields, _READING, model=model)
+    request = read_embedding(fields, READING, model=model)
     _check_texts(request.inputs, "input")
     return request
 
@@ -228,7 +228,10 @@ _ROWS: Mapping[Task, Mapping[str, Param]] = {
     "completion": {row.wire: row for row in tables.LENIENT_COMPLETION},
     "embedding": {row.wire: row for row in tables.EMBEDDING},
 }
-NAMES: Mapping[str, str] = params.names(
-    (*tables.LENIENT_CHAT, *tables.EMBEDDING, *tables.LENIENT_COMPLETION)
-)
+NAMES: Mapping[str, str] = {
+    "tools": "tools",
+    "tool_choice": "tool_choice",
+    "output": "response_format",
+    **params.names((*tables.LENIENT_CHAT, *tables.EMBEDDING, *tables.LENIENT_COMPLETION)),
+}
 """The wire name of each field path: the tasks do not contradict each other."""

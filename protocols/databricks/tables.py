@@ -4,6 +4,7 @@ Source: the reference of the Foundation Model REST API, for the ranges; what its
 and OpenAI's clients send is taken too, so that they can move.
 """
 
+from collections.abc import Mapping
 from typing import Any
 
 from protocols.openai import tables
@@ -78,6 +79,16 @@ LENIENT_COMPLETION = (
     *_EXTENSIONS,
 )
 """What may also come in ``extra_params``, and on the paths of OpenAI's clients."""
+
+TABLES: Mapping[str, tuple[Param, ...]] = {
+    "invocations, of a conversation": CHAT,
+    "invocations, of a completion": COMPLETION,
+    "invocations, of embeddings": EMBEDDING,
+    "chat": LENIENT_CHAT,
+    "completion": LENIENT_COMPLETION,
+    "embedding": EMBEDDING,
+}
+"""See ``protocols.params.Tabled``."""
 
 _ASIDE = {"model", "extra_params", "usage_context"}
 STRICT_CHAT = _ASIDE | {param.wire for param in CHAT} | {

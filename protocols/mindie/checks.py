@@ -15,7 +15,7 @@ from gateway.core.errors import InvalidParameter, Malformed, Problem
 from gateway.core.ports import Call
 from protocols import params
 from protocols.body import read_object, value
-from protocols.params import Param, Values
+from protocols.params import Param, Type, Values
 
 Kind = Literal["float", "integer", "unsigned", "boolean"]
 
@@ -39,11 +39,15 @@ class Row(Struct, frozen=True):
 
 
 class Check(Struct, frozen=True):
-    """A check that no row can say. ``field`` is the path that it sets."""
+    """A check that no row can say. ``field`` is the path that it sets.
+
+    ``type`` is that of the parameter, where it has no row beside.
+    """
 
     wire: str
     field: str
     run: Callable[[Mapping[str, Raw], Values], None]
+    type: Type | None = None
 
 
 Table = tuple[Row | Check, ...]
@@ -124,6 +128,17 @@ def names(table: Table) -> dict[str, str]:
         if not path.startswith(("asked.", "kept.")):
             found[path] = wire
     return found
+
+
+def rows(table: Table) -> tuple[Param, ...]:
+    """The parameters of a table, with those that a check reads."""
+    found = []
+    for step in table:
+        if isinstance(step, Row):
+            found.append(step.param)
+        elif step.type is not None:
+            found.append(Param(wire=step.wire, field=step.field, type=step.type))
+    return tuple(found)
 
 
 def shown(got: Any) -> str:

@@ -30,6 +30,7 @@ from protocols.mindie.checks import body, get, wrong
 from protocols.mindie.pieces import InputsEncoder, NativeEncoder, PromptEncoder
 from protocols.mindie.profiles import PROFILES, TEMPLATINGS, Prompts, Setup
 from protocols.mindie.texts import TextEncoder, TokensEncoder, headers_of
+from protocols.params import Param
 
 _MODEL = "/v2/models/{model}"
 
@@ -105,6 +106,12 @@ class MindIE:
             max_iter_times=max_iter_times,
         )
         self._text_names = checks.names(chosen.text)
+        self.tables: Mapping[str, tuple[Param, ...]] = {
+            "text": checks.rows(chosen.text),
+            "text_stream": checks.rows(chosen.text),
+            "chat": checks.rows(self._setup.chat),
+            **_TABLES,
+        }
         self._chat_names = checks.names(self._setup.chat) | _CHAT_NAMES
 
     def peek(self, call: Call) -> Envelope:
@@ -250,12 +257,22 @@ _OUTPUT_NAMES = {"output": "response_format", "sampling.beam_width": "use_beam_s
 _CHAT_NAMES = {
     **_OUTPUT_NAMES,
     "tools": "tools",
+    "tool_choice": "tool_choice",
     "logprobs.top": "top_logprobs",
     "templating.template": "chat_template",
     "templating.arguments": "chat_template_kwargs",
 }
 _PROMPT_NAMES = checks.names(tables.PROMPT)
 _INPUTS_NAMES = {**checks.names(tables.INPUTS), "adapter": "adapter_id"}
+_TABLES: Mapping[str, tuple[Param, ...]] = {
+    "tokens": checks.rows(tables.TOKENS),
+    "completion": checks.rows(tables.COMPLETION),
+    "generate": checks.rows(tables.INPUTS),
+    "generate_stream": checks.rows(tables.INPUTS),
+    "root": checks.rows(tables.INPUTS),
+    "generate, of a prompt": checks.rows(tables.PROMPT),
+    "native": checks.rows(tables.NATIVE),
+}
 _NAMES: Mapping[str, Mapping[str, str]] = {
     "tokens": checks.names(tables.TOKENS),
     "native": checks.names(tables.NATIVE),

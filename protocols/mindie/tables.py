@@ -201,7 +201,7 @@ def _stop(most: int) -> Check:
         values.given.add("stop")
         values.set("stopping.stop", tuple(got))
 
-    return Check("stop", "stopping.stop", run)
+    return Check("stop", "stopping.stop", run, "strings")
 
 
 def _fit(stops: list[Any]) -> bool:
@@ -267,8 +267,8 @@ def _thinking(fields: Mapping[str, Raw], values: Values) -> None:
         values.set("reasoning.budget", budget)
 
 
-_STOP_TOKEN_IDS = Check("stop_token_ids", "stopping.stop_token_ids", _stop_token_ids)
-_INCLUDE_STOP = Check("include_stop_str_in_output", "stopping.include_stop", _include_stop)
+_STOP_TOKEN_IDS = Check("stop_token_ids", "stopping.stop_token_ids", _stop_token_ids, "ints")
+_INCLUDE_STOP = Check("include_stop_str_in_output", "stopping.include_stop", _include_stop, "bool")
 _LOGPROBS_AGREE = Check("top_logprobs", "logprobs.top", _logprobs_agree)
 _THINKING = Check("chat_template_kwargs", "reasoning.budget", _thinking)
 

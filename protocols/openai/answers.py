@@ -36,7 +36,7 @@ from gateway.core.types import (
     TokenLogprob,
     Usage,
 )
-from protocols.openai.chunks import Chunks, choice_values, served_headers, shared_values, whole
+from protocols.openai.chunks import Chunks, choice_values, heading, shared_values, whole
 from protocols.openai.pieces import (
     CallPiece,
     Function,
@@ -72,19 +72,16 @@ class ChatEncoder:
         self.content_type = style.content_type
         self._style, self._request = style, request
         self._shared = shared_values(style.chat_prefix, about, id, model)
-        self._headers = served_headers(style, about) + headers
+        self._headers = heading(style, about, headers)
         shared = {**self._shared, "object": encode(style.chat_chunk_object)}
         self._chunks = Chunks(style, request, shared, chat=True)
         self._open: set[int] = set()
         self._called: set[int] = set()
-        role = b'"role":"assistant",' if style.role == "each" else b""
-        self._delta = b"{" + role + b"%b}"
-        self._content = b"{" + role + b'"content":'
 
     def headers(self) -> Headers:
         """See ``gateway.core.ports.Encoder``."""
         stream = self._style.stream_headers if self._request.stream else ()
-        return stream + self._headers
+        return stream + self._headers()
 
     def write(self, events: Sequence[Event]) -> bytes:
         """See ``gateway.core.ports.Encoder``."""
@@ -129,26 +126,24 @@ class ChatEncoder:
         before = b"" if index in self._open else self._opening(index)
         if not event.logprobs and not event.token_ids:
             head, tail = self._chunks.template(index)
-            return b"%b%b%b%b}%b" % (before, head, self._content, encode(event.text), tail)
+            return b'%b%b{"content":%b}%b' % (before, head, encode(event.text), tail)
         more = {}
         if event.logprobs:
             more["logprobs"] = encode(chat_logprobs(event.logprobs))
         if event.token_ids and self._request.want.token_ids:
             more["token_ids"] = encode(event.token_ids)
-        delta = self._content + encode(event.text) + b"}"
+        delta = b'{"content":%b}' % encode(event.text)
         return before + self._chunks.chunk(index, delta, **more)
 
     def _piece(self, index: int, fields: bytes) -> bytes:
         before = b"" if index in self._open else self._opening(index)
         head, tail = self._chunks.template(index)
-        return before + head + self._delta % fields + tail
+        return b"%b%b{%b}%b" % (before, head, fields, tail)
 
     def _opening(self, index: int, *, call: bool = False) -> bytes:
         self._open.add(index)
         delta = self._style.call_opening if call else self._style.opening
-        if delta is None:
-            return b""
-        return self._chunks.opening(index, delta)
+        return self._chunks.chunk(index, delta)
 
     def _call(self, event: CallStart | CallArguments) -> bytes:
         index = event.index
@@ -169,8 +164,6 @@ class ChatEncoder:
         before = b"" if index in self._open else self._opening(index)
         reason = self._reason(event.reason, called=index in self._called)
         more = {"finish_reason": encode(reason)}
-        if event.stop is not None:
-            more["stop_reason"] = encode(event.stop)
         return before + self._chunks.finish(index, self._style.closing, more)
 
     def _reason(self, reason: FinishReason, *, called: bool) -> str:
@@ -223,7 +216,7 @@ class TextEncoder:
         self.content_type = style.content_type
         self._style, self._request = style, request
         self._shared = shared_values(style.text_prefix, about, id, model)
-        self._headers = served_headers(style, about) + headers
+        self._headers = heading(style, about, headers)
         shared = {**self._shared, "object": encode(style.text_chunk_object)}
         self._chunks = Chunks(style, request, shared, chat=False)
         self._offsets: dict[int, int] = {}
@@ -231,7 +224,7 @@ class TextEncoder:
     def headers(self) -> Headers:
         """See ``gateway.core.ports.Encoder``."""
         stream = self._style.stream_headers if self._request.stream else ()
-        return stream + self._headers
+        return stream + self._headers()
 
     def write(self, events: Sequence[Event]) -> bytes:
         """See ``gateway.core.ports.Encoder``."""
@@ -254,11 +247,9 @@ class TextEncoder:
                 return self._text(index, text, event.logprobs, ids)
             case PromptEcho(index, text, logprobs):
                 return self._text(index, text, logprobs, ())
-            case End(reason, index, stop):
+            case End(reason, index):
                 more = {"finish_reason": encode(self._style.reasons[reason])}
-                if stop is not None:
-                    more["stop_reason"] = encode(stop)
-                return self._opened(index) + self._chunks.finish(index, b'""', more)
+                return self._chunks.finish(index, b'""', more)
             case Usage():
                 self._chunks.usage(event)
             case Served():
@@ -274,26 +265,17 @@ class TextEncoder:
     ) -> bytes:
         if not text and not logprobs and not ids:
             return b""
-        before = self._opened(index)
-        offset = self._offsets[index]
+        offset = self._offsets.get(index, 0)
         self._offsets[index] = offset + len(text)
         if not logprobs and not ids:
             head, tail = self._chunks.template(index)
-            return b"%b%b%b%b" % (before, head, encode(text), tail)
+            return b"%b%b%b" % (head, encode(text), tail)
         more = {}
         if logprobs:
             more["logprobs"] = encode(text_logprobs(logprobs, offset))
         if ids:
             more["token_ids"] = encode(ids)
-        return before + self._chunks.chunk(index, encode(text), **more)
-
-    def _opened(self, index: int) -> bytes:
-        if index in self._offsets:
-            return b""
-        self._offsets[index] = 0
-        if not self._style.text_opening:
-            return b""
-        return self._chunks.opening(index, b'""')
+        return self._chunks.chunk(index, encode(text), **more)
 
     def _choice(self, choice: ChoiceAnswer) -> bytes:
         values = {

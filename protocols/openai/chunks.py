@@ -50,8 +50,6 @@ def choice_values(style: Style, request: GenerateRequest, choice: ChoiceAnswer) 
     """What a whole choice holds in either kind of answer, as JSON."""
     index = choice.index // choices_per_index(style, request)
     values = {**style.absent, "index": b"%d" % index}
-    if choice.stop is not None:
-        values["stop_reason"] = encode(choice.stop)
     if choice.token_ids and request.want.token_ids:
         values["token_ids"] = encode(choice.token_ids)
     return values
@@ -77,11 +75,10 @@ class Chunks:
         self._shared = shared
         self._keys = style.chat_piece if chat else style.text_piece
         self._hole = "delta" if chat else "text"
-        self._mode = "none" if request.want.usage == "none" else style.usage
-        if request.want.usage == "each" and self._mode != "none":
-            self._mode = "each"
+        wanted = request.want.usage
+        self._mode = style.usage if wanted == "final" else wanted
         self._per_index = choices_per_index(style, request)
-        self._total = request.want.usage == "each" or self._mode == "separate"
+        self._total = self._mode in ("each", "separate")
         self._usage: Usage | None = None
         self._held: tuple[int, bytes, dict[str, bytes]] | None = None
         self._templates: dict[int, tuple[bytes, bytes]] = {}
@@ -100,13 +97,6 @@ class Chunks:
         piece["index"] = self._number(index)
         piece[self._hole] = body
         return self._frame(b"[" + ordered(self._keys, piece) + b"]", self._ordinary_usage())
-
-    def opening(self, index: int, body: bytes) -> bytes:
-        """A choice's first chunk."""
-        if not self._style.bare_opening:
-            return self.chunk(index, body)
-        piece = {"index": self._number(index), self._hole: body, "finish_reason": b"null"}
-        return self._frame(b"[" + ordered(self._keys, piece) + b"]", None)
 
     def finish(self, index: int, body: bytes, more: dict[str, bytes]) -> bytes:
         """A choice's last chunk, held back if usage will go into it."""

@@ -1,8 +1,4 @@
-"""Reading workers' answers: streams and whole ones, conversations and completions, and vectors.
-
-A family whose workers name their finish reasons otherwise gives its own ``reasons``; one that maps
-to None is a failure of the worker.
-"""
+"""Reading workers' answers: streams and whole ones, conversations and completions, and vectors."""
 
 import base64
 import binascii
@@ -13,7 +9,7 @@ from typing import Any, Final
 import msgspec
 
 from gateway.core import sse
-from gateway.core.errors import StreamBroken, WorkerFailed
+from gateway.core.errors import GatewayError, StreamBroken, WorkerFailed
 from gateway.core.types import (
     Done,
     EmbedRequest,
@@ -52,7 +48,9 @@ REASONS: Final[Mapping[str, FinishReason | None]] = {
     "tool_calls": "tool_calls",
     "function_call": "tool_calls",
     "content_filter": "content_filter",
+    "invalid flag": None,
 }
+"""By their names, of which some are those of workers akin; None is a failure of the worker."""
 _LARGEST = 1 << 28
 """Bytes of an answer in one piece."""
 _BOM = b"\xef\xbb\xbf"
@@ -81,12 +79,10 @@ class AnswerDecoder:
         self,
         request: GenerateRequest,
         *,
-        reasons: Mapping[str, FinishReason | None] = REASONS,
         echoes: bool = False,
     ) -> None:
         self._request = request
         self._echoes = echoes
-        self._reasons = reasons
         self._splitter = sse.Splitter()
         self._whole: bytearray | None = None
         self._begun = False
@@ -94,9 +90,12 @@ class AnswerDecoder:
         self._served = False
         self._usage: Usage | None = None
         self._choices: dict[int, _Choice] = {}
+        self._failed: GatewayError | None = None
 
     def feed(self, data: bytes) -> Sequence[Event]:
         """See ``gateway.core.ports.Decoder``."""
+        if self._failed is not None:
+            raise self._failed
         if not self._begun:
             start = data.removeprefix(_BOM).lstrip()
             if not start:
@@ -111,14 +110,21 @@ class AnswerDecoder:
                 raise WorkerFailed("The worker's answer is too large.")
             return ()
         events: list[Event] = []
-        for payload in self._splitter.feed(data):
-            if self._done:
-                break
-            self._event(payload, events)
+        try:
+            for payload in self._splitter.feed(data):
+                if self._done:
+                    break
+                self._event(payload, events)
+        except GatewayError as error:
+            if not events:
+                raise
+            self._failed = error  # told when what came before it in the same read is passed on
         return events
 
     def close(self) -> Sequence[Event]:
         """See ``gateway.core.ports.Decoder``."""
+        if self._failed is not None:
+            raise self._failed
         if self._done:
             return ()
         if self._whole is not None:
@@ -258,7 +264,7 @@ class AnswerDecoder:
         choice = self._choice(index)
         choice.ended = True
         choice.calls.close()
-        reason = self._reasons.get(wire.finish_reason or "", "unknown")
+        reason = REASONS.get(wire.finish_reason or "", "unknown")
         if reason is None:
             raise WorkerFailed(f"The worker broke off ({(wire.finish_reason or '')[:32]}).")
         stop = wire.stop_reason if wire.stop_reason is not None else wire.matched_stop

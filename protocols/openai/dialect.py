@@ -1,7 +1,7 @@
 """The dialect itself: paths, and what answers each of them."""
 
 from collections.abc import Mapping
-from typing import ClassVar, Final, Literal
+from typing import Any, ClassVar, Final, Literal
 
 import msgspec
 from msgspec import UNSET, Struct, UnsetType
@@ -13,16 +13,18 @@ from gateway.core.ports import (
     About,
     Call,
     Decoder,
+    Description,
     Encoder,
     Endpoint,
     Envelope,
+    Headers,
     Reply,
     WireRequest,
 )
 from gateway.core.types import EmbedRequest, Request
 from protocols import params
 from protocols.body import read_object, value
-from protocols.openai import errors, faults
+from protocols.openai import described, errors, faults
 from protocols.openai.answers import ChatEncoder, Style, TextEncoder
 from protocols.openai.decoder import AnswerDecoder, VectorDecoder
 from protocols.openai.profiles import PROFILES
@@ -37,11 +39,13 @@ from protocols.openai.requests import (
 )
 from protocols.openai.vectors import VectorEncoder
 from protocols.openai.worker import Writer
+from protocols.schema import Schema, answer, array, record, ref, refusals, structs
 
 _encode = msgspec.json.Encoder().encode
 
 _NAMES: Final[Mapping[str, str]] = {
     "tools": "tools",
+    "tool_choice": "tool_choice",
     "parallel_tools": "parallel_tool_calls",
     "output": "response_format",
     "stopping.max_tokens": "max_tokens",
@@ -52,6 +56,9 @@ _NAMES: Final[Mapping[str, str]] = {
     "logprobs.prompt": "logprobs",
 }
 """What is no scalar of its own."""
+
+_VERSION: Final[Headers] = (("openai-version", "2020-10-01"),)
+"""On every answer and refusal, as clients' logs and proxies look for it."""
 
 
 class _Peek(Struct):
@@ -116,6 +123,7 @@ class OpenAI:
 
     name: str = "openai"
     profiles: ClassVar[tuple[str, ...]] = tuple(PROFILES)
+    model_options: ClassVar[Mapping[str, Any]] = {}
 
     def __init__(
         self,
@@ -133,12 +141,17 @@ class OpenAI:
         self.endpoints: tuple[Endpoint, ...] = endpoints(prefix)
         self.probe = WireRequest(f"{prefix}/models", b"", method="GET")
         self._reading: Reading = msgspec.structs.replace(READING, unknown=unknown)
-        self._style = Style()
+        self._style = Style(headers=_VERSION, elapsed_header="openai-processing-ms")
         self._writer = Writer(chosen, prefix, powers=powers)
         self._names: Mapping[str, Mapping[str, str]] = {
             "chat": {**params.names(self._reading.chat), **_NAMES},
             "completion": {**_NAMES, **params.names(self._reading.completion)},
             "embedding": params.names(self._reading.embedding),
+        }
+        self.tables: Mapping[str, tuple[params.Param, ...]] = {
+            "chat": self._reading.chat,
+            "completion": self._reading.completion,
+            "embedding": self._reading.embedding,
         }
 
     # --- towards clients --------------------------------------------------------------------------
@@ -172,19 +185,45 @@ class OpenAI:
 
     def refuse(self, error: GatewayError, call: Call | None) -> Reply:
         """See ``gateway.core.ports.Dialect``."""
-        return errors.refuse(error, call)
+        del call
+        reply = errors.refuse(error)
+        return msgspec.structs.replace(reply, headers=reply.headers + _VERSION)
 
     def inform(self, call: Call, catalog: Catalog) -> Reply:
         """See ``gateway.core.ports.Dialect``."""
         if call.endpoint.variant == "models":
             cards = [model_card(model, model.name) for model in catalog.models()]
-            return Reply(200, _encode({"object": "list", "data": cards}))
+            return _listed({"object": "list", "data": cards})
         name = call.params["model"]
-        return Reply(200, _encode(model_card(catalog.find(name), name)))
+        return _listed(model_card(catalog.find(name), name))
 
     def names(self, call: Call) -> Mapping[str, str]:
         """See ``gateway.core.ports.Dialect``."""
         return self._names.get(call.endpoint.variant, {})
+
+    def describe(self) -> Description:
+        """See ``gateway.core.ports.Described``."""
+        error = ref("ErrorAnswer")
+        refused = refusals(errors.STATUSES, error)
+        models: dict[str, Schema] = {"object": {"const": "list"}, "data": array(ref("ModelCard"))}
+        return Description(
+            {
+                **described.operations(self._reading, refused, error),
+                "models": {
+                    "summary": "List the models.",
+                    "responses": {"200": answer(record(models, *models)), **refused},
+                },
+                "model": {
+                    "summary": "Tell of one model.",
+                    "responses": {"200": answer(ref("ModelCard")), **refused},
+                },
+            },
+            {
+                **described.answers(self._style),
+                **structs(ModelCard, errors.ErrorBody),
+                "ErrorAnswer": record({"error": ref("ErrorBody")}, "error"),
+            },
+        )
 
     # --- towards workers --------------------------------------------------------------------------
 
@@ -205,6 +244,10 @@ class OpenAI:
     def read_error(self, status: int, headers: Mapping[str, str], body: bytes) -> GatewayError:
         """See ``gateway.core.ports.WorkerDialect``."""
         return faults.read_error(status, headers, body)
+
+
+def _listed(body: Any) -> Reply:
+    return Reply(200, _encode(body), (("Content-Type", "application/json"), *_VERSION))
 
 
 class ModelCard(Struct):

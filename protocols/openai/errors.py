@@ -32,8 +32,9 @@ from gateway.core.errors import (
     UnknownParameter,
     Unsupported,
     WorkerError,
+    WorkerUnreachable,
 )
-from gateway.core.ports import Call, Headers, Reply
+from gateway.core.ports import Headers, Reply
 from protocols.openai.reading import kind
 from protocols.params import Param
 
@@ -80,10 +81,15 @@ _ROWS: Mapping[type[GatewayError], _Row] = {
     Overloaded: _Row(503, _SERVER, "service_unavailable"),
     DeadlineExceeded: _Row(504, _SERVER, "timeout"),
     WorkerError: _Row(502, _SERVER, "bad_gateway"),
+    WorkerUnreachable: _Row(503, _SERVER, "service_unavailable"),
 }
 
 _VALUES = frozenset({"messages", "prompt", "input", "model", "n", "response_format", "tool_choice"})
 """Parameters every model has: where one is not supported, its value is meant."""
+
+
+STATUSES = tuple((cls, row.status) for cls, row in _ROWS.items())
+"""The status of each class of errors."""
 
 
 def describe(error: GatewayError) -> tuple[int, ErrorBody]:
@@ -106,11 +112,9 @@ def describe(error: GatewayError) -> tuple[int, ErrorBody]:
     return found.status, ErrorBody(_message(error), kind_, param, code)
 
 
-def refuse(error: GatewayError, call: Call | None = None) -> Reply:
+def refuse(error: GatewayError) -> Reply:
     """The answer that tells of an error before anything was sent."""
     status, body = describe(error)
-    if isinstance(error, PathNotFound) and call is not None:
-        body.message = f"Invalid URL ({call.endpoint.method} {call.path[:256]})"
     headers = (("Content-Type", "application/json"), *_headers(error))
     return Reply(status, _encode({"error": body}), headers)
 
@@ -130,6 +134,8 @@ def _headers(error: GatewayError) -> Headers:
             return (("x-should-retry", "false"),)
         case GatewayError(retry_after=float() | int() as seconds):
             return (("Retry-After", str(max(1, -int(-seconds // 1)))),)
+        case WorkerUnreachable():
+            return (("Retry-After", "1"),)
         case _:
             return ()
 
@@ -160,8 +166,8 @@ def _code(error: InvalidParameter) -> str | None:
             return "string_above_max_length"
         case "too_long", _:
             return "array_above_max_length"
-        case problem, _:
-            return _CODES.get(problem)
+        case _:
+            return _CODES.get(error.problem)
 
 
 def _number(error: InvalidParameter) -> str:
@@ -182,6 +188,8 @@ def _message(error: GatewayError) -> str:
             return f"We could not parse the JSON body of your request: {error.message}"
         case ModelNotFound(model=model):
             return f"The model `{model}` does not exist or you do not have access to it."
+        case PathNotFound(method=method, path=path) if path:
+            return f"Invalid URL ({method} {path[:256]})"
         case Unauthorized(missing=True):
             return (
                 "You didn't provide an API key. You need to provide your API key in an "
@@ -216,11 +224,6 @@ def _parameter(error: InvalidParameter, param: Param) -> str:
         case "value":
             names = ", ".join(f"'{name}'" for name in param.choices)
             return f"Invalid value: '{_shown(got)}'. Supported values are: {names}."
-        case "empty":
-            return (
-                f"Invalid '{at}': empty array. Expected an array with minimum length "
-                f"{param.min_items}, but got an array with length {len(got)} instead."
-            )
         case "too_long":
             return (
                 f"Invalid '{at}': array too long. Expected an array with maximum length "

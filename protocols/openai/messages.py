@@ -66,14 +66,17 @@ def read_messages(raw: Raw | None, rules: Rules = RULES) -> tuple[Message, ...]:
     if not found:
         raise empty("messages", found)
     messages = [_message(got, f"messages[{i}]", rules) for i, got in enumerate(found)]
-    _modernise(messages)
     if rules.tool_turns:
         check_tool_turns(messages)
+    _modernise(messages)
     return tuple(messages)
 
 
 def check_tool_turns(messages: Sequence[Message]) -> None:
-    """Calls and their answers must match. Raises InvalidParameter, as a conflict."""
+    """Calls and their answers must match. Raises InvalidParameter, as a conflict.
+
+    The older calls of functions, which have no id, need no answer.
+    """
     waiting: list[str] = []
     open_calls: set[str] = set()
     for i, message in enumerate(messages):
@@ -89,7 +92,7 @@ def check_tool_turns(messages: Sequence[Message]) -> None:
                 waiting.remove(message.tool_call_id)
             continue
         _check_answered(waiting, at)
-        waiting = [call.id for call in message.tool_calls]
+        waiting = [call.id for call in message.tool_calls if call.id]
         open_calls = set(waiting)
     _check_answered(waiting, f"messages.[{len(messages) - 1}].role")
 

@@ -10,7 +10,7 @@ from typing import Any
 
 from msgspec import Struct
 
-from gateway.core.types import Choice, Grammar, OutputFormat, Regex
+from gateway.core.types import Grammar, OutputFormat, Regex
 from protocols.openai.guides import write_structured_outputs
 from protocols.openai.messages import Writing
 from protocols.openai.tables import CHAT_EXTENSIONS, EFFORTS, EMBEDDING, EXTENSIONS, SHARED, row
@@ -88,9 +88,7 @@ def _llamacpp_guide(output: OutputFormat) -> Mapping[str, Any]:
 
 
 def _vllm_guide(output: OutputFormat) -> Mapping[str, Any]:
-    if isinstance(output, Regex | Choice | Grammar):
-        return {"structured_outputs": write_structured_outputs(output)}
-    return {}
+    return {"structured_outputs": write_structured_outputs(output)}
 
 
 _VLLM_BOTH = (

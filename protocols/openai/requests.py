@@ -64,8 +64,8 @@ TEXT_FIELDS = GUIDES | {"model", "prompt", "logit_bias", "stream_options", "resp
 EMBEDDING_FIELDS = frozenset({"model", "input"})
 """What is read by its own function instead of a table's row."""
 
-_METADATA = 16, 64, 512
-_IDENTIFIER = 64
+METADATA = 16, 64, 512
+IDENTIFIER = 64
 _MOST_INPUTS = 2048
 
 
@@ -351,15 +351,15 @@ def _output(fields: Mapping[str, Raw]) -> OutputFormat | None:
 def _labels(values: Values, fields: Mapping[str, Raw]) -> dict[str, str]:
     labels = dict(values.section("labels"))
     identifier = labels.get("safety_identifier", "")
-    if len(identifier) > _IDENTIFIER:
-        raise too_long("safety_identifier", _IDENTIFIER, identifier)
+    if len(identifier) > IDENTIFIER:
+        raise too_long("safety_identifier", IDENTIFIER, identifier)
     if raw := given(fields.get("metadata")):
         labels |= _metadata(raw)
     return labels
 
 
 def _metadata(raw: Raw) -> dict[str, str]:
-    most, longest_key, longest = _METADATA
+    most, longest_key, longest = METADATA
     items = as_object(raw, "metadata")
     if len(items) > most:
         text = f"Invalid 'metadata': too many properties. Expected at most {most}."

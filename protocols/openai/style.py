@@ -45,7 +45,6 @@ class Style(Struct, frozen=True, kw_only=True):
         "function_call",
     )
     text_choice: tuple[str, ...] = ("text", "index", "logprobs", "finish_reason", "token_ids")
-    """Also known in choices and pieces: ``stop_reason``, the stop that was hit."""
     chunk: tuple[str, ...] = (
         "id",
         "object",
@@ -67,20 +66,15 @@ class Style(Struct, frozen=True, kw_only=True):
     text_chunk_object: str = "text_completion"
     chat_prefix: str = "chatcmpl-"
     text_prefix: str = "cmpl-"
-    opening: bytes | None = b'{"role":"assistant","content":""}'
-    """The delta of each choice's first chunk; None: there is no such chunk."""
-    call_opening: bytes | None = b'{"role":"assistant","content":null}'
+    opening: bytes = b'{"role":"assistant","content":""}'
+    """The delta of each choice's first chunk."""
+    call_opening: bytes = b'{"role":"assistant","content":null}'
     """The same where the first to come is a tool call."""
-    text_opening: bool = False
-    """A completion's choice, too, starts with an empty chunk."""
-    bare_opening: bool = False
-    """The opening chunk has neither usage nor the keys of ``absent``."""
-    role: Literal["first", "each"] = "first"
     closing: bytes = b"{}"
     """The delta of the chunk that holds the finish reason."""
-    usage: Literal["separate", "finish", "none", "each"] = "separate"
-    """Where a stream tells usage, if the request wants it: in a chunk without choices, in the last
-    finish chunk, nowhere, or the running figure in every chunk."""
+    usage: Literal["separate", "finish"] = "separate"
+    """Where a stream tells usage, if the request wants it: in a chunk without choices, or in the
+    last finish chunk. A request may want the running figure, which is in every chunk."""
     silent: bytes = b"null"
     """The content of a whole message that only calls tools or refuses."""
     reasons: Mapping[FinishReason, str] = field(default_factory=lambda: REASONS)

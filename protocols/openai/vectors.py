@@ -10,7 +10,7 @@ from gateway.core.aggregate import Answer
 from gateway.core.errors import GatewayError
 from gateway.core.ports import About, Headers, Reply
 from gateway.core.types import EmbedRequest, Event
-from protocols.openai.chunks import served_headers
+from protocols.openai.chunks import heading
 from protocols.openai.pieces import EmbeddingUsage, encode
 from protocols.openai.style import Style
 
@@ -54,11 +54,11 @@ class VectorEncoder:
         self._style, self._request = style, request
         self._id = UNSET if id is None else id
         self._model = about.model if model is None else model
-        self._headers = served_headers(style, about) + headers
+        self._headers = heading(style, about, headers)
 
     def headers(self) -> Headers:
         """See ``gateway.core.ports.Encoder``."""
-        return self._headers
+        return self._headers()
 
     def write(self, events: Sequence[Event]) -> bytes:
         """See ``gateway.core.ports.Encoder``; there is nothing to stream."""

@@ -20,7 +20,13 @@ _WRONG_ENDPOINT = (
 )
 _NOT_JSON = "Non-json request received in {} calculator"
 _GENERATES = ("chat", "completion")
-_NAMES = params.names(row.param for row in tables.ALL)
+_NAMES = {
+    "tools": "tools",
+    "tool_choice": "tool_choice",
+    "output": "response_format",
+    "templating.arguments": "chat_template_kwargs",
+    **params.names(row.param for row in tables.ALL),
+}
 
 
 class _Model(Struct):
@@ -97,6 +103,9 @@ class OVMS:
             raise ValueError(f"ovms has no profile {chosen!r}; it has {known}")
         self._early = chosen == "2024"
         self._version = chosen
+        self.tables: Mapping[str, tuple[params.Param, ...]] = (
+            tables.EARLY_TABLES if self._early else tables.TABLES
+        )
         roots = ("/v3", "/v1") if v1 else ("/v3",)
         self.roots: tuple[str, ...] = (*roots, "/v2") if kserve else roots
         self.endpoints: tuple[Endpoint, ...] = (

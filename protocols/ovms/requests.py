@@ -17,7 +17,6 @@ from protocols.ovms import tables
 from protocols.ovms.messages import read_format, read_messages, read_tools, wrong
 from protocols.params import Values
 
-MOST_STOPS = 16
 BEST_OF_LIMIT = 20
 MOST_INPUTS = 500
 """The documented default; the sources that were read have no such check, and so no text for it."""
@@ -197,8 +196,8 @@ def _stop(raw: Raw | None) -> tuple[str, ...]:
             return ()
         case str():
             return (got,)
-        case list() if len(got) > MOST_STOPS:
-            raise wrong(f"stop array must have no more than {MOST_STOPS} strings", "stop")
+        case list() if len(got) > tables.MOST_STOPS:
+            raise wrong(f"stop array must have no more than {tables.MOST_STOPS} strings", "stop")
         case list() if all(isinstance(one, str) for one in got):
             return tuple(got)
         case list():

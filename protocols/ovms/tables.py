@@ -16,6 +16,7 @@ from protocols.params import read as read_params
 INT32 = (-(2**31), 2**31 - 1)
 UINT32 = (0, 2**32 - 1)
 UINT64 = (-(2**63), 2**64 - 1)
+MOST_STOPS = 16
 
 
 class Row(Struct, frozen=True):
@@ -147,18 +148,34 @@ EARLY = (
 )
 """All that the early release knew; the rest of today's it ignored."""
 
-ALL = (
-    *BEFORE_STOP,
-    Row(Param(wire="stop", field="stopping.stop", type="strings"), ""),
-    INCLUDE_STOP,
-    *BEST_OF,
-    *AFTER_BEST_OF,
-    MAX_COMPLETION_TOKENS,
-    *(row for row in EARLY if row.param.wire == "diversity_penalty"),
-    _flag("echo", "echo", "echo accepts values true or false"),
+_STOP = Row(Param(wire="stop", field="stopping.stop", type="strings", max_items=MOST_STOPS), "")
+_COMMON = (*BEFORE_STOP, _STOP, INCLUDE_STOP, *BEST_OF, *AFTER_BEST_OF)
+_CHAT = (
+    *_COMMON,
     _flag("logprobs", "logprobs.top", "logprobs accepts values true or false"),
+    MAX_COMPLETION_TOKENS,
 )
-"""For reports and reference pages."""
+_COMPLETION = (
+    *_COMMON,
+    Row(Param(wire="logprobs", field="logprobs.top", type="strict int", low=1, high=1), ""),
+    _flag("echo", "echo", "echo accepts values true or false"),
+)
+
+ALL = (
+    *_COMPLETION,
+    *_CHAT[-2:],
+    *(row for row in EARLY if row.param.wire == "diversity_penalty"),
+)
+"""For reports."""
+
+
+def _rows(rows: Iterable[Row]) -> tuple[Param, ...]:
+    return tuple(row.param for row in rows)
+
+
+TABLES: Mapping[str, tuple[Param, ...]] = {"chat": _rows(_CHAT), "completion": _rows(_COMPLETION)}
+EARLY_TABLES: Mapping[str, tuple[Param, ...]] = dict.fromkeys(TABLES, _rows(EARLY))
+"""See ``protocols.params.Tabled``."""
 
 
 def read(rows: Iterable[Row], fields: Mapping[str, Raw], into: Values) -> None:

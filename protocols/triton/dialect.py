@@ -7,10 +7,10 @@ from msgspec import structs
 
 from gateway.core.catalog import Catalog, ModelInfo
 from gateway.core.errors import GatewayError, InternalError, PathNotFound
-from gateway.core.ports import About, Call, Encoder, Endpoint, Envelope, Reply
+from gateway.core.ports import About, Call, Description, Encoder, Endpoint, Envelope, Reply
 from gateway.core.types import GenerateRequest, Request
 from protocols import params
-from protocols.triton import faults, generate, infer, meaning, refusal
+from protocols.triton import described, faults, generate, guided, infer, meaning, refusal
 from protocols.triton.answer import GenerateEncoder
 from protocols.triton.infer_answer import InferEncoder
 from protocols.triton.meaning import Prompts
@@ -87,6 +87,10 @@ class Triton:
         self._status: Status = status
         self._mode = meaning.MODES[prompts]
         self._models = Models(self._profile, status)
+        generating = ("generate", "generate_stream", "infer")
+        self.tables: Mapping[str, tuple[params.Param, ...]] = dict.fromkeys(
+            generating, self._profile.parameters
+        )
 
     def peek(self, call: Call) -> Envelope:
         """The path names the model; whether generate_stream streams, the body says.
@@ -129,7 +133,13 @@ class Triton:
         names = params.names(self._profile.parameters)
         if self._profile.exclude and call.endpoint.variant != "generate_stream":
             names["echo"] = self._profile.exclude[0]
+        if wires := guided.NAMES[self._profile.guide]:
+            names["output"] = wires[0]
         return names
+
+    def describe(self) -> Description:
+        """What generate and generate_stream take and answer."""
+        return described.describe(self._profile, self._status)
 
 
 def _version(call: Call) -> str | None:

@@ -36,7 +36,7 @@ from protocols.triton.wire import JSON, PLAIN, SAID_AS_EVENTS, encode
 
 Status = Literal["strict", "sane"]
 
-_STATUSES: Final[tuple[tuple[type[GatewayError], int], ...]] = (
+STATUSES: Final[tuple[tuple[type[GatewayError], int], ...]] = (
     (ModelNotFound, 404),
     (PathNotFound, 404),
     (MethodNotAllowed, 405),
@@ -118,7 +118,7 @@ def _code(error: GatewayError, call: Call | None, *, strict: bool) -> int:
         return 500 if strict else 400
     if error.param == faults.ENCODING and call and call.endpoint.variant == "infer":
         return 501
-    return next(code for kind, code in _STATUSES if isinstance(error, kind))
+    return next(code for kind, code in STATUSES if isinstance(error, kind))
 
 
 def _packed(error: GatewayError) -> bool:

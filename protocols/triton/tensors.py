@@ -48,7 +48,7 @@ SIZES: Final[Mapping[Datatype, int]] = {
 }  # fmt: skip
 """Bytes of an element; one of BYTES has its own length."""
 
-_RANGES: Final[Mapping[str, range]] = {
+RANGES: Final[Mapping[str, range]] = {
     "INT32": range(-(2**31), 2**31),
     "INT64": range(-(2**63), 2**63),
     "UINT32": range(2**32),
@@ -97,7 +97,7 @@ def typed(name: str, datatype: str, values: list[Any]) -> list[Any]:
     for one in values:
         if not _fits(datatype, one):
             raise faults.wrong_type(name, _WRONG[datatype])
-        if datatype in _RANGES and one not in _RANGES[datatype]:
+        if datatype in RANGES and one not in RANGES[datatype]:
             text = f"input '{name}' has a value out of the range of {datatype}"
             raise faults.wrong_value(name, text)
     return values
@@ -112,7 +112,7 @@ def _fits(datatype: str, one: Any) -> bool:
         case "FP32":
             return isinstance(one, int | float) and not isinstance(one, bool)
         case _:
-            widest = _RANGES["INT64" if datatype.startswith("INT") else "UINT64"]
+            widest = RANGES["INT64" if datatype.startswith("INT") else "UINT64"]
             return type(one) is int and one in widest
 
 

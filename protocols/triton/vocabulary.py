@@ -81,6 +81,9 @@ def table(*inputs: Input) -> Mapping[str, Input]:
 _TEXT: Final = Input(PROMPT, "BYTES", optional=False)
 _ANSWER: Final = Output(TEXT, "BYTES")
 
+_MOST: Final = 128
+"""Answers to one prompt. Each event of a stream names them all, so it grows with their square."""
+
 _SAMPLED: Final = (
     Param(wire="max_tokens", field="stopping.max_tokens", type="int", low=0),
     Param(wire="min_tokens", field="stopping.min_tokens", type="int", low=0, default=0),
@@ -102,8 +105,8 @@ _SAMPLED: Final = (
     ),
     Param(wire="length_penalty", field="sampling.length_penalty", type="float"),
     Param(wire="stop", field="stopping.stop", type="strings"),
-    Param(wire="n", field="n", type="int", low=1, default=1),
-    Param(wire="best_of", field="best_of", type="int", low=1),
+    Param(wire="n", field="n", type="int", low=1, high=_MOST, default=1),
+    Param(wire="best_of", field="best_of", type="int", low=1, high=_MOST),
 )
 """The sampling parameters that every family of Python backends shares."""
 
@@ -162,7 +165,7 @@ VLLM: Final = Profile(
 _TRTLLM_ROWS: Final = (
     Param(wire="max_tokens", field="stopping.max_tokens", type="int", low=0),
     Param(wire="min_tokens", field="stopping.min_tokens", type="int", low=0),
-    Param(wire="num_return_sequences", field="n", type="int", low=1, default=1),
+    Param(wire="num_return_sequences", field="n", type="int", low=1, high=_MOST, default=1),
     Param(wire="stop_words", field="stopping.stop", type="strings"),
     Param(wire="bad_words", field="sampling.bad_words", type="strings"),
     Param(wire="temperature", field="sampling.temperature", type="float", low=0, default=1.0),

@@ -1,0 +1,89 @@
+"""A listener in the words of OpenAPI 3.1, put together from what its dialects tell. Pure."""
+
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+import msgspec
+
+from gateway.core.ports import Described, Endpoint
+from gateway.paths import Mount
+
+_PARAM = re.compile(r"\{(\w+)\}")
+_HERE = "#/components/schemas/"
+_HEALTH = {
+    "get": {
+        "summary": "Tell that the gateway listens.",
+        "responses": {
+            "200": {
+                "description": "It does.",
+                "content": {"application/json": {"schema": {"type": "object"}}},
+            }
+        },
+    }
+}
+
+
+def document(mounts: Sequence[Mount], *, version: str, keyed: bool) -> bytes:
+    """The document, as JSON.
+
+    ``keyed``: endpoints want a key, except those that are open. An endpoint of which its dialect
+    tells nothing is left out; of several dialects with one path, the first has it.
+    """
+    paths: dict[str, dict[str, Any]] = {}
+    schemas: dict[str, Any] = {}
+    for number, mount in enumerate(mounts):
+        if not isinstance(mount.dialect, Described):
+            continue
+        told = mount.dialect.describe()
+        space = f"{mount.dialect.name}.{number}."
+        for endpoint in mount.dialect.endpoints:
+            if (operation := told.operations.get(endpoint.variant)) is not None:
+                whole = {"tags": [mount.dialect.name], **_keyed(endpoint, keyed=keyed), **operation}
+                _add(paths, mount.prefix + endpoint.path, endpoint.method, _moved(whole, space))
+        schemas |= {space + name: _moved(schema, space) for name, schema in told.schemas.items()}
+    paths.setdefault("/health", _HEALTH)
+    components: dict[str, Any] = {"schemas": schemas}
+    if keyed:
+        components["securitySchemes"] = {"key": {"type": "http", "scheme": "bearer"}}
+    return msgspec.json.encode(
+        {
+            "openapi": "3.1.0",
+            "info": {"title": "Interlingua", "version": version},
+            "paths": paths,
+            "components": components,
+        }
+    )
+
+
+def _keyed(endpoint: Endpoint, *, keyed: bool) -> dict[str, Any]:
+    return {"security": [{"key": []}]} if keyed and not endpoint.open else {}
+
+
+def _add(paths: dict[str, dict[str, Any]], path: str, method: str, operation: Any) -> None:
+    """Two paths that differ only in what their parameters are called are one."""
+    shape = _PARAM.sub("{}", path)
+    known = next((one for one in paths if _PARAM.sub("{}", one) == shape), path)
+    item = paths.setdefault(known, _parameters(_PARAM.findall(known)))
+    item.setdefault(method.lower(), operation)
+
+
+def _parameters(names: Iterable[str]) -> dict[str, Any]:
+    found = [
+        {"name": name, "in": "path", "required": True, "schema": {"type": "string", "minLength": 1}}
+        for name in names
+    ]
+    return {"parameters": found} if found else {}
+
+
+def _moved(node: Any, space: str) -> Any:
+    """The same, with its references into ``space``, where the dialect's schemas are."""
+    match node:
+        case {"$ref": str(target)}:
+            return {"$ref": _HERE + space + target.removeprefix(_HERE)}
+        case Mapping():
+            return {key: _moved(value, space) for key, value in node.items()}
+        case list() | tuple():
+            return [_moved(value, space) for value in node]
+        case _:
+            return node

@@ -1,0 +1,139 @@
+"""The four families of OpenAI's paths, as the types of its own client have them.
+
+The types know no ranges; what the published specification says of them beside is in ``LIMITS``, so
+that most of what is drawn from the document is a request and not a mistake.
+"""
+
+from collections.abc import Iterable, Mapping
+from typing import Any, Final
+
+from openai.pagination import SyncPage
+from openai.types import Completion, CreateEmbeddingResponse, Model
+from openai.types import completion_create_params as completion
+from openai.types import embedding_create_params as embedding
+from openai.types.chat import ChatCompletion, ChatCompletionChunk
+from openai.types.chat import completion_create_params as chat
+from openai.types.shared import ErrorObject
+from pydantic import TypeAdapter
+
+Schema = dict[str, Any]
+
+_JSON: Final = "application/json"
+_PENALTY: Final = {"minimum": -2, "maximum": 2}
+_SHARED: Final[Mapping[str, Schema]] = {
+    "temperature": {"minimum": 0, "maximum": 2},
+    "top_p": {"minimum": 0, "maximum": 1},
+    "n": {"minimum": 1, "maximum": 8},
+    "presence_penalty": _PENALTY,
+    "frequency_penalty": _PENALTY,
+    "max_tokens": {"minimum": 1},
+    "stop": {"maxItems": 4, "items": {"type": "string", "minLength": 1}},
+    "logit_bias": {
+        "propertyNames": {"pattern": "^[0-9]{1,6}$"},
+        "additionalProperties": {"type": "integer", "minimum": -100, "maximum": 100},
+    },
+}
+LIMITS: Final[Mapping[str, Mapping[str, Schema]]] = {
+    "/v1/chat/completions": {
+        **_SHARED,
+        "messages": {"minItems": 1},
+        "max_completion_tokens": {"minimum": 1},
+        "top_logprobs": {"minimum": 0, "maximum": 20},
+        "tools": {"minItems": 1},
+        "functions": {"minItems": 1},
+    },
+    "/v1/completions": {
+        **_SHARED,
+        "prompt": {"minItems": 1},
+        "best_of": {"minimum": 0, "maximum": 20},
+        "logprobs": {"minimum": 0, "maximum": 5},
+    },
+    "/v1/embeddings": {
+        "input": {"minLength": 1, "minItems": 1},
+        "dimensions": {"minimum": 1},
+    },
+}
+
+
+def document(models: Mapping[str, str]) -> Schema:
+    """The document, in OpenAPI 3.1. ``models`` names the one to ask for on each path."""
+    schemas: dict[str, Schema] = {}
+
+    def schema(type_: Any) -> Schema:
+        space = f"{len(schemas)}."  # a chunk's Choice is not an answer's
+        template = f"#/components/schemas/{space}{{model}}"
+        found = TypeAdapter(type_).json_schema(ref_template=template)
+        schemas.update({space + name: one for name, one in found.pop("$defs", {}).items()})
+        return found
+
+    refused = {"type": "object", "properties": {"error": schema(ErrorObject)}}
+    refused["required"] = ["error"]
+
+    def ask(path: str, whole: Any, chunk: Any, *bodies: Any) -> Schema:
+        asked = [_limited(schema(one), LIMITS[path], models[path]) for one in bodies]
+        content = {_JSON: {"schema": schema(whole)}}
+        if chunk is not None:
+            before = set(schemas)
+            content["text/event-stream"] = {"schema": _events(schema(chunk))}
+            _unfinished({name: schemas[name] for name in schemas.keys() - before})
+        body = {"required": True, "content": {_JSON: {"schema": {"anyOf": asked}}}}
+        return {"post": {"requestBody": body, "responses": _responses(content, refused)}}
+
+    def tell(type_: Any) -> Schema:
+        return {"get": {"responses": _responses({_JSON: {"schema": schema(type_)}}, refused)}}
+
+    paths = {
+        "/v1/chat/completions": ask(
+            "/v1/chat/completions", ChatCompletion, ChatCompletionChunk, *_variants(chat)
+        ),
+        "/v1/completions": ask("/v1/completions", Completion, Completion, *_variants(completion)),
+        "/v1/embeddings": ask(
+            "/v1/embeddings", CreateEmbeddingResponse, None, embedding.EmbeddingCreateParams
+        ),
+        "/v1/models": tell(SyncPage[Model]),
+        "/v1/models/{model}": {**tell(Model), "parameters": [_named("model")]},
+    }
+    return {
+        "openapi": "3.1.0",
+        "info": {"title": "The client's types", "version": "1"},
+        "paths": paths,
+        "components": {"schemas": schemas},
+    }
+
+
+def _variants(module: Any) -> Iterable[Any]:
+    return module.CompletionCreateParamsNonStreaming, module.CompletionCreateParamsStreaming
+
+
+def _limited(body: Schema, limits: Mapping[str, Schema], model: str) -> Schema:
+    """The body, with its model and within its limits, each of which is for the type it fits."""
+    properties = body["properties"]
+    properties["model"] = {"const": model}
+    for name, limit in limits.items():
+        properties[name] = {"allOf": [properties[name], limit]}
+    return body
+
+
+def _events(chunk: Schema) -> Schema:
+    """One event of a stream."""
+    told = {"type": "string", "contentMediaType": _JSON, "contentSchema": chunk}
+    data = {"anyOf": [{"const": "[DONE]"}, told]}
+    return {"type": "object", "properties": {"data": data}, "required": ["data"]}
+
+
+def _unfinished(schemas: Mapping[str, Schema]) -> None:
+    """A completion's chunk has no finish reason before the last, whatever its type says."""
+    for name, schema in schemas.items():
+        if name.endswith(".CompletionChoice"):
+            reason = schema["properties"]["finish_reason"]
+            schema["properties"]["finish_reason"] = {"anyOf": [reason, {"type": "null"}]}
+
+
+def _responses(content: Schema, refused: Schema) -> Schema:
+    refusal = {"description": "Refused.", "content": {_JSON: {"schema": refused}}}
+    return {"200": {"description": "Answered.", "content": content}, "400": refusal, "404": refusal}
+
+
+def _named(name: str) -> Schema:
+    schema = {"type": "string", "minLength": 1}
+    return {"name": name, "in": "path", "required": True, "schema": schema}

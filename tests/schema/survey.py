@@ -1,0 +1,92 @@
+"""Schemathesis over a running gateway: what it sent, what came back, and what was wrong with it."""
+
+from collections import Counter
+from collections.abc import Iterator
+from typing import Any
+
+import schemathesis
+from msgspec import Struct, field
+from schemathesis.engine import events, from_schema
+from schemathesis.engine.recorder import ScenarioRecorder
+
+CHECKS = (
+    "not_a_server_error",
+    "status_code_conformance",
+    "content_type_conformance",
+    "response_schema_conformance",
+)
+SEED = 20260101
+
+
+class Finding(Struct, frozen=True):
+    """A check that failed. ``why`` is its message, ``sent`` the command that repeats it."""
+
+    operation: str
+    check: str
+    why: str
+    sent: str
+
+
+class Survey(Struct):
+    """One run. ``statuses`` counts, by operation, what was sent at random and fits the schema."""
+
+    statuses: dict[str, Counter[int]] = field(default_factory=dict[str, Counter[int]])
+    findings: list[Finding] = field(default_factory=list[Finding])
+    sent: int = 0
+
+    def accepted(self, operation: str) -> float:
+        """The share of the requests of an operation that were answered with 200."""
+        found = self.statuses[operation]
+        return found[200] / found.total()
+
+
+def survey(document: dict[str, Any], url: str, *, examples: int) -> Survey:
+    """Ask the gateway at ``url`` what the document allows, and what it does not.
+
+    For each operation: what lies on and beyond each limit of its schema, one at a time, and
+    ``examples`` requests at random that fit the schema. The same requests each time.
+    """
+    off = {"enabled": False}
+    config = schemathesis.Config.from_dict(
+        {
+            "seed": SEED,
+            "base-url": url,
+            "continue-on-failure": True,
+            "warnings": False,
+            "generation": {"max-examples": examples, "database": "none", "no-shrink": True},
+            "phases": {
+                "examples": off,
+                "stateful": off,
+                "fuzzing": {"generation": {"mode": "positive"}},
+            },
+            "checks": {"enabled": False, **{name: {"enabled": True} for name in CHECKS}},
+        }
+    )
+    schema = schemathesis.openapi.from_dict(document, config=config)
+    found = Survey()
+    for event in from_schema(schema).execute():
+        match event:
+            case events.ScenarioFinished(phase=phase, recorder=recorder):
+                _take(found, recorder, random=phase.value == "fuzzing")
+            case events.NonFatalError(value=error) | events.FatalError(exception=error):
+                raise error
+            case _:
+                pass
+    return found
+
+
+def _take(found: Survey, recorder: ScenarioRecorder, *, random: bool) -> None:
+    answered = [one for one in recorder.interactions.values() if one.response is not None]
+    found.sent += len(answered)
+    if random and answered:
+        counts = found.statuses.setdefault(recorder.label, Counter())
+        counts.update(one.response.status_code for one in answered if one.response)
+    found.findings += _findings(recorder)
+
+
+def _findings(recorder: ScenarioRecorder) -> Iterator[Finding]:
+    for checks in recorder.checks.values():
+        for check in checks:
+            if (info := check.failure_info) is not None:
+                why = f"{info.failure.title}: {info.failure.message}"
+                yield Finding(recorder.label, check.name, why, info.code_sample)

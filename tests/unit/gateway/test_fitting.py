@@ -1,0 +1,36 @@
+"""A client's request as the model takes it."""
+
+import random
+
+import pytest
+
+from backends.echo import EchoBackend
+from gateway.core.catalog import ModelInfo
+from gateway.core.errors import InvalidParameter
+from gateway.core.types import GenerateRequest
+from gateway.fitting import MOST_CHOICES, fit
+from gateway.router import Router, Target, compile_model
+
+TARGETS = {"1": Target("1", "real", EchoBackend(), "b")}
+MODEL = compile_model(ModelInfo("m", ()), TARGETS, {"1": 1})
+ROUTE = Router({"m": MODEL}, draw=random.Random(1).random).route("m")
+
+
+def ask(prompts: int, n: int) -> GenerateRequest:
+    return GenerateRequest(model="m", kind="completion", prompts=("a",) * prompts, n=n)
+
+
+def test_the_target_s_own_name_is_asked_for() -> None:
+    assert fit(ask(1, 1), ROUTE, {}).model == "real"
+
+
+@pytest.mark.parametrize(("prompts", "n"), [(1, MOST_CHOICES), (MOST_CHOICES // 64, 64)])
+def test_as_many_answers_as_anybody_may_ask_for(prompts: int, n: int) -> None:
+    assert isinstance(fit(ask(prompts, n), ROUTE, {}), GenerateRequest)
+
+
+@pytest.mark.parametrize(("prompts", "n"), [(1, 10**15), (MOST_CHOICES // 64, 65)])
+def test_more_answers_than_anybody_may_ask_for(prompts: int, n: int) -> None:
+    with pytest.raises(InvalidParameter, match=r"'best' must be at most 8192 in all") as caught:
+        fit(ask(prompts, n), ROUTE, {"n": "best"})
+    assert caught.value.problem == "above"

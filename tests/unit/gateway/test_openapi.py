@@ -1,0 +1,127 @@
+"""One document for a listener, from what each of its dialects tells."""
+
+import importlib
+from collections.abc import Iterator
+from typing import Any
+
+import jsonschema_rs
+import msgspec
+import pytest
+
+from gateway.core.ports import Described, Description, Endpoint
+from gateway.openapi import document
+from gateway.paths import Mount
+from protocols import DIALECTS
+
+ANSWER = {"responses": {"200": {"description": "."}}}
+
+
+class Told:
+    """A dialect, as far as it matters here."""
+
+    roots = ("/",)
+
+    def __init__(self, name: str, *endpoints: Endpoint, about: str = "x") -> None:
+        self.name = name
+        self.endpoints = endpoints
+        self._about = about
+
+    def describe(self) -> Description:
+        operation = {"summary": self._about, "requestBody": {"$ref": "#/components/schemas/Body"}}
+        return Description({"ask": operation}, {"Body": {"title": self._about}})
+
+
+def read(*mounts: Mount, keyed: bool = False) -> Any:
+    return msgspec.json.decode(document(mounts, version="1", keyed=keyed))
+
+
+def mounted(dialect: Any, prefix: str = "") -> Mount:
+    return Mount(dialect, prefix)
+
+
+def kind(name: str) -> Any:
+    module, _, attribute = DIALECTS[name].partition(":")
+    return getattr(importlib.import_module(module), attribute)
+
+
+EVERY = [(name, profile) for name in sorted(DIALECTS) for profile in kind(name).profiles]
+
+
+def nodes(node: Any) -> Iterator[dict[str, Any]]:
+    match node:
+        case dict():
+            yield node
+            for inner in node.values():
+                yield from nodes(inner)
+        case list():
+            for inner in node:
+                yield from nodes(inner)
+        case _:
+            pass
+
+
+ASK = Endpoint("POST", "/a/{model}", variant="ask")
+
+
+def test_a_path_stands_below_its_prefix_with_its_parameters() -> None:
+    found = read(mounted(Told("one", ASK), "/p"))
+
+    [parameter] = found["paths"]["/p/a/{model}"]["parameters"]
+    assert (parameter["name"], parameter["in"], parameter["required"]) == ("model", "path", True)
+    assert found["paths"]["/p/a/{model}"]["post"]["tags"] == ["one"]
+
+
+def test_what_a_dialect_does_not_tell_of_is_left_out() -> None:
+    found = read(mounted(Told("one", Endpoint("GET", "/b", "inform", "other"))))
+
+    assert list(found["paths"]) == ["/health"]
+
+
+def test_two_dialects_may_call_their_schemas_alike() -> None:
+    other = Endpoint("POST", "/b", variant="ask")
+    found = read(mounted(Told("one", ASK)), mounted(Told("two", other, about="y")))
+
+    assert found["components"]["schemas"] == {
+        "one.0.Body": {"title": "x"},
+        "two.1.Body": {"title": "y"},
+    }
+    body = found["paths"]["/b"]["post"]["requestBody"]
+    assert body == {"$ref": "#/components/schemas/two.1.Body"}
+
+
+def test_of_two_dialects_with_one_path_the_first_has_it() -> None:
+    same = Endpoint("POST", "/a/{name}", variant="ask")
+    more = Endpoint("GET", "/a/{name}", "inform", "ask")
+    found = read(mounted(Told("one", ASK)), mounted(Told("two", same, more, about="y")))
+
+    item = found["paths"]["/a/{model}"]
+    assert (item["post"]["summary"], item["get"]["summary"]) == ("x", "y")
+    assert [parameter["name"] for parameter in item["parameters"]] == ["model"]
+    assert "/a/{name}" not in found["paths"]
+
+
+def test_a_key_is_asked_for_where_there_are_keys() -> None:
+    open_ = Endpoint("GET", "/b", "inform", "ask", open=True)
+    found = read(mounted(Told("one", ASK, open_)), keyed=True)
+
+    assert found["paths"]["/a/{model}"]["post"]["security"] == [{"key": []}]
+    assert "security" not in found["paths"]["/b"]["get"]
+    assert found["components"]["securitySchemes"]["key"]["scheme"] == "bearer"
+    assert "securitySchemes" not in read(mounted(Told("one", ASK)))["components"]
+
+
+@pytest.mark.parametrize(("name", "profile"), EVERY)
+def test_what_a_dialect_tells_is_sound(name: str, profile: str) -> None:
+    dialect = kind(name)(profile)
+    found = read(mounted(dialect))
+
+    schemas = {f"#/components/schemas/{one}" for one in found["components"]["schemas"]}
+    referred = {node["$ref"] for node in nodes(found) if "$ref" in node}
+    assert referred <= schemas
+    for schema in found["components"]["schemas"].values():
+        jsonschema_rs.meta.validate(schema)
+    for body in (node for node in nodes(found) if "schema" in node):
+        jsonschema_rs.meta.validate(body["schema"])
+    variants = {endpoint.variant for endpoint in dialect.endpoints}
+    if isinstance(dialect, Described):
+        assert dialect.describe().operations.keys() <= variants

@@ -1,0 +1,168 @@
+"""The reference pages: they stand as the code has them, and say what the rows say."""
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+from click.testing import CliRunner
+
+from gateway.cli import main
+from gateway.commands.docs import made
+from gateway.config.dialects import Dialects
+from gateway.core.loss import Carry, Loss, losses
+from gateway.core.request import GenerateRequest, Request
+from gateway.reference import Spoken, carrying, configuration, errors
+from gateway.reference.dialects import row
+from gateway.reference.markdown import number
+from protocols import DIALECTS
+from protocols.params import Param, Tabled
+
+PAGES = Path(__file__).parents[3] / "docs" / "reference"
+
+
+@pytest.fixture(scope="module")
+def pages() -> Mapping[str, str]:
+    return made()
+
+
+@pytest.mark.parametrize("name", ["dialects.md", "errors.md", "configuration.md"])
+def test_the_page_is_fresh(pages: Mapping[str, str], name: str) -> None:
+    held = (PAGES / name).read_text("utf-8")
+    assert held == pages[name], f"docs/reference/{name} is stale; write it anew with: make docs"
+
+
+def test_there_is_no_other_page(pages: Mapping[str, str]) -> None:
+    assert {file.name for file in PAGES.glob("*.md")} == set(pages)
+
+
+def test_the_command_writes_and_checks(tmp_path: Path) -> None:
+    folder = tmp_path / "reference"
+    run = CliRunner().invoke
+
+    before = run(main, ["docs", str(folder), "--check"])
+    written = run(main, ["docs", str(folder)])
+    fresh = run(main, ["docs", str(folder), "--check"])
+    (folder / "errors.md").write_text("old")
+    stale = run(main, ["docs", str(folder), "--check"])
+
+    assert (before.exit_code, written.exit_code, fresh.exit_code, stale.exit_code) == (1, 0, 0, 1)
+    assert not fresh.output
+    assert "errors.md is stale" in stale.output
+    assert "dialects.md" not in stale.output
+
+
+@pytest.mark.parametrize("name", DIALECTS)
+def test_every_dialect_shows_its_tables(name: str) -> None:
+    dialects = Dialects(DIALECTS)
+    for profile in dialects.profiles(name):
+        dialect = dialects.make(name, profile, {})
+        assert isinstance(dialect, Tabled)
+        variants = {one.variant for one in dialect.endpoints if one.task == "generate"}
+        assert {kind.partition(",")[0] for kind in dialect.tables} <= variants
+        assert all(dialect.tables.values())
+
+
+ROWS: list[tuple[dict[str, Any], tuple[str, ...]]] = [
+    ({}, ("`w`", "`n`", "int", "", "", "absent", "")),
+    ({"field": "asked.w", "null": False}, ("`w`", "", "int", "", "", "refused", "")),
+    ({"low": 0, "high": 2}, ("`w`", "`n`", "int", "from 0 to 2", "", "absent", "")),
+    (
+        {"low": 0, "high": 1, "above_low": True, "below_high": True, "default": True},
+        ("`w`", "`n`", "int", "above 0 to below 1", "`true`", "absent", ""),
+    ),
+    (
+        {"low": 1, "off": (0, -1), "default": 1.0, "note": "so"},
+        ("`w`", "`n`", "int", "from 1; 0 and -1 for off", "`1.0`", "absent", "so"),
+    ),
+    (
+        {"high": 2**63 - 1, "default": "a"},
+        ("`w`", "`n`", "int", "up to 2^63 - 1", '`"a"`', "absent", ""),
+    ),
+    (
+        {"type": "strings", "min_items": 1, "max_items": 4},
+        ("`w`", "`n`", "strings", "at least 1 items; at most 4 items", "", "absent", ""),
+    ),
+    (
+        {"type": "str", "choices": ("a", "b")},
+        ("`w`", "`n`", "str", "one of `a`, `b`", "", "absent", ""),
+    ),
+]
+
+
+@pytest.mark.parametrize(("given", "shown"), ROWS)
+def test_a_row_of_a_table(given: dict[str, Any], shown: tuple[str, ...]) -> None:
+    param: dict[str, Any] = {"wire": "w", "field": "n", "type": "int", **given}
+
+    assert row(Param(**param)) == shown
+
+
+@pytest.mark.parametrize(
+    ("value", "shown"),
+    [(1e-6, "1e-06"), (-2.0, "-2"), (-(2**63), "-2^63"), (10**6, "1000000"), (3.4e38, "3.4e+38")],
+)
+def test_a_number(value: float, shown: str) -> None:
+    assert number(value) == shown
+
+
+class Narrow:
+    """Carries three fields, one within limits and one in part, and none beside a prompt."""
+
+    carries: Mapping[str, Carry] = {
+        "n": Carry("n", 1, 8),
+        "priority": Carry("p", reason="approximated"),
+        "sampling.top_k": Carry("k", low=1),
+    }
+
+    def losses(self, request: Request, names: Mapping[str, str]) -> tuple[Loss, ...]:
+        prompts = isinstance(request, GenerateRequest) and request.kind == "completion"
+        return losses(request, {} if prompts else self.carries, names)
+
+
+FATES = {
+    "`n`": "chat: clamped from 1 to 8; prompts: dropped",
+    "`sampling.top_k`": "chat: clamped from 1; prompts: dropped",
+    "`sampling.top_p`": "dropped",
+    "`suffix`": "by the gateway",
+}
+
+
+def test_what_becomes_of_a_field() -> None:
+    dialects = Dialects(DIALECTS)
+    spoken = [Spoken("ovms", {"2026": dialects.make("ovms", None, {})})]
+    text, vectors = carrying.section(spoken, {"narrow": Narrow()}).split("### Embeddings")
+
+    told = {cells[1]: cells[-2] for cells in map(cells_of, text.splitlines()) if len(cells) > 2}
+    assert {field: told[field] for field in FATES} == FATES
+    assert ["`priority`", "", "approximated"] in [
+        cells[1:-1] for cells in map(cells_of, vectors.splitlines())
+    ]
+    assert "| `sampling.beam_width` | `best_of` | dropped |" in text
+
+
+def cells_of(line: str) -> list[str]:
+    return [cell.strip() for cell in line.split("|")]
+
+
+def test_each_error_is_told_by_each_dialect(pages: Mapping[str, str]) -> None:
+    page = pages["errors.md"]
+
+    assert page.count("| `ContextTooLong` |") == 1 + len(DIALECTS)
+    assert "| `Overloaded` | gateway | yes |" in page
+    assert "| `RateLimited` | 429 |" in page
+
+
+def test_a_text_with_marks_of_code_stays_one() -> None:
+    dialects = Dialects(DIALECTS)
+    page = errors.page([Spoken("openai", {"openai": dialects.make("openai", None, {})})])
+
+    assert '| `VersionNotFound` | 404 | `` {"error":{"message":"The model `MODEL`' in page
+
+
+def test_the_configuration_says_how_a_field_is_written() -> None:
+    page = configuration.page()
+
+    assert "| `drain` | [duration](#units) | `1m` |" in page
+    assert "| `kind` | `pool` | implied by `workers` |" in page
+    assert "| `top_p` | a number above 0 to 1 |  |" in page
+    assert "A lone value is its `url`." in page

@@ -1,0 +1,177 @@
+"""What workers leave out of their answers, or send in forms of their own; and too much of it."""
+
+import json
+from typing import Any
+
+import pytest
+
+from gateway.core.errors import RateLimited, StreamBroken, WorkerFailed
+from gateway.core.types import (
+    Done,
+    EmbedRequest,
+    End,
+    Event,
+    GenerateRequest,
+    PromptEcho,
+    Refusal,
+    Request,
+    Served,
+    Text,
+    Thought,
+    TokenLogprob,
+    TopLogprob,
+    Usage,
+)
+from protocols.openai import OpenAI, decoder
+
+CHAT = GenerateRequest(model="m", kind="chat")
+TEXT = GenerateRequest(model="m", kind="completion", prompts=("ab",))
+ECHO = GenerateRequest(model="m", kind="completion", prompts=("ab",), echo=True)
+EMBED = EmbedRequest(model="m", inputs=("a",))
+STOP = {"finish_reason": "stop"}
+
+
+def read(body: Any, request: Request = CHAT) -> list[Event]:
+    """The events of a whole answer; who served it is left out."""
+    reader = OpenAI().decoder(request)
+    reader.feed(json.dumps(body).encode())
+    return [event for event in reader.close() if not isinstance(event, Served)]
+
+
+def choice(**fields: Any) -> dict[str, Any]:
+    return {"choices": [{**STOP, **fields}]}
+
+
+@pytest.mark.parametrize(
+    ("usage", "counted"),
+    [
+        ({"prompt_tokens": 2, "completion_tokens": 1}, [Usage(2, 1)]),
+        ({"prompt_tokens": 2}, []),
+        ({"completion_tokens": 1}, []),
+        ({}, []),
+        (
+            {
+                "prompt_tokens": 2,
+                "completion_tokens": 5,
+                "completion_tokens_details": {"reasoning_tokens": 3},
+            },
+            [Usage(2, 5, reasoning_tokens=3)],
+        ),
+        (
+            {"prompt_tokens": 2, "completion_tokens": 5, "reasoning_tokens": 3},
+            [Usage(2, 5, reasoning_tokens=3)],
+        ),
+    ],
+)
+def test_usage(usage: dict[str, Any], counted: list[Event]) -> None:
+    events = read({**choice(message={"content": ""}), "usage": usage})
+
+    assert events == [End("eos"), *counted, Done()]
+
+
+@pytest.mark.parametrize(
+    ("logprobs", "tokens"),
+    [
+        ({"content": None}, ()),
+        ({"tokens": []}, ()),
+        ({"refusal": [{"token": "no", "logprob": -1}]}, (TokenLogprob("no", -1.0),)),
+        ({"content": [{"token": "a", "bytes": [300]}]}, (TokenLogprob("a", None),)),
+        (
+            {"content": [{"token": "a", "logprob": -1, "top_logprobs": [{"token": "b"}]}]},
+            (TokenLogprob("a", -1.0, (TopLogprob("b", float("-inf")),)),),
+        ),
+        ({"tokens": ["a"]}, (TokenLogprob("a", None),)),
+        (
+            {"tokens": ["a"], "token_logprobs": [-1], "top_logprobs": [{"b": None}]},
+            (TokenLogprob("a", -1.0, (TopLogprob("b", float("-inf")),)),),
+        ),
+    ],
+)
+def test_logprobs(logprobs: dict[str, Any], tokens: tuple[TokenLogprob, ...]) -> None:
+    events = read(choice(text="a", logprobs=logprobs), TEXT)
+
+    assert events == [Text("a", logprobs=tokens), End("eos"), Done()]
+
+
+@pytest.mark.parametrize(
+    "logprobs",
+    [
+        {"tokens": ["a"], "token_logprobs": [-1, -2]},
+        {"tokens": ["a"], "top_logprobs": [None, None]},
+    ],
+)
+def test_logprobs_whose_columns_do_not_fit(logprobs: dict[str, Any]) -> None:
+    with pytest.raises(WorkerFailed, match="do not fit"):
+        read(choice(text="a", logprobs=logprobs), TEXT)
+
+
+@pytest.mark.parametrize(
+    ("part", "said"),
+    [
+        ({"type": "text", "text": "a"}, [Text("a")]),
+        ({"type": "output_text", "text": "a"}, [Text("a")]),
+        ({"type": "thinking", "thinking": "hm"}, [Thought("hm")]),
+        ({"type": "refusal", "refusal": "no"}, [Refusal("no")]),
+        ({"type": "reasoning", "summary": ["hm"]}, [Thought("")]),
+        ({"type": "reasoning", "summary": [{"text": "hm", "signature": 5}]}, [Thought("hm")]),
+        ({"type": "image"}, []),
+        ({}, []),
+    ],
+)
+def test_content_in_parts(part: dict[str, Any], said: list[Event]) -> None:
+    assert read(choice(message={"content": [part]})) == [*said, End("eos"), Done()]
+
+
+def test_a_prompt_that_comes_back_alone() -> None:
+    assert read(choice(text="ab"), ECHO) == [PromptEcho(0, "ab"), End("eos"), Done()]
+
+
+def test_a_finish_reason_that_tells_of_a_failure() -> None:
+    with pytest.raises(WorkerFailed, match="broke off"):
+        read({"choices": [{"message": {"content": "a"}, "finish_reason": "invalid flag"}]})
+
+
+def test_events_without_data_are_no_events() -> None:
+    reader = OpenAI().decoder(CHAT)
+    chunk = json.dumps({"choices": [{"delta": {"content": "a"}, **STOP}]}).encode()
+
+    assert reader.feed(b"\r\n ") == ()
+    events = reader.feed(b"data: \n\ndata: " + chunk + b"\n\n")
+
+    assert events == [Text("a"), End("eos")]
+    assert reader.close() == [Done()]
+
+
+def test_what_came_before_a_failure_is_passed_on_and_then_it_is_told() -> None:
+    reader = OpenAI().decoder(CHAT)
+    wire = b'data: {"choices":[{"delta":{"content":"a"}}]}\n\ndata: {"error":{"code":429}}\n\n'
+
+    assert reader.feed(wire) == [Text("a")]
+    with pytest.raises(RateLimited):
+        reader.feed(b"data: [DONE]\n\n")
+    with pytest.raises(RateLimited):
+        reader.close()
+
+
+@pytest.mark.parametrize("request_", [CHAT, EMBED])
+def test_an_answer_may_not_grow_without_end(
+    monkeypatch: pytest.MonkeyPatch, request_: Request
+) -> None:
+    monkeypatch.setattr(decoder, "_LARGEST", 100)
+    reader = OpenAI().decoder(request_)
+    reader.feed(b"{" + b" " * 99)
+
+    with pytest.raises(WorkerFailed, match="too large"):
+        reader.feed(b" ")
+
+
+def test_a_stream_may_be_as_long_as_it_likes(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(decoder, "_LARGEST", 100)
+    reader = OpenAI().decoder(CHAT)
+    chunk = b'data: {"choices":[{"delta":{"content":"a"}}]}\n\n'
+
+    said = [event for _ in range(9) for event in reader.feed(chunk)]
+
+    assert said == [Text("a")] * 9
+    with pytest.raises(StreamBroken):
+        reader.close()

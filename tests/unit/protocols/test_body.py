@@ -1,0 +1,55 @@
+"""Whatever can be wrong with a JSON body is one error, which says what and where."""
+
+import pytest
+from msgspec import Raw
+
+from gateway.core.errors import Malformed
+from protocols.body import read_object, value
+
+DEEP = b"[" * 100_000
+
+OBJECTS: list[tuple[bytes, str, int | None, str]] = [
+    (b"", "json", None, "the body is empty"),
+    (b" \n", "json", None, "the body is empty"),
+    (b"{", "json", None, "truncated"),
+    (b'{"a":1,}', "json", 7, "malformed"),
+    (b'{"a":NaN}', "json", 5, "malformed"),
+    (b"{} {}", "json", 4, "trailing"),
+    (b"[]", "object", None, "object"),
+    (b"null", "object", None, "object"),
+    (b"5", "object", None, "object"),
+    (b'{"a":"\xff"}', "encoding", 6, "UTF-8"),
+    (b'{"a":"\\ud800 and so on"}', "json", None, "surrogate"),
+    (b'{"a":' + DEEP, "depth", None, "deep"),
+]
+
+
+@pytest.mark.parametrize(("body", "problem", "at", "said"), OBJECTS)
+def test_a_body_that_can_not_be_read(body: bytes, problem: str, at: int | None, said: str) -> None:
+    with pytest.raises(Malformed, match=said) as caught:
+        read_object(body)
+
+    assert caught.value.problem == problem
+    assert at is None or caught.value.at == at
+
+
+VALUES: list[tuple[bytes, str]] = [(b'"\xff"', "encoding"), (DEEP, "depth"), (b"[1,]", "json")]
+
+
+@pytest.mark.parametrize(("raw", "problem"), VALUES)
+def test_a_value_that_can_not_be_read(raw: bytes, problem: str) -> None:
+    with pytest.raises(Malformed) as caught:
+        value(Raw(raw))
+
+    assert caught.value.problem == problem
+
+
+def test_values_are_left_as_they_were_sent() -> None:
+    fields = read_object(' {"a": {"b":1.50}, "é":"é", "a":[1 ,2], "c":"\\u00e9"}'.encode())
+
+    assert {name: bytes(raw) for name, raw in fields.items()} == {
+        "a": b"[1 ,2]",
+        "é": '"é"'.encode(),
+        "c": b'"\\u00e9"',
+    }
+    assert [value(raw) for raw in fields.values()] == [[1, 2], "é", "é"]

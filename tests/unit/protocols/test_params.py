@@ -1,0 +1,153 @@
+"""Scalar parameters by table: what a row takes, what it refuses, and what is written from it."""
+
+from typing import Any
+
+import pytest
+from msgspec import Raw, json
+
+from gateway.core.errors import InvalidParameter
+from gateway.core.types import EmbedRequest, GenerateRequest, Sampling, Stopping
+from protocols.params import Param, Type, Values, carries, check, get, names, read, write
+
+TAKEN: list[tuple[Type, Any, Any]] = [
+    ("int", 5, 5),
+    ("int", 5.0, 5),
+    ("strict int", 5, 5),
+    ("float", 5, 5.0),
+    ("float", 0.5, 0.5),
+    ("bool", True, True),
+    ("str", "a", "a"),
+    ("strings", "a", ("a",)),
+    ("strings", ["a", "b"], ("a", "b")),
+    ("string list", ["a"], ("a",)),
+    ("ints", [1, 2], (1, 2)),
+]
+REFUSED: list[tuple[Type, Any, str]] = [
+    ("int", 5.5, "'x' must be an integer, got 5.5"),
+    ("int", True, "'x' must be an integer, got True"),
+    ("int", "5", "'x' must be an integer, got a string"),
+    ("strict int", 5.0, "'x' must be an integer, got 5.0"),
+    ("float", "1", "'x' must be a number, got a string"),
+    ("float", 10**400, "'x' must be a number, got 1"),
+    ("bool", 1, "'x' must be true or false, got 1"),
+    ("str", None, "'x' must be a string, got null"),
+    ("strings", ["a", 1], "'x' must be a string or a list of strings, got a list"),
+    ("string list", "a", "'x' must be a list of strings, got a string"),
+    ("ints", [1, True], "'x' must be a list of integers, got a list"),
+    ("ints", {}, "'x' must be a list of integers, got an object"),
+]
+
+
+@pytest.mark.parametrize(("kind", "got", "taken"), TAKEN)
+def test_what_a_type_takes(kind: Type, got: Any, taken: Any) -> None:
+    found = check(Param(wire="x", field="x", type=kind), got)
+
+    assert found == taken
+    assert type(found) is type(taken)
+
+
+@pytest.mark.parametrize(("kind", "got", "said"), REFUSED)
+def test_what_a_type_refuses(kind: Type, got: Any, said: str) -> None:
+    row = Param(wire="x", field="x", type=kind)
+
+    with pytest.raises(InvalidParameter) as caught:
+        check(row, got)
+
+    assert caught.value.message.startswith(said)
+    assert (caught.value.problem, caught.value.expected) == ("type", row)
+
+
+RANGES: list[tuple[dict[str, Any], Any, str, str]] = [
+    ({"low": 1}, 0, "below", "'x' must be at least 1, got 0"),
+    ({"low": 0, "above_low": True}, 0, "below", "'x' must be greater than 0, got 0"),
+    ({"high": 2}, 3, "above", "'x' must be at most 2, got 3"),
+    ({"high": 2, "below_high": True}, 2, "above", "'x' must be less than 2, got 2"),
+    ({"type": "str", "choices": ("a", "b")}, "c", "value", "'x' must be one of 'a', 'b', got a st"),
+    ({"type": "ints", "min_items": 1}, [], "empty", "'x' needs at least 1 items, got a list"),
+    ({"type": "ints", "max_items": 1}, [1, 2], "too_long", "'x' takes at most 1 items, got a list"),
+]
+
+
+@pytest.mark.parametrize(("limits", "got", "problem", "said"), RANGES)
+def test_what_is_out_of_range(limits: dict[str, Any], got: Any, problem: str, said: str) -> None:
+    row = Param(**{"wire": "x", "field": "x", "type": "int", **limits})
+
+    with pytest.raises(InvalidParameter) as caught:
+        check(row, got)
+
+    assert caught.value.problem == problem
+    assert caught.value.message.startswith(said)
+
+
+TABLE = (
+    Param(wire="top_k", field="sampling.top_k", type="int", low=1, high=50, off=(-1,)),
+    Param(wire="temp", field="sampling.temperature", type="float", low=0.1, high=2),
+    Param(wire="stop", field="stopping.stop", type="strings"),
+    Param(wire="n", field="n", type="int", null=False),
+    Param(wire="loud", field="echo", type="bool", off=(0,)),
+)
+
+
+def fields(**given: Any) -> dict[str, Raw]:
+    return {name: Raw(json.encode(got)) for name, got in given.items()}
+
+
+def test_a_request_is_read_in_the_tables_order() -> None:
+    values = read(TABLE, fields(other=1, stop="a", top_k=5, temp=None, loud=False))
+
+    assert values.given == {"stop", "top_k", "loud"}
+    assert values.fields() == {
+        "sampling": Sampling(top_k=5),
+        "stopping": Stopping(stop=("a",)),
+        "echo": False,
+        "given": frozenset({"stop", "top_k", "loud"}),
+    }
+
+
+def test_a_value_that_switches_off_is_said_and_not_set() -> None:
+    values = read(TABLE, fields(top_k=-1))
+
+    assert values.given == {"top_k"}
+    assert values.get("sampling.top_k") is None
+    assert values.section("sampling") == {}
+
+
+def test_null_where_it_is_not_taken() -> None:
+    with pytest.raises(InvalidParameter) as caught:
+        read(TABLE, fields(n=None), at="parameters.")
+
+    assert caught.value.param == "parameters.n"
+    assert caught.value.message == "'parameters.n' must be an integer, got null"
+
+
+def test_two_tables_are_read_into_one() -> None:
+    into = Values()
+
+    read(TABLE[:1], fields(top_k=5), into)
+    read(TABLE[3:], fields(n=2), into)
+
+    assert (into.get("sampling.top_k"), into.get("n"), into.get("echo", 7)) == (5, 2, 7)
+
+
+def test_what_is_written_is_clamped_to_the_rows() -> None:
+    sampling = Sampling(top_k=99, temperature=0.0)
+    request = GenerateRequest(
+        model="m", kind="completion", sampling=sampling, stopping=Stopping(stop=("a",)), echo=True
+    )
+
+    assert write(TABLE, request) == {"top_k": 50, "temp": 0.1, "stop": ["a"], "loud": True}
+
+
+def test_what_is_not_carried_is_not_written() -> None:
+    dropped = Param(wire="n", field="n", type="int", reason="dropped")
+
+    assert write((dropped,), GenerateRequest(model="m", kind="chat", n=2)) == {}
+    assert carries((dropped,))["n"].reason == "dropped"
+    assert names(TABLE)["stopping.stop"] == "stop"
+
+
+def test_a_path_that_a_request_has_not() -> None:
+    embed = EmbedRequest(model="m", inputs=("a",))
+
+    assert get(embed, "model") == "m"
+    assert get(embed, "sampling.top_k") is None

@@ -1,0 +1,117 @@
+"""Rows and structs as JSON Schema: the schema allows what the reader takes."""
+
+from typing import Any
+
+import jsonschema_rs
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from msgspec import UNSET, Struct, UnsetType
+
+from gateway.core.errors import ClientGone, Forbidden, InvalidParameter, RateLimited
+from protocols import params
+from protocols.openai.messages import RULES, Rules
+from protocols.openai.parts import _PARTS
+from protocols.openai.shapes import PARTS, messages
+from protocols.openai.tables import CHAT, CHAT_EXTENSIONS, COMPLETION, EMBEDDING
+from protocols.params import Param
+from protocols.schema import answer, data, record, refusals, row, rows, structs
+
+PARAMS = (
+    *(*CHAT, *CHAT_EXTENSIONS, *COMPLETION, *EMBEDDING),
+    Param(wire="a", field="a", type="float", low=0, high=1, above_low=True, below_high=True),
+    Param(wire="b", field="b", type="ints", min_items=1, max_items=2),
+    Param(wire="c", field="c", type="str", null=False),
+)
+
+NUMBERS = st.sampled_from([-2.5, -2, -1, 0, 0.5, 1, 1.0, 2, 4, 5, 20, 21, 128, 129, 255, 2**70])
+SCALARS = st.none() | st.booleans() | NUMBERS | st.sampled_from(["", "x", "low", "float", "24h"])
+VALUES = SCALARS | st.lists(SCALARS, max_size=6) | st.dictionaries(st.just("k"), SCALARS)
+
+
+def taken(param: Param, value: Any) -> bool:
+    if value is None:
+        return param.null
+    try:
+        params.check(param, value)
+    except InvalidParameter:
+        return False
+    return True
+
+
+@given(st.sampled_from(PARAMS), VALUES)
+def test_a_row_allows_what_it_reads(param: Param, value: Any) -> None:
+    assert jsonschema_rs.is_valid(row(param), value) is taken(param, value)
+
+
+def test_a_row_tells_its_default_and_its_note() -> None:
+    found = rows([Param(wire="n", field="n", type="int", low=1, default=1, note="why", null=False)])
+
+    assert found == {"n": {"type": "integer", "minimum": 1, "default": 1, "description": "why"}}
+
+
+class Inner(Struct):
+    a: int
+    b: str | None = None
+    c: str | UnsetType = UNSET
+
+
+class Outer(Struct):
+    inner: Inner
+
+
+def test_what_is_always_written_is_required() -> None:
+    found = structs(Outer)
+
+    assert found["Inner"]["required"] == ["a", "b"]
+    assert found["Outer"]["properties"] == {"inner": {"$ref": "#/components/schemas/Inner"}}
+
+
+def test_refusals_are_told_by_status_and_those_that_nobody_hears_are_not() -> None:
+    pairs = [(ClientGone, 499), (Forbidden, 403), (RateLimited, 429)]
+    found = refusals(pairs, {"type": "object"})
+
+    assert list(found) == ["403", "429"]
+    assert found["403"]["description"] == "A good key, and not for this."
+
+
+def test_an_answer_may_be_whole_or_events() -> None:
+    event = data({"type": "object"})
+
+    assert list(answer({"type": "object"})["content"]) == ["application/json"]
+    assert answer(None, event)["content"] == {
+        "text/event-stream": {"schema": record({"data": event}, "data")}
+    }
+    assert data({}, "[DONE]")["anyOf"][0] == {"const": "[DONE]"}
+
+
+def test_every_part_that_is_read_is_described() -> None:
+    assert PARTS.keys() == _PARTS.keys()
+
+
+ARGUMENTS = [{"id": "c", "type": "function", "function": {"name": "f", "arguments": {}}}]
+CONVERSATIONS: list[tuple[Any, bool]] = [
+    ([{"role": "user", "content": "a"}], True),
+    ([{"role": "user", "content": [{"type": "text", "text": "a"}]}], True),
+    ([{"role": "user", "content": [{"type": "refusal", "refusal": "a"}]}], False),
+    ([{"role": "user"}], False),
+    ([], False),
+    ([{"role": "assistant"}], False),
+    ([{"role": "assistant", "refusal": "no"}], True),
+    ([{"role": "assistant", "tool_calls": []}], False),
+    ([{"role": "assistant", "function_call": {"name": "f", "arguments": "{}"}}], True),
+    ([{"role": "assistant", "tool_calls": ARGUMENTS}], False),
+    ([{"role": "tool", "content": "a"}], False),
+    ([{"role": "function", "name": "f", "content": None}], True),
+]
+
+
+@pytest.mark.parametrize(("conversation", "allowed"), CONVERSATIONS)
+def test_conversations(conversation: Any, allowed: bool) -> None:
+    assert jsonschema_rs.is_valid(messages(RULES), conversation) is allowed
+
+
+def test_arguments_may_be_objects_where_the_rules_say_so() -> None:
+    conversation = [{"role": "assistant", "tool_calls": ARGUMENTS}]
+
+    assert jsonschema_rs.is_valid(messages(Rules(argument_objects=True)), conversation)
