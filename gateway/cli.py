@@ -4,6 +4,8 @@ import click
 
 from gateway import __version__
 from gateway.commands.check import check, schema
+from gateway.commands.conform import conform
+from gateway.commands.docs import docs
 from gateway.commands.serve import serve
 
 
@@ -16,5 +18,5 @@ def main() -> None:
     """
 
 
-for command in (serve, check, schema):
+for command in (serve, check, schema, conform, docs):
     main.add_command(command)

@@ -1,0 +1,140 @@
+"""Every field that the configuration may hold, from its Structs."""
+
+import inspect
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import msgspec
+from msgspec import NODEFAULT, Struct
+from msgspec import inspect as types
+
+from gateway.config.shape import Config
+from gateway.config.units import UNITS
+from gateway.reference.markdown import MADE, code, number, prose, table
+
+_INTRO = """# The configuration
+
+One YAML file. What is no field here is refused, with its line and column; so is everything else
+that `interlingua check` complains of. `${NAME}` and `${NAME:-default}` in a scalar are replaced
+from the environment. Keys that begin with `x-` are the writer's own.
+"""
+
+
+def page() -> str:
+    """The page."""
+    told = [MADE, "", _INTRO]
+    for kind in _structs(types.type_info(Config)):
+        told.append(_struct(kind))
+    told += ["## Units", "", table(("unit", "means"), _units())]
+    return "\n".join(told)
+
+
+def _structs(kind: Any) -> list[types.StructType]:
+    """Every Struct below a type, each once, those of a field behind the one that has it."""
+    found: dict[str, types.StructType] = {}
+    waiting = [kind]
+    while waiting:
+        one = waiting.pop(0)
+        if isinstance(one, types.StructType):
+            if one.cls.__name__ in found:
+                continue
+            found[one.cls.__name__] = one
+        waiting[:0] = _inner(one)
+    return list(found.values())
+
+
+def _inner(kind: Any) -> list[Any]:
+    match kind:
+        case types.StructType():
+            return [field.type for field in kind.fields]
+        case types.Metadata(type=inner):
+            return [inner]
+        case types.UnionType(types=inner):
+            return list(inner)
+        case types.DictType(value_type=inner) | types.VarTupleType(item_type=inner):
+            return [inner]
+        case _:
+            return []
+
+
+def _struct(kind: types.StructType) -> str:
+    cls: Any = kind.cls
+    told = [f"## {cls.__name__}", "", prose(cls), ""]
+    if short := getattr(cls, "short", None):
+        told += [f"A lone value is its `{short}`.", ""]
+    rows = list(_rows(kind))
+    return "\n".join([*told, table(("field", "type", "default"), rows)])
+
+
+def _rows(kind: types.StructType) -> Iterator[tuple[str, str, str]]:
+    cls: Any = kind.cls
+    if kind.tag_field:
+        implied = getattr(cls, "implied_by", None)
+        default = f"implied by `{implied}`" if implied else "required"
+        yield code(kind.tag_field), code(kind.tag), default
+    for field in kind.fields:
+        name, inner = code(field.encode_name), field.type
+        if field.name == getattr(cls, "rest", None):
+            keys = getattr(cls, "rest_keys", None)
+            name = "any other" if keys is None else ", ".join(map(code, sorted(keys)))
+            inner = _inner(inner)[0]
+        yield name, _type(inner), _default(field)
+
+
+def _type(kind: Any) -> str:
+    match kind:
+        case types.Metadata(type=inner, extra=extra):
+            unit = (extra or {}).get("unit")
+            return f"[{unit}](#units)" if unit else _type(inner)
+        case types.StructType(cls=cls):
+            return f"[{cls.__name__}](#{cls.__name__.lower()})"
+        case types.UnionType(types=inner):
+            return " or ".join(_type(one) for one in inner if not isinstance(one, types.NoneType))
+        case types.DictType(key_type=key, value_type=inner):
+            return f"a mapping from {_type(key)} to {_type(inner)}"
+        case types.VarTupleType(item_type=inner):
+            return f"a list of {_type(inner)}"
+        case types.LiteralType(values=values):
+            return " or ".join(map(code, values))
+        case _:
+            return _scalar(kind)
+
+
+def _scalar(kind: Any) -> str:
+    names: Mapping[Any, str] = {
+        types.StrType: "a text",
+        types.BoolType: "true or false",
+        types.IntType: "a whole number",
+        types.FloatType: "a number",
+    }
+    limits = [
+        f"{word} {number(limit)}"
+        for word, limit in (
+            ("from", getattr(kind, "ge", None)),
+            ("above", getattr(kind, "gt", None)),
+            ("to", getattr(kind, "le", None)),
+        )
+        if limit is not None
+    ]
+    return " ".join([names.get(type(kind), "a secret"), *limits])
+
+
+def _default(field: types.Field) -> str:
+    default = field.default
+    if default is NODEFAULT and field.default_factory is not NODEFAULT:
+        default = field.default_factory()
+    if default is NODEFAULT:
+        return "required"
+    if isinstance(default, Struct):
+        return "its defaults"
+    if default is None or default in ((), {}, ""):
+        return ""
+    unit = (field.type.extra or {}).get("unit") if isinstance(field.type, types.Metadata) else None
+    if unit:
+        return code(UNITS[unit].write(default))
+    return code(msgspec.json.encode(default).decode().strip('"'))
+
+
+def _units() -> Iterator[tuple[str, str]]:
+    for name, unit in UNITS.items():
+        yield code(name), " ".join((inspect.getdoc(unit.read) or "").replace("``", "`").split())
