@@ -6,7 +6,7 @@ from typing import Any
 
 import msgspec
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gateway.app import load, make_dialect
@@ -234,6 +234,7 @@ def test_every_dialect_has_a_smallest_request(dialect: Dialect) -> None:
 
 
 @every_dialect
+@settings(max_examples=100)  # each plays every endpoint of the dialect, streamed and whole
 @given(texts=pieces, cuts=st.integers(1, 6))
 def test_all_of_the_text_is_in_the_answer_streamed_or_whole(
     dialect: Dialect, texts: list[str], cuts: int
