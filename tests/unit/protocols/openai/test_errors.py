@@ -7,6 +7,7 @@ import pytest
 from gateway.core import errors as e
 from gateway.core.ports import Reply
 from protocols.openai import OpenAI
+from protocols.params import Param
 
 DIALECT = OpenAI()
 INVALID, SERVER = "invalid_request_error", "server_error"
@@ -90,6 +91,19 @@ def test_each_error_has_its_row(
     assert found["error"]["param"] == param
 
 
+ROW = Param(wire="a", field="a", type="ints", min_items=1)
+TEXTS: list[tuple[e.GatewayError, str]] = [
+    (e.PathNotFound("x", method="POST", path="/v1/nope"), "Invalid URL (POST /v1/nope)"),
+    (e.PathNotFound("x"), "x"),
+    (e.InvalidParameter("x", param="a", problem="empty", expected=ROW, got=[]), "x"),
+]
+
+
+@pytest.mark.parametrize(("error", "text"), TEXTS)
+def test_texts(error: e.GatewayError, text: str) -> None:
+    assert json.loads(DIALECT.refuse(error, None).body)["error"]["message"] == text
+
+
 def header(reply: Reply, name: str) -> str | None:
     return dict(reply.headers).get(name)
 
@@ -104,6 +118,8 @@ def header(reply: Reply, name: str) -> str | None:
         (e.RateLimited("x", retry_after=2), "Retry-After", "2"),
         (e.RateLimited("x", retry_after=2.1), "Retry-After", "3"),
         (e.RateLimited("x"), "Retry-After", None),
+        (e.WorkerUnreachable("x"), "Retry-After", "1"),
+        (e.InternalError("x"), "openai-version", "2020-10-01"),
         (e.QuotaExceeded("x"), "x-should-retry", "false"),
     ],
 )

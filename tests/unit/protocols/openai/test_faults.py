@@ -45,6 +45,12 @@ TABLE: list[tuple[int, bytes, type[GatewayError], str]] = [
     (502, b"<html>", WorkerFailed, "502"),
     (400, b"\xff not json", Unsupported, "refused"),
     (418, b"{}", WorkerFailed, "418"),
+    (400, b'{"detail": "not so"}', Unsupported, "not so"),
+    (422, b'{"detail": ["not so", {"msg": "but so"}]}', Unsupported, "but so"),
+    (400, b'{"message": "not so"}', Unsupported, "not so"),
+    (400, b'{"message": "an answer", "choices": []}', Unsupported, "refused"),
+    (400, b'{"object": "error", "message": "not so"}', Unsupported, "not so"),
+    (400, b'{"error": "not so"}', Unsupported, "not so"),
 ]
 
 

@@ -50,6 +50,9 @@ def refusal(call: Call, dialect: OpenAI = DIALECT) -> tuple[int, str | None, str
 
 # variant, changed fields, code, param
 REFUSED: list[tuple[str, dict[str, Any], str | None, str]] = [
+    ("chat", {"model": None, "stream": True}, "missing_required_parameter", "model"),
+    ("chat", {"tools": 5}, "invalid_type", "tools"),
+    ("chat", {"request_id": 5}, "invalid_type", "request_id"),
     ("chat", {"max_tokens": 0}, "integer_below_min_value", "max_tokens"),
     ("chat", {"max_tokens": "5"}, "invalid_type", "max_tokens"),
     ("chat", {"max_tokens": True}, "invalid_type", "max_tokens"),

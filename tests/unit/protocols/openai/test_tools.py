@@ -25,6 +25,7 @@ from protocols.openai.guides import read_structured_outputs, write_structured_ou
 from protocols.openai.tools import (
     narrowed,
     read_functions,
+    read_response_format,
     read_tool_choice,
     read_tools,
     write_tool_choice,
@@ -156,6 +157,12 @@ def test_a_schema_given_as_text_must_be_json() -> None:
         with pytest.raises(InvalidParameter) as caught:
             read_structured_outputs(fields(guided_json=wrong))
         assert caught.value.param == "guided_json"
+
+
+def test_a_schema_may_be_left_out() -> None:
+    wire = {"type": "json_schema", "json_schema": {"name": "any"}}
+
+    assert read_response_format(fields(response_format=wire)) == JsonSchema(Raw(b"{}"), "any")
 
 
 def test_only_what_response_format_can_not_say_is_written() -> None:

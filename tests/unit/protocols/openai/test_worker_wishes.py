@@ -10,6 +10,7 @@ from protocols.openai import OpenAI
 
 SAID = (Message("user", (TextPart("hi"),)),)
 TOOLS = (Tool("f"),)
+CUSTOM = (Tool("g", kind="custom"),)
 ALL = Logprobs(top=-1)
 
 
@@ -21,6 +22,7 @@ TABLE: list[tuple[str, GenerateRequest, dict[str, Any], set[tuple[str, str]]]] =
     ("openai", chat(tools=TOOLS), {"tools": [{"type": "function", "function": {"name": "f"}}]},
      set()),
     ("openai", chat(parallel_tools=False), {}, set()),
+    ("vllm", chat(tools=CUSTOM), {}, {("tools", "dropped")}),
     ("openai", chat(want=Want(token_ids=True)), {}, {("return_token_ids", "dropped")}),
     ("vllm", chat(want=Want(token_ids=True)), {"return_token_ids": True}, set()),
     ("openai", chat(logprobs=ALL), {"logprobs": True, "top_logprobs": 20},
