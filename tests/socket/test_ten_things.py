@@ -188,7 +188,7 @@ async def test_a_body_that_can_not_be_read_is_refused_and_the_next_request_works
     assert refused.status_code in ({400, 500} if way.name == "triton" else range(400, 500))
     assert msgspec.json.decode(refused.content)
     assert mock.records[0].outcome == "client_error"
-    assert mock.records[0].duration < 0.5  # a ceiling for a hang, not a measurement
+    assert mock.records[0].duration < 10  # a ceiling for a hang, not a measurement
 
     answer = await mock.http.post(path, content=good, headers=JSON)
     assert answer.status_code == 200

@@ -106,12 +106,13 @@ def test_a_number(value: float, shown: str) -> None:
 
 
 class Narrow:
-    """Carries three fields, one within limits and one in part, and none beside a prompt."""
+    """Carries four fields, some within limits and one in part, and none beside a prompt."""
 
     carries: Mapping[str, Carry] = {
         "n": Carry("n", 1, 8),
         "priority": Carry("p", reason="approximated"),
         "sampling.top_k": Carry("k", low=1),
+        "stopping.min_tokens": Carry("m", high=5),
     }
 
     def losses(self, request: Request, names: Mapping[str, str]) -> tuple[Loss, ...]:
@@ -122,6 +123,7 @@ class Narrow:
 FATES = {
     "`n`": "chat: clamped from 1 to 8; prompts: dropped",
     "`sampling.top_k`": "chat: clamped from 1; prompts: dropped",
+    "`stopping.min_tokens`": "chat: clamped to 5; prompts: dropped",
     "`sampling.top_p`": "dropped",
     "`suffix`": "by the gateway",
 }
