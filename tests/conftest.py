@@ -26,6 +26,13 @@ MOCK = CONFORMANCE.partition("\nkeys:")[0]
 ANYWHERE = {"PORT": "0", "ALONE_PORT": "0"}
 
 
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """A law that is tried 2,000 times may take longer than one case."""
+    for item in items:
+        if getattr(getattr(item, "obj", None), "is_hypothesis_test", False):
+            item.add_marker(pytest.mark.timeout(1200))
+
+
 class Running(Struct):
     """A gateway that serves: its URL, its insides, and what it recorded of each exchange."""
 
