@@ -126,8 +126,8 @@ class Fold:
                 choice.calls.append(ToolCall(event.id, event.name, ""))
             case CallArguments(_, call, text):
                 self._add_arguments(choice, call, text)
-            case End(reason, _, stop):
-                choice.reason, choice.stop = reason, stop
+            case _:  # End
+                choice.reason, choice.stop = event.reason, event.stop
                 self._ended.add(choice.index)
 
     @staticmethod
