@@ -1,7 +1,5 @@
 """OpenAI's API as its own client has it: no server error, and no answer that breaks its types."""
 
-import asyncio
-
 import pytest
 
 from tests.conftest import Running
@@ -25,7 +23,7 @@ def accepted(finding: Finding) -> str:
 async def test_the_types_of_the_client_hold(mock: Running) -> None:
     models = dict.fromkeys(LIMITS, "mock")
 
-    found = await asyncio.to_thread(survey, document(models), mock.url, examples=EXAMPLES)
+    found = await survey(document(models), mock.url, examples=EXAMPLES)
 
     assert [finding for finding in found.findings if not accepted(finding)] == []
     assert {accepted(finding) for finding in found.findings} != {""}
