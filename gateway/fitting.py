@@ -16,20 +16,22 @@ MOST_CHOICES = 8192
 and no dialect promises more."""
 
 
-def fit(request: Request, route: Route, names: Mapping[str, str]) -> Request:
+def fit(request: Request, route: Route, names: Mapping[str, str], source: str) -> Request:
     """The request for the route's target.
 
-    ``names`` gives the client's wire names of field paths. Raises InvalidParameter when the client
-    asks for more than the model's limit, or for more answers than anybody may.
+    ``names`` gives the client's wire names of field paths, ``source`` is its dialect. Raises
+    InvalidParameter when the client asks for more than the model's limit, or for more answers than
+    anybody may.
     """
     if isinstance(request, EmbedRequest):
-        return replace(request, model=route.target.model)
+        return replace(request, model=route.target.model, source=source)
     if request.choices > MOST_CHOICES:
         raise _above(names.get("n", "n"), MOST_CHOICES, request.choices, "in all")
     defaults = route.model.defaults
     fitted = replace(
         request,
         model=route.target.model,
+        source=source,
         sampling=_filled(request.sampling, defaults.sampling),
         stopping=_filled(request.stopping, defaults.stopping),
     )

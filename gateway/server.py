@@ -212,7 +212,8 @@ class Server:
         record: Record,
     ) -> None:
         envelope, route = self._route(dialect, call, principal, record)
-        request = fit(dialect.decode(call, route.model.info), route, dialect.names(call))
+        request = dialect.decode(call, route.model.info)
+        request = fit(request, route, dialect.names(call), dialect.name)
         context = self._context(call, request.timeout, record)
         headers = self._judge(dialect, call, request, route, record)
         about = About(

@@ -25,11 +25,15 @@ Reason = Literal["renamed", "clamped", "defaulted", "approximated", "emulated", 
 
 
 class Loss(Struct, frozen=True):
-    """One thing that did not come through as it was sent. ``field`` is the client's wire name."""
+    """One thing that did not come through as it was sent.
+
+    ``field`` is the client's wire name, ``path`` the one in the internal request, where it has one.
+    """
 
     field: str
     reason: Reason
     detail: str = ""
+    path: str = ""
 
 
 class Carry(Struct, frozen=True):
@@ -47,7 +51,8 @@ _SECTIONS = ("sampling", "stopping", "templating", "reasoning", "logprobs")
 _SILENT = {"sampling": Sampling(), "stopping": Stopping(), "templating": Templating()}
 _NEVER_LOST = frozenset(
     {"model", "kind", "messages", "prompts", "inputs", "stream", "want", "given", "client_id",
-     "labels", "extra", "timeout", "encoding", "templating.mode", "legacy_functions", "tool_choice"}
+     "labels", "extra", "source", "timeout", "encoding", "templating.mode", "legacy_functions",
+     "tool_choice"}
 )  # fmt: skip
 """What every target carries in some way, what is ours alone, and what is judged on its own."""
 
@@ -89,14 +94,14 @@ def losses(
         carry = carries.get(path)
         wire = names.get(path, path.rpartition(".")[2])
         if carry is None:
-            found.append(Loss(wire, "dropped"))
+            found.append(Loss(wire, "dropped", path=path))
         elif carry.reason is not None:
-            found.append(Loss(wire, carry.reason))
+            found.append(Loss(wire, carry.reason, path=path))
         elif isinstance(value, int | float) and not isinstance(value, bool):
             if carry.low is not None and value < carry.low:
-                found.append(Loss(wire, "clamped", f"{value} to {carry.low}"))
+                found.append(Loss(wire, "clamped", f"{value} to {carry.low}", path))
             elif carry.high is not None and value > carry.high:
-                found.append(Loss(wire, "clamped", f"{value} to {carry.high}"))
+                found.append(Loss(wire, "clamped", f"{value} to {carry.high}", path))
     return tuple(found)
 
 

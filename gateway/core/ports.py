@@ -4,6 +4,10 @@ Dialect        one wire protocol towards clients
 Tokenizing     a dialect whose clients may ask for the tokens of a text
 Described      a dialect that can tell what its endpoints take and answer
 WorkerDialect  one wire protocol towards workers
+Renderer       makes one prompt of a conversation
+Learning       a worker dialect that asks a worker about a model first
+Cancelling     a worker dialect with a request that stops another
+Relaying       a worker dialect that takes a client's own bytes
 Backend        something that answers a request
 Tokenizer      a backend that knows the tokens of a text
 
@@ -20,7 +24,7 @@ from gateway.core.catalog import Catalog, ModelInfo
 from gateway.core.context import Context
 from gateway.core.errors import GatewayError
 from gateway.core.loss import Loss
-from gateway.core.types import Event, Request
+from gateway.core.types import Event, GenerateRequest, Request
 
 Headers = tuple[tuple[str, str], ...]
 Token = tuple[int, str]
@@ -214,6 +218,51 @@ class WorkerDialect(Protocol):
 
     def read_error(self, status: int, headers: Mapping[str, str], body: bytes) -> GatewayError:
         """What an answer of another status means. No worker's text is passed on unfiltered."""
+
+
+class Renderer(Protocol):
+    """Makes one prompt of a conversation, as a model's template has it."""
+
+    def render(self, request: GenerateRequest) -> str:
+        """The prompt for ``request.messages``. Raises ClientError when the template refuses it."""
+
+
+@runtime_checkable
+class Learning(Protocol):
+    """What a WorkerDialect may also be: one that asks about a model before it is sent requests."""
+
+    def questions(self, model: str) -> Sequence[WireRequest]:
+        """What to ask a worker about ``model``."""
+
+    def learn(self, model: str, answers: Sequence[bytes | None]) -> int | None:
+        """Remember what the answers tell: a body for each question, None if it was not had.
+
+        Gives how many requests the worker takes at a time, where it told. Never raises: what can't
+        be read leaves the profile's own rules.
+        """
+
+
+@runtime_checkable
+class Cancelling(Protocol):
+    """What a WorkerDialect may also be: one with a request that stops another.
+
+    A request to its workers carries a ``client_id`` that is the gateway's own.
+    """
+
+    def cancel(self, request: Request) -> WireRequest:
+        """What stops ``request``."""
+
+
+@runtime_checkable
+class Relaying(Protocol):
+    """What a WorkerDialect may also be: one that takes a client's own bytes."""
+
+    def relay(self, call: Call, model: str) -> tuple[WireRequest, Request] | None:
+        """A call of this very dialect as a worker takes it, with ``model`` in its place.
+
+        With it comes as much of the request as ``decoder`` needs. None where the body has to be
+        read: it is not plainly right, or asks for what a worker is not to be told.
+        """
 
 
 class Backend(Protocol):

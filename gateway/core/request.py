@@ -281,6 +281,8 @@ class GenerateRequest(Struct, frozen=True, kw_only=True):
     given: frozenset[str] = frozenset()
     """The wire names of the fields that the client sent with a value."""
     extra: Mapping[str, Raw] = field(default_factory=dict[str, Raw])
+    source: str = ""
+    """The name of the dialect that it came in."""
 
     @property
     def choices(self) -> int:
@@ -305,6 +307,7 @@ class EmbedRequest(Struct, frozen=True, kw_only=True):
     labels: Mapping[str, str] = field(default_factory=dict[str, str])
     given: frozenset[str] = frozenset()
     extra: Mapping[str, Raw] = field(default_factory=dict[str, Raw])
+    source: str = ""
     stream: Literal[False] = False
 
 

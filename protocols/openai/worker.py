@@ -223,7 +223,7 @@ class Writer:
         stops, most = len(request.stopping.stop), self._profile.stops
         if most is not None and stops > most:
             wire = names.get("stopping.stop", "stop")
-            found.append(Loss(wire, "clamped", f"{stops} to {most}"))
+            found.append(Loss(wire, "clamped", f"{stops} to {most}", "stopping.stop"))
         if request.want.token_ids and not self._profile.token_ids:
             found.append(Loss(names.get("want.token_ids", "return_token_ids"), "dropped"))
         custom = any(tool.kind == "custom" for tool in request.tools)

@@ -21,16 +21,16 @@ def ask(prompts: int, n: int) -> GenerateRequest:
 
 
 def test_the_target_s_own_name_is_asked_for() -> None:
-    assert fit(ask(1, 1), ROUTE, {}).model == "real"
+    assert fit(ask(1, 1), ROUTE, {}, "dialect").model == "real"
 
 
 @pytest.mark.parametrize(("prompts", "n"), [(1, MOST_CHOICES), (MOST_CHOICES // 64, 64)])
 def test_as_many_answers_as_anybody_may_ask_for(prompts: int, n: int) -> None:
-    assert isinstance(fit(ask(prompts, n), ROUTE, {}), GenerateRequest)
+    assert isinstance(fit(ask(prompts, n), ROUTE, {}, "dialect"), GenerateRequest)
 
 
 @pytest.mark.parametrize(("prompts", "n"), [(1, 10**15), (MOST_CHOICES // 64, 65)])
 def test_more_answers_than_anybody_may_ask_for(prompts: int, n: int) -> None:
     with pytest.raises(InvalidParameter, match=r"'best' must be at most 8192 in all") as caught:
-        fit(ask(prompts, n), ROUTE, {"n": "best"})
+        fit(ask(prompts, n), ROUTE, {"n": "best"}, "dialect")
     assert caught.value.problem == "above"
