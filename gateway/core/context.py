@@ -50,3 +50,5 @@ class Context(Struct):
     principal: str | None = None
     """The name of the key, never the key."""
     traceparent: str | None = None
+    began: float = 0.0
+    """By ``clock``."""

@@ -9,12 +9,13 @@ Learning       a worker dialect that asks a worker about a model first
 Cancelling     a worker dialect with a request that stops another
 Relaying       a worker dialect that takes a client's own bytes
 Backend        something that answers a request
+Relayer        a backend whose workers take a client's own bytes
 Tokenizer      a backend that knows the tokens of a text
 
 A module that speaks both ways registers one object that is a Dialect and a WorkerDialect.
 """
 
-from collections.abc import AsyncGenerator, Mapping, Sequence
+from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from typing import Any, Literal, Protocol, runtime_checkable
 
 from msgspec import Struct
@@ -253,15 +254,44 @@ class Cancelling(Protocol):
         """What stops ``request``."""
 
 
+class Passage(Protocol):
+    """Reads a worker's answer that is passed on as it is, fed like a Decoder.
+
+    It gives what may be passed on now (whole events of a stream, never a piece of one; an answer in
+    one piece as one piece), and what that means. None stands for bytes that are not what the client
+    waits for: its dialect's encoder writes the events instead.
+    """
+
+    def feed(self, data: bytes) -> tuple[bytes | None, Sequence[Event]]:
+        """See ``Decoder.feed``."""
+
+    def close(self) -> tuple[bytes | None, Sequence[Event]]:
+        """See ``Decoder.close``."""
+
+
+class Relay(Struct, frozen=True):
+    """A client's own bytes on their way to a worker.
+
+    ``request`` is only what choosing a worker and reading the answer need. ``headers`` gives those
+    of the answer, as the dialect's encoder would have them, when the first of it is there.
+    ``passage`` makes a new one for each try.
+    """
+
+    wire: WireRequest
+    request: Request
+    headers: Callable[[], Headers]
+    passage: Callable[[], Passage]
+
+
 @runtime_checkable
 class Relaying(Protocol):
     """What a WorkerDialect may also be: one that takes a client's own bytes."""
 
-    def relay(self, call: Call, model: str) -> tuple[WireRequest, Request] | None:
-        """A call of this very dialect as a worker takes it, with ``model`` in its place.
+    def relay(self, client: Dialect, call: Call, about: About) -> Relay | None:
+        """A call in ``client``'s dialect as a worker takes it, under the model's name there.
 
-        With it comes as much of the request as ``decoder`` needs. None where the body has to be
-        read: it is not plainly right, or asks for what a worker is not to be told.
+        None where the call has to be translated: the dialect is another, the body is not plainly
+        right, or it asks for what a worker is not to be told.
         """
 
 
@@ -286,6 +316,21 @@ class Backend(Protocol):
 
     async def aclose(self) -> None:
         """Stop the work and let everything go."""
+
+
+Pieces = AsyncGenerator[tuple[bytes | None, Sequence[Event]], None]
+"""Events, each batch with its bytes in the client's dialect where a worker wrote them already."""
+
+
+@runtime_checkable
+class Relayer(Protocol):
+    """What a backend may also be: one whose workers may speak the client's own dialect."""
+
+    def relayed(self, client: Dialect, call: Call, about: About) -> Relay | None:
+        """See ``Relaying.relay``."""
+
+    def relay(self, relay: Relay, context: Context) -> Pieces:
+        """The answer, as ``Backend.answer`` gives it."""
 
 
 @runtime_checkable

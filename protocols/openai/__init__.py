@@ -1,7 +1,8 @@
 """OpenAI's API, towards clients and towards workers; and the pieces from which its kin are built.
 
 ``dialect`` puts the rest together. From client to worker: ``requests`` reads with ``tables``,
-``messages`` and ``tools``; ``worker`` writes by ``profiles``. And back: ``decoder`` reads what
+``messages`` and ``tools``; ``worker`` writes by ``profiles``, for lesser workers after a
+``narrowing``. And back: ``decoder`` reads what
 ``incoming`` describes; ``answers`` writes in a ``style``. ``errors`` refuses clients, ``faults``
 understands workers' errors.
 """

@@ -37,6 +37,11 @@ class Calls:
             self._piece(0, WireCall(function=delta.function_call), events)
         return events
 
+    @property
+    def begun(self) -> int:
+        """How many have a name."""
+        return self._begun
+
     def close(self) -> None:
         """The choice has ended. Raises StreamBroken for a call that never got a name."""
         if any(call.number is None for call in self._calls.values()):

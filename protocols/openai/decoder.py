@@ -3,7 +3,7 @@
 import base64
 import binascii
 import struct
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final
 
 import msgspec
@@ -73,6 +73,8 @@ class AnswerDecoder:
 
     Which of the two it is shows in the first byte: some workers answer a stream's request in one
     piece, and the other way round. ``echoes``: the worker was asked to give the prompt back.
+    ``complaint`` raises what a body that is no answer tells of. ``ends_calls``: the stream's end is
+    also that of a choice that called a tool, since such workers give no finish reason then.
     """
 
     def __init__(
@@ -80,9 +82,14 @@ class AnswerDecoder:
         request: GenerateRequest,
         *,
         echoes: bool = False,
+        complaint: Callable[[bytes], None] = complain,
+        ends_calls: bool = False,
     ) -> None:
         self._request = request
         self._echoes = echoes
+        self._complain = complaint
+        self._ends_calls = ends_calls
+        self._held = b""
         self._splitter = sse.Splitter()
         self._whole: bytearray | None = None
         self._begun = False
@@ -97,8 +104,10 @@ class AnswerDecoder:
         if self._failed is not None:
             raise self._failed
         if not self._begun:
+            data = self._held + data
             start = data.removeprefix(_BOM).lstrip()
-            if not start:
+            self._held = data if _BOM.startswith(data) else b""
+            if self._held or not start:
                 return ()
             self._begun = True
             if start.startswith(b"{"):
@@ -139,18 +148,30 @@ class AnswerDecoder:
         if self._complete():
             return self._end()
         if self._splitter.stray is not None:
-            complain(self._splitter.stray)
+            self._complain(self._splitter.stray)
         raise StreamBroken("The worker's stream stopped before its end.")
 
     # --- a stream ---------------------------------------------------------------------------------
 
     def _event(self, payload: bytes, events: list[Event]) -> None:
         if payload.strip() == b"[DONE]":
+            if self._ends_calls:
+                events += self._called()
             if not self._choices or not all(c.ended for c in self._choices.values()):
                 raise StreamBroken("The worker ended its stream without a finish reason.")
             events += self._end()
         elif payload.strip():
             self._read(payload, events, whole=False)
+
+    def _called(self) -> list[Event]:
+        """The ends of the choices whose last word was a call."""
+        ended: list[Event] = []
+        for index, choice in self._choices.items():
+            if not choice.ended and choice.calls.begun:
+                choice.ended = True
+                choice.calls.close()
+                ended.append(End("tool_calls", index))
+        return ended
 
     def _complete(self) -> bool:
         ended = sum(choice.ended for choice in self._choices.values())
@@ -168,10 +189,10 @@ class AnswerDecoder:
         try:
             wire = read_answer(body)
         except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as e:
-            complain(body)
+            self._complain(body)
             raise WorkerFailed("The worker's answer can't be read.") from e
         if wire.choices is None or wire.error is not None:
-            complain(body)
+            self._complain(body)
         if whole and not wire.choices:
             raise WorkerFailed("The worker's answer has no choices.")
         self._tell_served(wire, events)
@@ -286,8 +307,11 @@ def _text(got: Any) -> str | None:
 class VectorDecoder:
     """Reads the answer to an EmbedRequest."""
 
-    def __init__(self, request: EmbedRequest) -> None:
+    def __init__(
+        self, request: EmbedRequest, *, complaint: Callable[[bytes], None] = complain
+    ) -> None:
         self._count = len(request.inputs)
+        self._complain = complaint
         self._body = bytearray()
 
     def feed(self, data: bytes) -> Sequence[Event]:
@@ -299,13 +323,13 @@ class VectorDecoder:
 
     def close(self) -> Sequence[Event]:
         """See ``gateway.core.ports.Decoder``."""
-        body = bytes(self._body)
+        body = bytes(self._body).removeprefix(_BOM)
         if not body.strip():
             raise StreamBroken("The worker's answer is empty.")
         try:
             wire = read_vectors(body)
         except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as e:
-            complain(body)
+            self._complain(body)
             raise WorkerFailed("The worker's answer can't be read.") from e
         events: list[Event] = [Served(_text(wire.model), id=_text(wire.id))]
         for position, item in enumerate(wire.data):

@@ -14,10 +14,12 @@ from gateway.core.ports import (
     Call,
     Decoder,
     Description,
+    Dialect,
     Encoder,
     Endpoint,
     Envelope,
     Headers,
+    Relay,
     Reply,
     WireRequest,
 )
@@ -26,9 +28,11 @@ from protocols import params
 from protocols.body import read_object, value
 from protocols.openai import described, errors, faults
 from protocols.openai.answers import ChatEncoder, Style, TextEncoder
+from protocols.openai.chunks import heading
 from protocols.openai.decoder import AnswerDecoder, VectorDecoder
 from protocols.openai.profiles import PROFILES
 from protocols.openai.reading import given, wrong_type
+from protocols.openai.relay import Relays
 from protocols.openai.requests import (
     READING,
     Reading,
@@ -143,6 +147,7 @@ class OpenAI:
         self._reading: Reading = msgspec.structs.replace(READING, unknown=unknown)
         self._style = Style(headers=_VERSION, elapsed_header="openai-processing-ms")
         self._writer = Writer(chosen, prefix, powers=powers)
+        self._relays = Relays(chosen, prefix, self._writer.forwards, READING)
         self._names: Mapping[str, Mapping[str, str]] = {
             "chat": {**params.names(self._reading.chat), **_NAMES},
             "completion": {**_NAMES, **params.names(self._reading.completion)},
@@ -234,6 +239,13 @@ class OpenAI:
     def encode(self, request: Request) -> WireRequest:
         """See ``gateway.core.ports.WorkerDialect``."""
         return self._writer.encode(request)
+
+    def relay(self, client: Dialect, call: Call, about: About) -> Relay | None:
+        """See ``gateway.core.ports.Relaying``."""
+        if not isinstance(client, OpenAI) or client._reading.unknown != "forward":  # noqa: SLF001
+            return None
+        headers = heading(client._style, about, ())  # noqa: SLF001
+        return self._relays.relay(call, about, timeout_in(call.headers), headers)
 
     def decoder(self, request: Request) -> Decoder:
         """See ``gateway.core.ports.WorkerDialect``."""

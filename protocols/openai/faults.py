@@ -1,7 +1,7 @@
 """What a worker's error means. Its text is passed on only from known places, short and clean."""
 
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import msgspec
@@ -35,6 +35,10 @@ class Fault(msgspec.Struct, frozen=True):
     code: str | int | None = None
     type: str = ""
     param: str | None = None
+
+
+Judge = Callable[[int, Fault, float | None], GatewayError]
+"""What a fault means, by its status (0: told inside an answer) and the seconds to wait, if told."""
 
 
 def fault_in(got: Any) -> Fault | None:
@@ -71,28 +75,33 @@ def _fault(inner: Mapping[str, Any]) -> Fault:
     )
 
 
-def complain(body: bytes) -> None:
+def complain(body: bytes, judge: Judge | None = None) -> None:
     """Raises what a body that is no answer tells of; returns if it tells of nothing."""
     try:
         found = fault_in(_decode(body))
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
         return
     if found is not None:
-        raise meaning(status_of(found), found)
+        raise (judge or meaning)(0, found, None)
 
 
-def read_error(status: int, headers: Mapping[str, str], body: bytes) -> GatewayError:
+def read_error(
+    status: int, headers: Mapping[str, str], body: bytes, judge: Judge | None = None
+) -> GatewayError:
     """What an answer of this status means. ``headers`` have lower-case names."""
     try:
         found = fault_in(_decode(body))
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
         found = None
-    return meaning(status, found or Fault(), _retry_after(headers))
+    return (judge or meaning)(status, found or Fault(), _retry_after(headers))
 
 
 def meaning(status: int, fault: Fault, retry_after: float | None = None) -> GatewayError:
-    """The error of our own that a worker's stands for; its text is kept as a note for the log."""
-    error = _meaning(status, fault, retry_after)
+    """The error of our own that a worker's stands for; its text is kept as a note for the log.
+
+    The plain ``Judge``.
+    """
+    error = _meaning(status or status_of(fault), fault, retry_after)
     if fault.text and fault.text not in error.message:
         error.add_note(f"the worker said: {fault.text}")
     return error

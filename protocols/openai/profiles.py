@@ -14,6 +14,7 @@ from gateway.core.types import Grammar, OutputFormat, Regex
 from protocols.openai.guides import write_structured_outputs
 from protocols.openai.messages import Writing
 from protocols.openai.tables import CHAT_EXTENSIONS, EFFORTS, EMBEDDING, EXTENSIONS, SHARED, row
+from protocols.openai.tools import write_response_format
 from protocols.params import Param
 
 
@@ -34,6 +35,8 @@ class Profile(Struct, frozen=True, kw_only=True):
     allowed_tools: bool = False
     """It knows ``allowed_tools``; others are given only those."""
     custom_tools: bool = False
+    form: Callable[[OutputFormat], dict[str, Any] | None] = write_response_format
+    """``response_format``, or None for what it can't say."""
     guide: Callable[[OutputFormat], Mapping[str, Any]] = lambda _: {}
     """The fields for outputs that ``response_format`` can't say."""
     text_format: bool = True

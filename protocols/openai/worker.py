@@ -24,7 +24,6 @@ from protocols.openai.profiles import Profile
 from protocols.openai.requests import CHAT_FIELDS, EMBEDDING_FIELDS, READING, TEXT_FIELDS
 from protocols.openai.tools import (
     narrowed,
-    write_response_format,
     write_tool_choice,
     write_tools,
 )
@@ -77,6 +76,11 @@ class Writer:
 
     def encode(self, request: Request) -> WireRequest:
         """See ``gateway.core.ports.WorkerDialect``."""
+        path, body = self.write(request)
+        return WireRequest(f"{self._prefix}/{path}", _encode(body), _JSON)
+
+    def write(self, request: Request) -> tuple[str, dict[str, Any]]:
+        """The path behind the prefix, and the body's fields."""
         if isinstance(request, EmbedRequest):
             path, body = "embeddings", self._embedding(request)
         elif is_chat(request):
@@ -84,9 +88,9 @@ class Writer:
         else:
             path, body = "completions", self._text(request)
         for name, raw in request.extra.items():
-            if self._forwards(name):
+            if self.forwards(name):
                 body.setdefault(name, raw)
-        return WireRequest(f"{self._prefix}/{path}", _encode(body), _JSON)
+        return path, body
 
     def losses(self, request: Request, names: Mapping[str, str]) -> tuple[Loss, ...]:
         """See ``gateway.core.ports.WorkerDialect``."""
@@ -95,7 +99,7 @@ class Writer:
             found = loss.losses(_tolerant(request), carries, names, extra=True)
         else:
             found = self._generation_losses(request, names)
-        left = tuple(Loss(name, "dropped") for name in request.extra if not self._forwards(name))
+        left = tuple(Loss(name, "dropped") for name in request.extra if not self.forwards(name))
         return found + left
 
     def echoes(self, request: GenerateRequest) -> bool:
@@ -103,7 +107,8 @@ class Writer:
         echoed = any(param.field == "echo" for param in self._profile.completion)
         return bool(request.echo) and echoed and not is_chat(request)
 
-    def _forwards(self, name: str) -> bool:
+    def forwards(self, name: str) -> bool:
+        """Whether a worker is given a field that the gateway does not know."""
         if name in _KNOWN or name in _UNANSWERED:
             return False
         return self._powers or name not in _POWERS
@@ -187,7 +192,7 @@ class Writer:
     def _output(self, request: GenerateRequest, *, takes_format: bool) -> dict[str, Any]:
         if request.output is None:
             return {}
-        form = write_response_format(request.output)
+        form = self._profile.form(request.output)
         if form is None:
             return dict(self._profile.guide(request.output))
         return {"response_format": form} if takes_format else {}
@@ -224,6 +229,8 @@ class Writer:
         if most is not None and stops > most:
             wire = names.get("stopping.stop", "stop")
             found.append(Loss(wire, "clamped", f"{stops} to {most}", "stopping.stop"))
+        if chat and len(request.prompts) > 1:
+            found.append(Loss(names.get("prompts", "prompt"), "dropped", path="prompts"))
         if request.want.token_ids and not self._profile.token_ids:
             found.append(Loss(names.get("want.token_ids", "return_token_ids"), "dropped"))
         custom = any(tool.kind == "custom" for tool in request.tools)

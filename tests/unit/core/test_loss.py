@@ -34,11 +34,11 @@ def test_what_the_target_does_not_know_is_dropped_under_the_clients_name() -> No
     found = losses(request, {"sampling.temperature": Carry("temperature")}, NAMES)
 
     assert found == (
-        Loss("top_k", "dropped"),
-        Loss("max_new_tokens", "dropped"),
-        Loss("stop", "dropped"),
-        Loss("tools", "dropped"),
-        Loss("top", "dropped"),
+        Loss("top_k", "dropped", path="sampling.top_k"),
+        Loss("max_new_tokens", "dropped", path="stopping.max_tokens"),
+        Loss("stop", "dropped", path="stopping.stop"),
+        Loss("tools", "dropped", path="tools"),
+        Loss("top", "dropped", path="logprobs.top"),
     )
 
 
@@ -52,8 +52,8 @@ def test_a_value_outside_the_targets_range_is_clamped_and_says_so() -> None:
         return losses(request, carries, {})
 
     assert lost(0.5) == ()
-    assert lost(2.0) == (Loss("temperature", "clamped", "2.0 to 1.0"),)
-    assert lost(0.0) == (Loss("temperature", "clamped", "0.0 to 0.1"),)
+    assert lost(2.0) == (Loss("temperature", "clamped", "2.0 to 1.0", "sampling.temperature"),)
+    assert lost(0.0) == (Loss("temperature", "clamped", "0.0 to 0.1", "sampling.temperature"),)
 
 
 def test_what_is_carried_in_part_says_how() -> None:
@@ -61,20 +61,20 @@ def test_what_is_carried_in_part_says_how() -> None:
 
     found = losses(request, {"stopping.stop": Carry("stop", reason="emulated")}, {})
 
-    assert found == (Loss("stop", "emulated"),)
+    assert found == (Loss("stop", "emulated", path="stopping.stop"),)
 
 
 def test_fields_that_nobody_knows_are_lost_unless_the_target_is_given_them() -> None:
     request = EmbedRequest(model="m", inputs=("a",), dimensions=2, extra={"foo": Raw(b"1")})
 
-    assert losses(request, {}, {}) == (Loss("foo", "dropped"), Loss("dimensions", "dropped"))
+    assert losses(request, {}, {}) == (Loss("foo", "dropped"), Loss("dimensions", "dropped", path="dimensions"))
     assert losses(request, {"dimensions": Carry("dimensions")}, {}, extra=True) == ()
 
 
 def test_the_mode_of_a_template_is_never_lost_and_its_text_is() -> None:
     request = GenerateRequest(model="m", kind="chat", templating=Templating("raw", template="t"))
 
-    assert losses(request, {}, {}) == (Loss("template", "dropped"),)
+    assert losses(request, {}, {}) == (Loss("template", "dropped", path="templating.template"),)
 
 
 def test_the_header_holds_nothing_a_header_may_not() -> None:

@@ -224,6 +224,15 @@ def test_a_whole_answer_without_a_reason_ends_for_an_unknown_one() -> None:
     ]
 
 
+@pytest.mark.parametrize("size", [1, 2, 3, 4])
+def test_a_byte_order_mark_is_passed_over_wherever_the_reads_fall(size: int) -> None:
+    body = json.dumps({"choices": [{"message": {"content": "a"}, "finish_reason": "stop"}]})
+    assert read("\ufeff \n" + body, size=size) == [Text("a"), End("eos"), Done()]
+    assert read("\ufeff" + HELLO, size=size) == SAID
+    with pytest.raises(StreamBroken):
+        read("\ufeff"[: size - 1], size=size)
+
+
 @pytest.mark.parametrize("body", ["{", '{"choices": []}', '{"a": 1}'])
 def test_a_whole_answer_that_is_none(body: str) -> None:
     with pytest.raises(WorkerFailed):

@@ -319,15 +319,17 @@ def test_a_chat_worker_wraps_one_text_prompt() -> None:
         with pytest.raises(Unsupported) as caught:
             OpenAI().encode(text(prompts=prompts, templating=server))
         assert caught.value.param == "prompt"
+    several = text(prompts=("a", "b"), templating=server)
+    assert OpenAI().losses(several, {}) == (Loss("prompt", "dropped", path="prompts"),)
 
 
 def test_losses_bear_the_clients_names(make_call: MakeCall) -> None:
     names = OpenAI().names(make_call("chat"))
     request = chat(logprobs=Logprobs(21), output=Regex("a"), stopping=Stopping(truncate_prompt=3))
     assert set(OpenAI().losses(request, names)) == {
-        Loss("top_logprobs", "clamped", "21 to 20"),
-        Loss("response_format", "dropped"),
-        Loss("truncate_prompt_tokens", "dropped"),
+        Loss("top_logprobs", "clamped", "21 to 20", "logprobs.top"),
+        Loss("response_format", "dropped", path="output"),
+        Loss("truncate_prompt_tokens", "dropped", path="stopping.truncate_prompt"),
     }
 
 

@@ -1,0 +1,331 @@
+"""Calls that are passed on as they are, and their answers."""
+
+import itertools
+import json
+from collections.abc import Sequence
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from gateway.core.context import Context, Deadline
+from gateway.core.errors import StreamBroken, WorkerFailed
+from gateway.core.ports import About, Call, Passage, Relay
+from gateway.core.types import Done, EmbedRequest, Event, GenerateRequest, Text, Usage
+from protocols.openai import OpenAI
+from tests.unit.protocols.openai.conftest import MakeCall, endpoint
+
+HI = [{"role": "user", "content": "hi"}]
+CHAT: dict[str, Any] = {"model": "chat", "messages": HI}
+TEXT: dict[str, Any] = {"model": "chat", "prompt": "a b", "max_tokens": 5}
+EMBED: dict[str, Any] = {"model": "chat", "input": ["a", "b"]}
+TOOL = {"type": "function", "function": {"name": "f", "parameters": {"type": "object"}}}
+VLLM = OpenAI("vllm")
+
+
+def relayed(variant: str, body: Any, worker: OpenAI = VLLM, shown: str = "chat") -> Relay | None:
+    row = endpoint(variant)
+    data = body if isinstance(body, bytes) else json.dumps(body).encode()
+    context = Context("r1", Deadline(lambda: 0.0, 60), lambda: 0.0)
+    about = About("r1", 1, shown, "v1", "llama", context)
+    return worker.relay(OpenAI(), Call(row, {}, {}, "", data, row.path), about)
+
+
+def taken(variant: str, body: Any, worker: OpenAI = VLLM, shown: str = "chat") -> Relay:
+    relay = relayed(variant, body, worker, shown)
+    assert relay is not None
+    return relay
+
+
+# --- the way there --------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("variant", "body"),
+    [
+        ("chat", CHAT),
+        ("chat", CHAT | {"temperature": 0.5, "top_k": 3, "stop": ["a"], "seed": 7, "n": 2}),
+        ("chat", CHAT | {"stream": True, "stream_options": {"include_usage": True}}),
+        ("chat", CHAT | {"tools": [TOOL], "tool_choice": "auto", "parallel_tool_calls": False}),
+        ("chat", CHAT | {"logprobs": True, "top_logprobs": 3, "user": "u"}),
+        ("chat", CHAT | {"messages": [*HI, {"role": "assistant", "content": [
+            {"type": "text", "text": "x"}]}]}),
+        ("chat", CHAT | {"never_heard_of": {"deep": [1.50]}}),
+        ("completion", TEXT | {"logprobs": 2, "prompt": ["a", "b"]}),
+        ("embedding", EMBED | {"encoding_format": "base64", "dimensions": 4}),
+    ],
+)  # fmt: skip
+def test_what_is_plainly_right_is_passed_on_with_the_model_renamed(
+    variant: str, body: dict[str, Any]
+) -> None:
+    wire = taken(variant, body).wire
+    assert json.loads(wire.body) == body | {"model": "llama"}
+    assert list(json.loads(wire.body)) == list(body)
+    assert wire.path == endpoint(variant).path
+
+
+def test_numbers_and_texts_keep_their_form() -> None:
+    body = b'{"model":"chat","messages":[{"role":"user","content":"\\u00e9"}],"x":1.50e0}'
+    wire = taken("chat", body).wire
+    assert wire.body == (
+        b'{"model":"llama","messages":[{"role":"user","content":"\\u00e9"}],"x":1.50e0}'
+    )
+
+
+@pytest.mark.parametrize(
+    ("variant", "body"),
+    [
+        ("chat", b"{"),
+        ("chat", b'{"model":"chat","messages":[{"role":"user","content":"\\ud83d"}]}'),
+        ("chat", {"model": "chat"}),
+        ("chat", CHAT | {"messages": []}),
+        ("chat", CHAT | {"messages": [{"role": "tool", "content": "x", "tool_call_id": "c"}]}),
+        ("chat", CHAT | {"messages": [{"role": "user", "content": [
+            {"type": "image_url", "image_url": {"url": "https://x.test/a.png"}}]}]}),
+        ("chat", CHAT | {"messages": [{"role": "user", "content": "x", "prefix": True}]}),
+        ("chat", CHAT | {"temperature": 3}),
+        ("chat", CHAT | {"temperature": "1"}),
+        ("chat", CHAT | {"top_k": 0}),
+        ("chat", CHAT | {"repetition_penalty": 0}),
+        ("chat", CHAT | {"stop": ["a", "b", "c", "d", "e"]}),
+        ("chat", CHAT | {"stop": ""}),
+        ("chat", CHAT | {"stream": "yes"}),
+        ("chat", CHAT | {"stream_options": {"include_usage": True}}),
+        ("chat", CHAT | {"top_logprobs": 3}),
+        ("chat", CHAT | {"logprobs": True, "top_logprobs": 21}),
+        ("chat", CHAT | {"tool_choice": "auto"}),
+        ("chat", CHAT | {"parallel_tool_calls": True}),
+        ("chat", CHAT | {"tools": []}),
+        ("chat", CHAT | {"tools": [TOOL], "tool_choice": {"type": "function", "function": {
+            "name": "f"}}}),
+        ("chat", CHAT | {"functions": [{"name": "f"}]}),
+        ("chat", CHAT | {"response_format": {"type": "json_object"}}),
+        ("chat", CHAT | {"modalities": ["audio"]}),
+        ("chat", CHAT | {"priority": 1}),
+        ("chat", CHAT | {"chat_template": "{{ x }}"}),
+        ("chat", CHAT | {"kv_transfer_params": {}}),
+        ("chat", CHAT | {"prompt_logprobs": 1}),
+        ("chat", CHAT | {"max_tokens": None}),
+        ("completion", {"model": "chat", "prompt": "a"}),
+        ("completion", TEXT | {"echo": True}),
+        ("completion", TEXT | {"best_of": 2}),
+        ("completion", TEXT | {"prompt": [1, 2]}),
+        ("completion", TEXT | {"stream_options": {}}),
+        ("embedding", EMBED | {"input": ""}),
+        ("embedding", EMBED | {"dimensions": 0}),
+    ],
+)  # fmt: skip
+def test_whatever_else_there_is_goes_the_long_way(variant: str, body: Any) -> None:
+    assert relayed(variant, body) is None
+
+
+def test_a_field_that_the_worker_does_not_take_goes_the_long_way() -> None:
+    assert relayed("chat", CHAT | {"top_k": 3}, OpenAI("openai")) is None
+    assert relayed("chat", CHAT | {"repetition_penalty": 1.1}, OpenAI("llamacpp")) is None
+
+
+def test_powers_are_passed_on_where_the_operator_lets_clients_have_them() -> None:
+    body = CHAT | {"kv_transfer_params": {}}
+    assert relayed("chat", body, OpenAI("vllm", powers=True)) is not None
+
+
+def test_a_stricter_listener_reads_every_body(make_call: MakeCall, about: About) -> None:
+    call = make_call("chat", CHAT)
+    assert VLLM.relay(OpenAI(unknown="reject"), call, about) is None
+
+
+def test_what_choosing_a_worker_needs_is_read() -> None:
+    messages = [*HI, {"role": "assistant", "content": [{"type": "text", "text": "x"}]}]
+    chat = taken("chat", CHAT | {"messages": messages, "user": "ann", "n": 2}).request
+    assert isinstance(chat, GenerateRequest)
+    assert [message.text for message in chat.messages] == ["hi", "x"]
+    assert (chat.n, chat.labels, chat.model) == (2, {"user": "ann"}, "llama")
+    text = taken("completion", TEXT | {"stream": True}).request
+    assert isinstance(text, GenerateRequest)
+    assert (text.prompts, text.stream) == (("a b",), True)
+    vectors = taken("embedding", EMBED | {"input": "a"}).request
+    assert isinstance(vectors, EmbedRequest)
+    assert vectors.inputs == ("a",)
+
+
+def test_how_long_the_client_waits_is_known() -> None:
+    row = endpoint("chat")
+    call = Call(row, {}, {"x-stainless-read-timeout": "7"}, "", json.dumps(CHAT).encode(), row.path)
+    context = Context("r1", Deadline(lambda: 0.0, 60), lambda: 0.0)
+    relay = VLLM.relay(OpenAI(), call, About("r1", 1, "chat", "v1", "llama", context))
+    assert relay is not None
+    assert relay.request.timeout == 7
+
+
+@pytest.mark.parametrize("stream", [True, False])
+def test_the_headers_are_those_of_any_answer(*, stream: bool) -> None:
+    headers = dict(taken("chat", CHAT | {"stream": stream}).headers())
+    kind = "text/event-stream; charset=utf-8" if stream else "application/json"
+    assert headers["Content-Type"] == kind
+    assert headers["openai-version"] == "2020-10-01"
+    assert headers["x-served-model"] == "v1"
+
+
+# --- the way back: whole --------------------------------------------------------------------------
+
+ANSWER = (
+    b'{"id":"c1","object":"chat.completion","created":1,"model":"llama","odd":1.50,"choices":['
+    b'{"index":0,"message":{"role":"assistant","content":"Hi"},"finish_reason":"stop"}],'
+    b'"usage":{"prompt_tokens":2,"completion_tokens":1,"total_tokens":3}}'
+)
+
+
+def read(passage: Passage, *pieces: bytes) -> tuple[list[bytes | None], list[Event]]:
+    out, events = [], list[Event]()
+    for piece in pieces:
+        data, more = passage.feed(piece)
+        out.append(data)
+        events += more
+        if events and isinstance(events[-1], Done):
+            return out, events
+    data, more = passage.close()
+    return [*out, data], [*events, *more]
+
+
+def test_a_whole_answer_comes_back_unread_under_the_clients_name() -> None:
+    out, events = read(taken("chat", CHAT).passage(), ANSWER[:40], ANSWER[40:] + b"\n")
+    assert out == [b"", b"", ANSWER.replace(b"llama", b"chat")]
+    assert [e.completion_tokens for e in events if isinstance(e, Usage)] == [1]
+    assert isinstance(events[-1], Done)
+
+
+def test_under_one_name_nothing_is_touched() -> None:
+    out, _ = read(taken("chat", CHAT, shown="llama").passage(), ANSWER)
+    assert out[-1] == ANSWER
+    nameless = ANSWER.replace(b'"model":"llama",', b"")
+    out, _ = read(taken("chat", CHAT).passage(), nameless)
+    assert out[-1] == nameless
+
+
+@pytest.mark.parametrize("length", [4, 3], ids=["to its end", "complete without it"])
+def test_a_stream_in_place_of_a_whole_answer_is_for_the_encoder(length: int) -> None:
+    out, events = read(taken("chat", CHAT).passage(), *STREAM[:length])
+    assert not any(out)
+    assert "".join(e.text for e in events if isinstance(e, Text)) == "Hello"
+
+
+@pytest.mark.parametrize(
+    ("body", "error"),
+    [
+        (ANSWER[:60], StreamBroken),
+        (b'{"error":{"message":"boom"}}', WorkerFailed),
+        (b"", StreamBroken),
+    ],
+)
+def test_what_is_no_answer_is_an_error(body: bytes, error: type[Exception]) -> None:
+    passage = taken("chat", CHAT).passage()
+    with pytest.raises((error, WorkerFailed)):
+        read(passage, body)
+
+
+VECTORS = (
+    b'{"object":"list","data":[{"index":0,"embedding":[1,2]},{"index":1,"embedding":"AAAA"}],'
+    b'"model":"llama","usage":{"prompt_tokens":2,"total_tokens":2}}'
+)
+
+
+def test_vectors_come_back_unread() -> None:
+    out, events = read(taken("embedding", EMBED).passage(), VECTORS)
+    assert out[-1] == VECTORS.replace(b"llama", b"chat")
+    assert events == [Usage(2), Done()]
+    bare = VECTORS.replace(b',"usage":{"prompt_tokens":2,"total_tokens":2}', b"")
+    assert read(taken("embedding", EMBED).passage(), bare)[1] == [Done()]
+
+
+@pytest.mark.parametrize(
+    ("body", "error"),
+    [(b"", StreamBroken), (VECTORS[:50], WorkerFailed), (b'{"data":[]}', WorkerFailed)],
+)
+def test_vectors_that_are_not_all_there(body: bytes, error: type[Exception]) -> None:
+    with pytest.raises(error):
+        read(taken("embedding", EMBED).passage(), body)
+
+
+# --- the way back: a stream -----------------------------------------------------------------------
+
+
+def chunk(delta: str, finish: str = "null") -> bytes:
+    return (
+        b'data: {"id":"c","model":"llama","choices":[{"index":0,"delta":{"content":"%b"},'
+        b'"finish_reason":%b}]}\n\n' % (delta.encode(), finish.encode())
+    )
+
+
+STREAM = (chunk("Hel"), chunk("lo"), chunk("", '"stop"'), b"data: [DONE]\n\n")
+ASKED = CHAT | {"stream": True}
+
+
+def joined(out: Sequence[bytes | None]) -> bytes:
+    assert None not in out
+    return b"".join(data for data in out if data is not None)
+
+
+@given(cuts=st.lists(st.integers(0, len(b"".join(STREAM))), max_size=8))
+def test_a_stream_comes_back_whatever_the_packets(cuts: list[int]) -> None:
+    data, edges = b"".join(STREAM), [0, *sorted(cuts), len(b"".join(STREAM))]
+    pieces = [data[a:b] for a, b in itertools.pairwise(edges)]
+
+    out, events = read(taken("chat", ASKED).passage(), *pieces)
+
+    assert joined(out) == data.replace(b"llama", b"chat")
+    assert "".join(e.text for e in events if isinstance(e, Text)) == "Hello"
+
+
+def test_only_whole_events_are_passed_on() -> None:
+    passage = taken("chat", ASKED).passage()
+    assert passage.feed(STREAM[0][:-1])[0] == b""
+    assert passage.feed(b"\ndata: {")[0] == STREAM[0].replace(b"llama", b"chat")
+
+
+def test_other_line_ends_and_blanks_pass_too() -> None:
+    data = b"".join(STREAM).replace(b"\n", b"\r\n").replace(b'"model":', b'"model": ')
+    out, _ = read(taken("chat", ASKED).passage(), data)
+    assert joined(out) == data.replace(b"llama", b"chat")
+
+
+@pytest.mark.parametrize("end", [b"data: [DONE]\n", b""], ids=["one newline", "no end at all"])
+def test_a_stream_that_is_complete_gets_its_end(end: bytes) -> None:
+    out, events = read(taken("chat", ASKED, shown="llama").passage(), *STREAM[:3], end)
+    assert joined(out) == b"".join(STREAM)
+    assert isinstance(events[-1], Done)
+
+
+def test_a_stream_that_is_cut_is_told() -> None:
+    passage = taken("chat", ASKED).passage()
+    passage.feed(STREAM[0] + STREAM[1][:30])
+    with pytest.raises(StreamBroken):
+        passage.close()
+
+
+BROKEN = b'data: {"error":{"message":"secret","code":500}}\n\n'
+
+
+def test_an_event_of_an_error_is_never_passed_on() -> None:
+    with pytest.raises(WorkerFailed):
+        taken("chat", ASKED).passage().feed(BROKEN)
+    for ending in ("feed", "close"):
+        passage = taken("chat", ASKED).passage()
+        data, events = passage.feed(STREAM[0] + BROKEN + STREAM[1])
+        assert data == STREAM[0].replace(b"llama", b"chat")
+        assert events
+        with pytest.raises(WorkerFailed):
+            passage.feed(STREAM[1]) if ending == "feed" else passage.close()
+
+
+def test_an_event_without_an_end_is_not_held_for_ever() -> None:
+    passage = taken("chat", ASKED).passage()
+    passage.feed(b"data: " + b"x" * 1_000_000)
+    with pytest.raises(WorkerFailed):
+        passage.feed(b"x" * 100_000)
+
+
+def test_a_whole_answer_in_place_of_a_stream_is_for_the_encoder() -> None:
+    out, events = read(taken("chat", ASKED).passage(), b" ", ANSWER)
+    assert out[1:] == [None, None]
+    assert any(isinstance(event, Text) for event in events)
