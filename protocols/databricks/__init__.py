@@ -4,6 +4,7 @@ dialect    the paths
 requests   a client's body into the internal request; who may speak when in ``roles``
 tables     the scalar parameters
 answers    whole answers and streams
+worker     requests for workers, and their errors; what endpoints take in ``profiles``
 listing    the workspace API's view of the catalog
 errors     statuses and error codes
 """

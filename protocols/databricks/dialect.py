@@ -1,4 +1,4 @@
-"""The dialect towards clients: which paths, and what happens on each."""
+"""The dialect itself: which paths, and what happens on each."""
 
 from collections.abc import Mapping
 from typing import Any, ClassVar, Literal, get_args
@@ -7,12 +7,25 @@ from msgspec import Raw, json
 
 from gateway.core.catalog import Catalog, ModelInfo
 from gateway.core.errors import GatewayError
-from gateway.core.ports import About, Call, Description, Encoder, Endpoint, Envelope, Reply
+from gateway.core.loss import Loss
+from gateway.core.ports import (
+    About,
+    Call,
+    Decoder,
+    Description,
+    Encoder,
+    Endpoint,
+    Envelope,
+    Reply,
+    WireRequest,
+)
 from gateway.core.types import EmbedRequest, Request
 from protocols.body import read_object, value
 from protocols.databricks import answers, described, errors, listing, requests, roles
 from protocols.databricks.requests import Task
 from protocols.databricks.tables import TABLES
+from protocols.databricks.worker import Worker, meaning
+from protocols.openai import faults
 from protocols.openai.reading import given, wrong_type
 from protocols.openai.requests import read_model
 from protocols.params import Param
@@ -48,6 +61,10 @@ class Databricks:
     is checked. ``completion_index`` is what numbers the choices of several prompts with several
     choices each: ``prompt`` gives a prompt's choices its own index, as the reference has it, and
     ``flat`` each choice one of its own, which OpenAI's clients sort by.
+
+    Of workers, ``pay_per_token`` says that their endpoints are such: they give one answer at a
+    time, and take ``error_behavior``. ``extra_params``: what the reference does not name is sent
+    in the field of that name, also for clients of other dialects.
     """
 
     name = "databricks"
@@ -56,6 +73,7 @@ class Databricks:
     roots: tuple[str, ...] = ("/serving-endpoints", "/api/2.0", "/ai-gateway", "/.well-known")
     endpoints: tuple[Endpoint, ...] = _ENDPOINTS
     tables: Mapping[str, tuple[Param, ...]] = TABLES
+    probe = WireRequest(_LIST, b"", method="GET")
 
     def __init__(
         self,
@@ -64,6 +82,8 @@ class Databricks:
         stream_default: bool = False,
         role_rules: roles.RoleRules = "lenient",
         completion_index: _CompletionIndex = "flat",
+        pay_per_token: bool = False,
+        extra_params: bool = False,
     ) -> None:
         if profile not in (None, *self.profiles):
             known = ", ".join(self.profiles)
@@ -75,6 +95,9 @@ class Databricks:
         self._stream_default = stream_default
         self._order = role_rules
         self._by_prompt = completion_index == "prompt"
+        self._worker = Worker(self.name, pay_per_token=pay_per_token, extra_params=extra_params)
+
+    # --- towards clients --------------------------------------------------------------------------
 
     def peek(self, call: Call) -> Envelope:
         """The endpoint's name, from the path or from ``model``, and ``stream``."""
@@ -141,6 +164,24 @@ class Databricks:
             and "messages" not in fields
         )
         return got and not embeds
+
+    # --- towards workers --------------------------------------------------------------------------
+
+    def losses(self, request: Request, names: Mapping[str, str]) -> tuple[Loss, ...]:
+        """See ``gateway.core.ports.WorkerDialect``."""
+        return self._worker.losses(request, names)
+
+    def encode(self, request: Request) -> WireRequest:
+        """See ``gateway.core.ports.WorkerDialect``."""
+        return self._worker.encode(request)
+
+    def decoder(self, request: Request) -> Decoder:
+        """See ``gateway.core.ports.WorkerDialect``."""
+        return self._worker.decoder(request)
+
+    def read_error(self, status: int, headers: Mapping[str, str], body: bytes) -> GatewayError:
+        """See ``gateway.core.ports.WorkerDialect``."""
+        return faults.read_error(status, headers, body, meaning)
 
 
 def _name(call: Call, fields: Mapping[str, Raw]) -> str:

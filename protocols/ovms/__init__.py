@@ -4,6 +4,7 @@ dialect    the paths
 requests   a client's body into the internal request; messages and tools in ``messages``
 tables     the scalar parameters, and the server's words for a wrong one
 answers    whole answers and streams
+worker     requests for workers, and their errors; what each release takes in ``profiles``
 errors     statuses and sentences
 """
 

@@ -1,4 +1,4 @@
-"""The dialect towards clients: which paths, and what happens on each."""
+"""The dialect itself: which paths, and what happens on each."""
 
 from collections.abc import Mapping
 from typing import ClassVar
@@ -7,11 +7,24 @@ from msgspec import Struct, json
 
 from gateway.core.catalog import Catalog, ModelInfo
 from gateway.core.errors import GatewayError, InvalidParameter, ModelNotFound, PathNotFound
-from gateway.core.ports import About, Call, Encoder, Endpoint, Envelope, Reply
+from gateway.core.loss import Loss
+from gateway.core.ports import (
+    About,
+    Call,
+    Decoder,
+    Description,
+    Encoder,
+    Endpoint,
+    Envelope,
+    Reply,
+    WireRequest,
+)
 from gateway.core.types import EmbedRequest, Request
 from protocols import params
-from protocols.ovms import errors, requests, tables
+from protocols.openai import faults
+from protocols.ovms import described, errors, requests, tables
 from protocols.ovms.answers import EmbeddingEncoder, Form, GenerationEncoder
+from protocols.ovms.worker import Worker, meaning
 
 _encode = json.Encoder().encode
 _WRONG_ENDPOINT = (
@@ -103,6 +116,8 @@ class OVMS:
             raise ValueError(f"ovms has no profile {chosen!r}; it has {known}")
         self._early = chosen == "2024"
         self._version = chosen
+        self._worker = Worker(chosen, self.name)
+        self.probe = self._worker.probe
         self.tables: Mapping[str, tuple[params.Param, ...]] = (
             tables.EARLY_TABLES if self._early else tables.TABLES
         )
@@ -112,6 +127,8 @@ class OVMS:
             *(endpoint for root in ("/v3/v1", *roots) for endpoint in _paths(root)),
             *(_KSERVE if kserve else ()),
         )
+
+    # --- towards clients --------------------------------------------------------------------------
 
     def peek(self, call: Call) -> Envelope:
         """The model and ``stream``, with what is checked before the graph is looked up.
@@ -188,6 +205,10 @@ class OVMS:
         del call
         return _NAMES
 
+    def describe(self) -> Description:
+        """See ``gateway.core.ports.Described``."""
+        return described.describe({one.variant for one in self.endpoints}, early=self._early)
+
     def _streams(self, call: Call) -> bool:
         """Whether a stream had been promised: errors before that are no errors of the graph."""
         if call.endpoint.variant not in _GENERATES:
@@ -196,6 +217,24 @@ class OVMS:
             return self.peek(call).stream
         except GatewayError:
             return False
+
+    # --- towards workers --------------------------------------------------------------------------
+
+    def losses(self, request: Request, names: Mapping[str, str]) -> tuple[Loss, ...]:
+        """See ``gateway.core.ports.WorkerDialect``."""
+        return self._worker.losses(request, names)
+
+    def encode(self, request: Request) -> WireRequest:
+        """See ``gateway.core.ports.WorkerDialect``."""
+        return self._worker.encode(request)
+
+    def decoder(self, request: Request) -> Decoder:
+        """See ``gateway.core.ports.WorkerDialect``."""
+        return self._worker.decoder(request)
+
+    def read_error(self, status: int, headers: Mapping[str, str], body: bytes) -> GatewayError:
+        """See ``gateway.core.ports.WorkerDialect``."""
+        return faults.read_error(status, headers, body, meaning)
 
 
 def _by_path(call: Call) -> str:

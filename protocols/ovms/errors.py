@@ -136,3 +136,10 @@ _TABLE: tuple[tuple[type[GatewayError], int, str | Callable[[GatewayError], str]
     (WorkerUnreachable, 503, "Server is not ready"),
     (InternalError, 500, _message),
 )
+STATUSES = (
+    (Malformed, 412),
+    (InvalidParameter, 412),
+    *((kind, status) for kind, status, _ in _TABLE),
+    (GatewayError, 400),
+)
+"""The status of each class of errors; what the graph says is 400."""

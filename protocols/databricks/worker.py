@@ -1,0 +1,256 @@
+"""The dialect towards workers: requests, losses, and what their errors mean.
+
+Everything goes to one path, on which an endpoint knows its task by the body's fields.
+"""
+
+import re
+from collections.abc import Mapping
+from functools import partial
+from typing import Any, Final
+from urllib.parse import quote
+
+import msgspec
+from msgspec.structs import replace
+
+from gateway.core.errors import ContextTooLong, GatewayError, ModelNotFound, Unsupported
+from gateway.core.loss import Loss
+from gateway.core.ports import Decoder, WireRequest
+from gateway.core.types import (
+    AudioPart,
+    EmbedRequest,
+    FilePart,
+    GenerateRequest,
+    Message,
+    NamedTool,
+    Part,
+    Prompt,
+    RefusalPart,
+    Request,
+    TextPart,
+    VideoPart,
+)
+from protocols.body import value
+from protocols.databricks.profiles import EFFORTS, EXTRA, profile
+from protocols.databricks.tables import MOST_TOOLS
+from protocols.openai import faults
+from protocols.openai.decoder import AnswerDecoder, VectorDecoder
+from protocols.openai.faults import Fault
+from protocols.openai.narrowing import Narrowing, only_parts, without_logprobs
+from protocols.openai.tools import narrowed
+from protocols.openai.worker import Writer
+
+_encode = msgspec.json.Encoder().encode
+_JSON: Final = (("Content-Type", "application/json"),)
+_UNSEEN: Final[Mapping[type[Part], str]] = {
+    AudioPart: "audio",
+    FilePart: "files",
+    RefusalPart: "refusals",
+    VideoPart: "videos",
+}
+_CONTEXT: Final = "usage_context."
+
+
+class Worker:
+    """Writes requests for serving endpoints, and reads what they answer.
+
+    ``source`` is the dialect's name: what its own clients send beside the reference goes along in
+    ``extra_params``, and with ``extra_params`` what any client does. ``pay_per_token``: endpoints
+    that give one answer at a time, and can truncate.
+    """
+
+    def __init__(self, source: str, *, pay_per_token: bool, extra_params: bool) -> None:
+        self._source = source
+        self._pay_per_token = pay_per_token
+        self._extra_params = extra_params
+        self._writers = {
+            extra: Writer(profile(pay_per_token=pay_per_token, extra=extra), "", powers=False)
+            for extra in (False, True)
+        }
+
+    def losses(self, request: Request, names: Mapping[str, str]) -> tuple[Loss, ...]:
+        """See ``gateway.core.ports.WorkerDialect``."""
+        narrow = self._narrow(request, names)
+        return (*narrow.losses, *self._writer(request).losses(narrow.request, names))
+
+    def encode(self, request: Request) -> WireRequest:
+        """See ``gateway.core.ports.WorkerDialect``. Raises ModelNotFound, Unsupported."""
+        texts = request.inputs if isinstance(request, EmbedRequest) else request.prompts
+        _check_texts(texts, "input" if isinstance(request, EmbedRequest) else "prompt")
+        writer = self._writer(request)
+        asked = replace(self._narrow(request, {}).request, extra={})
+        _, body = writer.write(asked)
+        del body["model"]
+        if isinstance(request, GenerateRequest):
+            _finish(body, request)
+        extra = {name: body.pop(name) for name in EXTRA & body.keys()}
+        if request.source == self._source:
+            extra |= {n: value(raw) for n, raw in request.extra.items() if writer.forwards(n)}
+            if request.client_id is not None:
+                body["client_request_id"] = request.client_id
+        if extra:
+            body["extra_params"] = {name: _as_text(extra[name]) for name in sorted(extra)}
+        if context := _usage_context(request):
+            body["usage_context"] = context
+        return WireRequest(_path(request.model), _encode(body), _JSON)
+
+    def decoder(self, request: Request) -> Decoder:
+        """See ``gateway.core.ports.WorkerDialect``."""
+        complaint = partial(faults.complain, judge=meaning)
+        if isinstance(request, EmbedRequest):
+            return VectorDecoder(request, complaint=complaint)
+        narrow = self._generation(request, {})
+        echoes = self._writer(request).echoes(narrow.request)
+        return AnswerDecoder(narrow.request, echoes=echoes, complaint=complaint)
+
+    def _writer(self, request: Request) -> Writer:
+        return self._writers[self._extra_params or request.source == self._source]
+
+    # --- requests ---------------------------------------------------------------------------------
+
+    def _narrow(self, request: Request, names: Mapping[str, str]) -> Narrowing[Any]:
+        """What of the request an endpoint can be asked."""
+        if isinstance(request, EmbedRequest):
+            vectors = Narrowing(request, names)
+            vectors.own_extra(self._source)
+            vectors.set(
+                "encoding", "float"
+            )  # base64 is a form of the answer, which is ours to give
+            return vectors
+        return self._generation(request, names)
+
+    def _generation(
+        self, request: GenerateRequest, names: Mapping[str, str]
+    ) -> Narrowing[GenerateRequest]:
+        narrow = Narrowing(request, names)
+        narrow.own_extra(self._source)
+        narrow.drop("sampling.logit_bias")
+        narrow.set("given", request.given - {"max_completion_tokens"})
+        if request.kind == "chat":
+            if self._pay_per_token and (request.n or 1) > 1:
+                narrow.drop("n", detail="one at a time")
+            _narrow_messages(narrow)
+            _narrow_tools(narrow)
+            _narrow_reasoning(narrow, own=request.source == self._source)
+        else:
+            if (request.n or 1) > 1:
+                narrow.drop("n", detail="those of one prompt have one index")
+            narrow.set("n", None)
+            narrow.set(
+                "templating.mode", "raw"
+            )  # an endpoint wraps a prompt, and stays at its task
+            without_logprobs(narrow)
+        return narrow
+
+
+def _narrow_messages(narrow: Narrowing[GenerateRequest]) -> None:
+    only_parts(narrow, _UNSEEN)
+    if any(message.name and message.role != "user" for message in narrow.request.messages):
+        narrow.tell("messages", "dropped", "names")
+    narrow.set("messages", tuple(_plain(message) for message in narrow.request.messages))
+
+
+def _plain(message: Message) -> Message:
+    """The message as an endpoint takes it: no name but a user's, no blank text beside calls."""
+    name = message.name if message.role == "user" else None
+    blank = bool(message.tool_calls) and not message.text.strip()
+    kept = tuple(part for part in message.parts if not (blank and isinstance(part, TextPart)))
+    return replace(message, name=name, parts=kept)
+
+
+def _narrow_tools(narrow: Narrowing[GenerateRequest]) -> None:
+    """No more than may be; the one that must be called is among them."""
+    choice, tools = narrowed(narrow.request.tool_choice, narrow.request.tools)
+    if len(tools) > MOST_TOOLS:
+        narrow.tell("tools", "clamped", f"{len(tools)} to {MOST_TOOLS}")
+        named = choice.name if isinstance(choice, NamedTool) else None
+        kept = sorted(tools, key=lambda tool: tool.name != named)[:MOST_TOOLS]
+        narrow.set("tools", tuple(kept))
+        narrow.set("tool_choice", choice)
+
+
+def _narrow_reasoning(narrow: Narrowing[GenerateRequest], *, own: bool) -> None:
+    """``thinking`` tells what is left out here without a loss."""
+    asked = narrow.request.reasoning
+    if asked is None:
+        return
+    if asked.effort == "none":
+        narrow.drop("reasoning.effort")
+    elif (nearest := EFFORTS.get(asked.effort or "")) is not None:
+        narrow.tell("reasoning.effort", "clamped", f"{asked.effort} to {nearest}")
+        narrow.set("reasoning.effort", nearest)
+    if asked.include is False and not own:
+        narrow.tell("reasoning.include", "approximated", "no thinking at all")
+    narrow.set("reasoning.budget", None)
+    narrow.set("reasoning.include", None)
+
+
+def _finish(body: dict[str, Any], request: GenerateRequest) -> None:
+    """What no table can say."""
+    body.pop("stream_options", None)
+    body["stream"] = request.stream  # the reference and the service differ in what silence means
+    if request.kind != "chat":
+        if request.templating.mode != "server":
+            body["use_raw_prompt"] = True
+    elif request.reasoning is not None:
+        budget = request.reasoning.budget
+        if request.reasoning.include is False or budget == 0:
+            body["thinking"] = {"type": "disabled"}
+        elif budget is not None:
+            body["thinking"] = {"type": "enabled", "budget_tokens": budget}
+
+
+def _check_texts(texts: tuple[Prompt, ...], param: str) -> None:
+    if not all(isinstance(one, str) for one in texts):
+        raise Unsupported("The model's workers take text, not token ids.", param=param)
+
+
+def _as_text(got: Any) -> str:
+    """A value in ``extra_params``, where each is a string."""
+    return got if isinstance(got, str) else _encode(got).decode()
+
+
+def _usage_context(request: Request) -> dict[str, str]:
+    return {
+        name.removeprefix(_CONTEXT): text
+        for name, text in request.labels.items()
+        if name.startswith(_CONTEXT)
+    }
+
+
+def _path(model: str) -> str:
+    """Where an endpoint answers. Its name is one segment, whatever is in it."""
+    if model in ("", ".", ".."):
+        raise ModelNotFound("No serving endpoint can have this name.", model=model)
+    return f"/serving-endpoints/{quote(model, safe='')}/invocations"
+
+
+# --- errors ---------------------------------------------------------------------------------------
+
+_STATUSES: Final[Mapping[str, int]] = {
+    "BAD_REQUEST": 400,
+    "MALFORMED_REQUEST": 400,
+    "INVALID_PARAMETER_VALUE": 400,
+    "UNAUTHENTICATED": 401,
+    "CUSTOMER_UNAUTHORIZED": 401,
+    "PERMISSION_DENIED": 403,
+    "RESOURCE_DOES_NOT_EXIST": 404,
+    "ENDPOINT_NOT_FOUND": 404,
+    "NOT_FOUND": 404,
+    "REQUEST_LIMIT_EXCEEDED": 429,
+    "RESOURCE_EXHAUSTED": 429,
+    "CANCELLED": 499,
+    "INTERNAL_ERROR": 500,
+    "NOT_IMPLEMENTED": 501,
+    "TEMPORARILY_UNAVAILABLE": 503,
+    "DEADLINE_EXCEEDED": 504,
+}
+"""What a code stands for, which says more than the status. Source: mlflow 3.17, exceptions.py."""
+_TOO_LONG: Final = re.compile(r"the prompt has (\d+) tokens, the model's limit is (\d+)")
+
+
+def meaning(status: int, fault: Fault, retry_after: float | None) -> GatewayError:
+    """A ``protocols.openai.faults.Judge`` that goes by the error's code."""
+    status = _STATUSES.get(str(fault.code), status)
+    if found := _TOO_LONG.search(fault.text):
+        return ContextTooLong(fault.text, tokens=int(found[1]), limit=int(found[2]))
+    return faults.meaning(status, fault, retry_after)

@@ -1,0 +1,243 @@
+"""What serving endpoints answer: whole, in a stream, and when they fail."""
+
+import json
+import re
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from gateway.core.errors import (
+    ContextTooLong,
+    GatewayError,
+    Overloaded,
+    RateLimited,
+    StreamBroken,
+    Unsupported,
+    WorkerFailed,
+)
+from gateway.core.types import (
+    Done,
+    EmbedRequest,
+    End,
+    Event,
+    GenerateRequest,
+    Logprobs,
+    PromptEcho,
+    Request,
+    Served,
+    Templating,
+    Text,
+    Thought,
+    Usage,
+    Vector,
+)
+from protocols.databricks import Databricks
+
+CHAT = GenerateRequest(model="ep", kind="chat", stream=True)
+PROMPTS = GenerateRequest(model="ep", kind="completion", prompts=("a", "b"))
+EMBED = EmbedRequest(model="ep", inputs=("a", "b"))
+SERVED = Served("llama-3-8b", id="c1", created=5)
+USAGE = {"prompt_tokens": 2, "completion_tokens": 3, "total_tokens": 5}
+USED = Usage(2, 3)
+DONE = "data: [DONE]\n\n"
+
+
+def frame(delta: dict[str, Any] | None, reason: str | None = None, **more: Any) -> str:
+    choices = [] if delta is None else [{"index": 0, "delta": delta, "finish_reason": reason}]
+    chunk = {
+        "id": "c1", "object": "chat.completion.chunk", "created": 5, "model": "llama-3-8b",
+        "choices": choices, **more,
+    }  # fmt: skip
+    return f"data: {json.dumps(chunk, ensure_ascii=False)}\n\n"
+
+
+def whole(*choices: dict[str, Any], **more: Any) -> str:
+    return json.dumps(
+        {"id": "c1", "created": 5, "model": "llama-3-8b", "choices": choices, "usage": USAGE} | more
+    )
+
+
+BEGUN = frame({"role": "assistant", "content": "Hé"})
+STREAM = BEGUN + frame({"content": "llo"}) + frame({}, "stop", usage=USAGE) + DONE
+SAID: list[Event] = [SERVED, Text("Hé"), Text("llo"), End("eos"), USED, Done()]
+THOUGHT = [
+    {"type": "reasoning", "summary": [{"type": "summary_text", "text": "a", "signature": "s"}]},
+    {"type": "text", "text": "b"},
+]
+VECTORS = json.dumps(
+    {
+        "id": "c1", "object": "list", "model": "gte",
+        "data": [{"object": "embedding", "index": i, "embedding": [i, 1.5]} for i in (1, 0)],
+        "usage": {"prompt_tokens": 4, "total_tokens": 4},
+    }
+)  # fmt: skip
+ANSWERS: list[tuple[str, str, Request, list[Event]]] = [
+    ("usage in the last choice", STREAM, CHAT, SAID),
+    ("no [DONE]", STREAM.removesuffix(DONE), CHAT, SAID),
+    ("usage in every chunk",
+     STREAM.replace('"choices"', f'"usage": {json.dumps(USAGE)}, "choices"'), CHAT, SAID),
+    ("usage in a chunk of its own", BEGUN + frame({"content": "llo"}) + frame({}, "stop")
+     + frame(None, usage=USAGE) + DONE, CHAT, SAID),
+    ("no usage", BEGUN + frame({"content": "llo"}, "length") + DONE, CHAT,
+     [*SAID[:3], End("length"), Done()]),
+    ("thoughts in a list", frame({"role": "assistant", "content": THOUGHT}) + frame({}, "stop")
+     + DONE, CHAT, [SERVED, Thought("a", signature="s"), Text("b"), End("eos"), Done()]),
+    ("whole", whole({"index": 0, "message": {"role": "assistant", "content": "Hi"},
+                     "finish_reason": "stop"}),
+     CHAT, [SERVED, Text("Hi", tokens=3), End("eos"), USED, Done()]),
+    ("two prompts", whole({"index": 0, "text": "x", "finish_reason": "stop"},
+                          {"index": 1, "text": "y", "finish_reason": "length"}),
+     PROMPTS, [SERVED, Text("x"), End("eos"), Text("y", 1), End("length", 1), USED, Done()]),
+    ("embeddings", VECTORS, EMBED,
+     [Served("gte", id="c1"), Vector(1, (1.0, 1.5)), Vector(0, (0.0, 1.5)), Usage(4), Done()]),
+    (
+        "an echo",
+        whole({"index": 0, "text": "ab", "finish_reason": "stop"}),
+        GenerateRequest(
+            model="ep", kind="completion", prompts=("a",), echo=True, logprobs=Logprobs(),
+            templating=Templating(mode="server"),
+        ),
+        [SERVED, PromptEcho(0, "a"), Text("b", tokens=3), End("eos"), USED, Done()],
+    ),
+]  # fmt: skip
+
+
+def read(wire: str | bytes, request: Request = CHAT, size: int = 1 << 20) -> list[Event]:
+    data = wire if isinstance(wire, bytes) else wire.encode()
+    decoder = Databricks().decoder(request)
+    events: list[Event] = []
+    for start in range(0, len(data), size):
+        events += decoder.feed(data[start : start + size])
+    return [*events, *decoder.close()]
+
+
+@pytest.mark.parametrize(("name", "wire", "request_", "events"), ANSWERS)
+def test_answers(name: str, wire: str, request_: Request, events: list[Event]) -> None:
+    unspaced, marked = wire.replace("data: ", "data:"), "\ufeff" + wire
+    for form in (wire, marked, wire.replace("\n", "\r\n"), unspaced):
+        for size in (1, 7, 1 << 20):
+            assert read(form, request_, size) == events, name
+
+
+def test_the_last_newline_may_be_missing() -> None:
+    assert read(STREAM.rstrip("\n")) == SAID
+
+
+def test_a_stream_without_an_end_is_broken() -> None:
+    for wire in (BEGUN, BEGUN + DONE, DONE, "", "\ufeff"):
+        with pytest.raises(StreamBroken):
+            read(wire)
+
+
+def test_several_answers_to_a_prompt_are_not_waited_for() -> None:
+    """They were not asked for: each comes by a request of its own."""
+    request = GenerateRequest(model="ep", kind="completion", prompts=("a",), n=2)
+    wire = whole({"index": 0, "text": "x", "finish_reason": "stop"})
+    assert read(wire, request)[-1] == Done()
+    stream = 'data: {"choices": [{"index": 0, "text": "x", "finish_reason": "stop"}]}\n\n'
+    assert read(stream, request)[-1] == Done()
+
+
+# --- errors ---------------------------------------------------------------------------------------
+
+
+def told(code: str, message: str = "the text") -> bytes:
+    return json.dumps({"error_code": code, "message": message}).encode()
+
+
+FAILURES: list[tuple[int, bytes, type[GatewayError], str]] = [
+    (400, told("BAD_REQUEST", 'Bad request: json: unknown field "x"'), Unsupported, "unknown"),
+    (400, told("INVALID_PARAMETER_VALUE"), Unsupported, "the text"),
+    (400, told("MALFORMED_REQUEST"), Unsupported, "the text"),
+    (400, told("BAD_REQUEST", "Bad request: the prompt has 20 tokens, the model's limit is 8"),
+     ContextTooLong, "20 tokens"),
+    (400, told("BAD_REQUEST", "20 is more than the maximum context length of 8"), ContextTooLong,
+     "maximum context length"),
+    (401, told("UNAUTHENTICATED"), WorkerFailed, "gateway's key"),
+    (401, told("CUSTOMER_UNAUTHORIZED"), WorkerFailed, "gateway's key"),
+    (403, told("PERMISSION_DENIED"), WorkerFailed, "gateway's key"),
+    (404, told("RESOURCE_DOES_NOT_EXIST"), WorkerFailed, "know the model"),
+    (404, told("ENDPOINT_NOT_FOUND"), WorkerFailed, "know the model"),
+    (404, told("NOT_FOUND"), WorkerFailed, "know the model"),
+    (429, told("REQUEST_LIMIT_EXCEEDED"), RateLimited, "no more"),
+    (429, told("RESOURCE_EXHAUSTED"), RateLimited, "no more"),
+    (499, told("CANCELLED"), WorkerFailed, "499"),
+    (500, told("INTERNAL_ERROR"), WorkerFailed, "500"),
+    (501, told("NOT_IMPLEMENTED"), WorkerFailed, "501"),
+    (503, told("TEMPORARILY_UNAVAILABLE"), Overloaded, "busy"),
+    (504, told("DEADLINE_EXCEEDED"), WorkerFailed, "504"),
+    # the code says more than the status
+    (400, told("REQUEST_LIMIT_EXCEEDED"), RateLimited, "no more"),
+    (500, told("TEMPORARILY_UNAVAILABLE"), Overloaded, "busy"),
+    (409, told("ABORTED"), WorkerFailed, "409"),
+    (404, b"No API found", WorkerFailed, "know the model"),
+    (400, b"Bad request: rpc error: secret", Unsupported, "refused"),
+    (503, b"", Overloaded, "busy"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("status", "body", "kind", "text"), FAILURES)
+def test_statuses(status: int, body: bytes, kind: type[GatewayError], text: str) -> None:
+    found = Databricks().read_error(status, {}, body)
+    assert type(found) is kind
+    assert re.search(text, found.message)
+    assert "secret" not in found.message
+
+
+def test_lengths_are_read() -> None:
+    body = told("BAD_REQUEST", "Bad request: the prompt has 20 tokens, the model's limit is 8")
+    found = Databricks().read_error(400, {}, body)
+    assert isinstance(found, ContextTooLong)
+    assert (found.tokens, found.limit) == (20, 8)
+
+
+def test_an_endpoint_says_when_to_come_back() -> None:
+    for status, code in ((429, "REQUEST_LIMIT_EXCEEDED"), (503, "TEMPORARILY_UNAVAILABLE")):
+        found = Databricks().read_error(status, {"retry-after": "7"}, told(code))
+        assert found.retry_after == 7.0
+
+
+@pytest.mark.parametrize("size", [1, 1 << 20])
+@pytest.mark.parametrize(
+    ("code", "kind"),
+    [
+        ("REQUEST_LIMIT_EXCEEDED", RateLimited),
+        ("TEMPORARILY_UNAVAILABLE", Overloaded),
+        ("INVALID_PARAMETER_VALUE", Unsupported),
+        ("INTERNAL_ERROR", WorkerFailed),
+        ("SOMETHING_NEW", WorkerFailed),
+    ],
+)
+def test_an_error_in_an_answer(code: str, kind: type[GatewayError], size: int) -> None:
+    body = told(code).decode()
+    openai = json.dumps({"error": {"message": "x", "code": code}})
+    for wire in (
+        body,
+        BEGUN + f"data: {body}\n\n",
+        BEGUN + body,
+        BEGUN + body + "\n",
+        BEGUN + f"data: {openai}\n\n",
+    ):
+        with pytest.raises(GatewayError) as caught:
+            read(wire, size=size)
+        assert type(caught.value) is kind
+    with pytest.raises(kind):
+        read(body, EMBED, size)
+
+
+@given(
+    data=st.binary(max_size=200) | st.text(max_size=60).map(lambda s: STREAM.encode() + s.encode()),
+    request=st.sampled_from([CHAT, PROMPTS, EMBED]),
+    status=st.sampled_from([400, 403, 404, 429, 500, 503]),
+)
+def test_no_bytes_make_anything_but_errors_of_ours(
+    data: bytes, request: Request, status: int
+) -> None:
+    assert isinstance(Databricks().read_error(status, {}, data), GatewayError)
+    try:
+        events = read(data, request)
+    except GatewayError:
+        return
+    assert events[-1] == Done()

@@ -1,0 +1,380 @@
+"""Requests for servers of either release, and what they can't be asked."""
+
+import json
+from typing import Any
+
+import pytest
+from msgspec import Raw
+
+from gateway.core.errors import Unsupported
+from gateway.core.loss import Loss
+from gateway.core.types import (
+    AllowedTools,
+    AudioPart,
+    EmbedRequest,
+    FilePart,
+    GenerateRequest,
+    ImagePart,
+    JsonObject,
+    Logprobs,
+    Message,
+    NamedTool,
+    ReasoningPart,
+    Regex,
+    Request,
+    Sampling,
+    Stopping,
+    Templating,
+    TextPart,
+    Tool,
+    ToolCall,
+    VideoPart,
+    Want,
+)
+from protocols.ovms import OVMS
+
+SAID = (Message("user", (TextPart("hi"),)),)
+HI = [{"role": "user", "content": "hi"}]
+TOOL = {"type": "function", "function": {"name": "f"}}
+
+
+def chat(**fields: Any) -> GenerateRequest:
+    return GenerateRequest(**{"model": "m", "kind": "chat", "messages": SAID, **fields})
+
+
+def text(**fields: Any) -> GenerateRequest:
+    fields = {"prompts": ("a b",), "templating": Templating(mode="raw"), **fields}
+    return GenerateRequest(model="m", kind="completion", **fields)
+
+
+def sent(request: Request, profile: str = "2026") -> Any:
+    """The body, less the model, and the messages where they are the plain ones."""
+    body = json.loads(OVMS(profile).encode(request).body)
+    assert body.pop("model") == "m"
+    if body.get("messages") == HI:
+        del body["messages"]
+    return body
+
+
+def lost(request: Request, profile: str = "2026") -> set[tuple[str, str]]:
+    """Where and how."""
+    found = OVMS(profile).losses(request, {})
+    return {(loss.path or loss.field, loss.reason) for loss in found}
+
+
+Lost = set[tuple[str, str]]
+STREAM = {"stream": True, "stream_options": {"include_usage": True}}
+BEAMS = Sampling(beam_width=4)
+
+TODAY: list[tuple[GenerateRequest, dict[str, Any], Lost]] = [
+    (chat(), {}, set()),
+    (chat(stream=True), STREAM, set()),
+    (chat(stream=True, want=Want(usage="each")), STREAM, set()),
+    (
+        chat(
+            sampling=Sampling(
+                temperature=2.0, top_p=0.5, top_k=5, min_p=0.1, seed=7, repetition_penalty=1.1,
+                presence_penalty=1.0, frequency_penalty=-1.0, length_penalty=0.5,
+            ),
+            stopping=Stopping(
+                max_tokens=5, stop=("x",), include_stop=True, ignore_eos=True,
+                skip_special_tokens=False,
+            ),
+        ),
+        {
+            "temperature": 2.0, "top_p": 0.5, "top_k": 5, "min_p": 0.1, "seed": 7,
+            "repetition_penalty": 1.1, "presence_penalty": 1.0, "frequency_penalty": -1.0,
+            "length_penalty": 0.5, "max_tokens": 5, "stop": ["x"],
+            "include_stop_str_in_output": True, "ignore_eos": True, "skip_special_tokens": False,
+        },
+        set(),
+    ),
+    (
+        chat(stopping=Stopping(max_tokens=5), given=frozenset({"max_completion_tokens"})),
+        {"max_completion_tokens": 5},
+        set(),
+    ),
+    (
+        chat(stopping=Stopping(max_tokens=2**32)),
+        {"max_tokens": 2**32 - 1},
+        {("stopping.max_tokens", "clamped")},
+    ),
+    (
+        text(stopping=Stopping(max_tokens=0)),
+        {"max_tokens": 1},
+        {("stopping.max_tokens", "clamped")},
+    ),
+    (
+        chat(sampling=Sampling(top_p=0.0, min_p=1.0)),
+        {"top_p": 1e-6, "min_p": 0.999999},
+        {("sampling.top_p", "clamped"), ("sampling.min_p", "clamped")},
+    ),
+    (chat(sampling=Sampling(seed=2**32 - 1)), {"seed": 2**32 - 1}, set()),
+    (chat(sampling=Sampling(seed=2**32 + 5)), {"seed": 5}, {("sampling.seed", "approximated")}),
+    (chat(sampling=Sampling(seed=2**64 - 1)), {"seed": 2**32 - 1},
+     {("sampling.seed", "approximated")}),
+    (chat(sampling=Sampling(logit_bias={1: 1.0})), {}, {("sampling.logit_bias", "dropped")}),
+    (chat(sampling=Sampling(do_sample=False)), {"temperature": 0.0}, set()),
+    # stop strings
+    (chat(stopping=Stopping(stop=("x",))), {"stop": ["x"]}, set()),
+    (
+        chat(stopping=Stopping(stop=tuple("abcdefghijklmnopq"))),
+        {"stop": list("abcdefghijklmnop")},
+        {("stopping.stop", "clamped")},
+    ),
+    (
+        chat(stream=True, stopping=Stopping(stop=("x",), include_stop=False)),
+        STREAM | {"stop": ["x"]},
+        {("stopping.stop", "approximated")},
+    ),
+    (chat(stream=True, stopping=Stopping(stop=("x",), include_stop=True)), STREAM | {"stop": ["x"]},
+     set()),
+    (chat(stream=True, stopping=Stopping(include_stop=True)), STREAM, set()),
+    # beams
+    (chat(sampling=BEAMS), {"best_of": 4}, set()),
+    (chat(sampling=BEAMS, n=4), {"best_of": 4, "n": 4}, set()),
+    (chat(sampling=BEAMS, n=5), {"best_of": 4}, {("n", "dropped")}),
+    (chat(n=2), {}, {("n", "dropped")}),
+    (chat(n=1), {"n": 1}, set()),
+    (chat(sampling=Sampling(beam_width=30), n=20), {"best_of": 19},
+     {("sampling.beam_width", "clamped"), ("n", "dropped")}),
+    (chat(sampling=BEAMS, n=2, stream=True), STREAM,
+     {("sampling.beam_width", "dropped"), ("n", "dropped")}),
+    (
+        chat(
+            sampling=Sampling(
+                beam_width=2, repetition_penalty=1.1, presence_penalty=1.0, frequency_penalty=1.0,
+                length_penalty=2.0,
+            )
+        ),
+        {"best_of": 2, "length_penalty": 2.0},
+        {("sampling.repetition_penalty", "dropped"), ("sampling.presence_penalty", "dropped"),
+         ("sampling.frequency_penalty", "dropped")},
+    ),
+    (chat(best_of=3), {}, {("best_of", "dropped")}),
+    (
+        chat(sampling=Sampling(diversity_penalty=1.0)),
+        {},
+        {("sampling.diversity_penalty", "dropped")},
+    ),
+    # log probabilities
+    (chat(logprobs=Logprobs()), {"logprobs": True}, set()),
+    (chat(logprobs=Logprobs(2)), {"logprobs": True}, {("logprobs.top", "clamped")}),
+    (chat(logprobs=Logprobs(), stream=True), STREAM, {("logprobs.top", "dropped")}),
+    (text(logprobs=Logprobs()), {"logprobs": 1, "prompt": "a b"}, set()),
+    (text(logprobs=Logprobs(5)), {"logprobs": 1}, {("logprobs.top", "clamped")}),
+    (text(logprobs=Logprobs(1, 1), echo=True), {"logprobs": 1, "echo": True}, set()),
+    # structures
+    (chat(tools=(Tool("f"),), tool_choice="required"), {"tools": [TOOL], "tool_choice": "required"},
+     set()),
+    (chat(tools=(Tool("f"),), tool_choice=NamedTool("f")), {"tools": [TOOL], "tool_choice": TOOL},
+     set()),
+    (
+        chat(tools=(Tool("f"), Tool("g")), tool_choice=AllowedTools("auto", ("f",))),
+        {"tools": [TOOL], "tool_choice": "auto"},
+        set(),
+    ),
+    (chat(output=JsonObject()), {"response_format": {"type": "json_object"}}, set()),
+    (chat(output=Regex("a")), {}, {("output", "dropped")}),
+    (text(output=JsonObject()), {}, {("output", "dropped")}),
+    (chat(templating=Templating(arguments={"a": Raw(b"1")})), {"chat_template_kwargs": {"a": 1}},
+     set()),
+    (chat(labels={"user": "u"}), {}, set()),
+    # prompts
+    (text(), {"prompt": "a b"}, set()),
+    (text(prompts=("a", "b")), {"prompt": "a"}, {("prompts", "dropped")}),
+    (text(prompts=("hi",), templating=Templating(mode="server")), {}, set()),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("request_", "body", "losses"), TODAY)
+def test_what_todays_server_is_asked(
+    request_: GenerateRequest, body: dict[str, Any], losses: Lost
+) -> None:
+    got = sent(request_)
+    if "prompt" not in body:
+        got.pop("prompt", None)
+    assert got == body
+    assert lost(request_) == losses
+
+
+EARLY: list[tuple[GenerateRequest, dict[str, Any], Lost]] = [
+    (chat(), {"temperature": 1.0}, set()),
+    (chat(stream=True), {"stream": True, "temperature": 1.0}, set()),
+    (chat(sampling=Sampling(temperature=0.0)), {"temperature": 0.0}, set()),
+    (chat(sampling=Sampling(do_sample=False)), {"temperature": 0.0}, set()),
+    (chat(sampling=Sampling(do_sample=True)), {}, set()),
+    (
+        chat(sampling=Sampling(beam_width=2, diversity_penalty=0.5, length_penalty=2.0), n=2),
+        {"best_of": 2, "n": 2, "diversity_penalty": 0.5, "length_penalty": 2.0},
+        set(),
+    ),
+    (
+        chat(
+            sampling=Sampling(temperature=1.0, min_p=0.1, presence_penalty=1.0),
+            stopping=Stopping(stop=("x",), include_stop=True),
+            logprobs=Logprobs(1),
+            tools=(Tool("f"),),
+            tool_choice="auto",
+            output=JsonObject(),
+            templating=Templating(arguments={"a": Raw(b"1")}),
+        ),
+        {"temperature": 1.0},
+        {(path, "dropped") for path in (
+            "sampling.min_p", "sampling.presence_penalty", "stopping.stop",
+            "stopping.include_stop", "logprobs.top", "tools", "output", "templating.arguments")},
+    ),
+    (
+        chat(
+            sampling=Sampling(temperature=0.0),
+            stopping=Stopping(max_tokens=9000, ignore_eos=True),
+            given=frozenset({"max_completion_tokens"}),
+        ),
+        {"temperature": 0.0, "max_tokens": 4000, "ignore_eos": True},
+        {("stopping.max_tokens", "clamped")},
+    ),
+    (
+        chat(sampling=Sampling(temperature=0.0), stopping=Stopping(max_tokens=9000)),
+        {"temperature": 0.0, "max_tokens": 9000},
+        set(),
+    ),
+    (
+        chat(sampling=Sampling(temperature=0.0), stopping=Stopping(ignore_eos=True)),
+        {"temperature": 0.0, "ignore_eos": True},
+        set(),
+    ),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("request_", "body", "losses"), EARLY)
+def test_what_the_early_release_is_asked(
+    request_: GenerateRequest, body: dict[str, Any], losses: Lost
+) -> None:
+    assert sent(request_, "2024") == body
+    assert lost(request_, "2024") == losses
+
+
+CALL = ToolCall("c1", "f", "{}")
+CONVERSATION = (
+    Message("developer", (TextPart("a"), TextPart("b"))),
+    Message("user", (TextPart("see"), ImagePart("data:x"), AudioPart("AA", "wav"), VideoPart("v"))),
+    Message("assistant", (ReasoningPart("hm"),), tool_calls=(CALL,)),
+    Message("tool", (TextPart("42"),), tool_call_id="c1"),
+    Message("user", (FilePart(file_id="f"),)),
+)
+
+
+def test_conversations_are_written() -> None:
+    request = chat(messages=CONVERSATION)
+    call = {"id": "c1", "type": "function", "function": {"name": "f", "arguments": "{}"}}
+    assert sent(request)["messages"] == [
+        {"role": "developer", "content": [
+            {"type": "text", "text": "a"}, {"type": "text", "text": "b"}]},
+        {"role": "user", "content": [
+            {"type": "text", "text": "see"},
+            {"type": "image_url", "image_url": {"url": "data:x"}},
+            {"type": "input_audio", "input_audio": {"data": "AA", "format": "wav"}}]},
+        {"role": "assistant", "content": None, "tool_calls": [call], "reasoning_content": "hm"},
+        {"role": "tool", "content": "42", "tool_call_id": "c1"},
+        {"role": "user", "content": None},
+    ]  # fmt: skip
+    assert OVMS().losses(request, {}) == (Loss("messages", "dropped", "files, videos", "messages"),)
+
+
+def test_the_early_release_reads_text_alone() -> None:
+    request = chat(messages=CONVERSATION)
+    assert [(m["role"], m["content"]) for m in sent(request, "2024")["messages"]] == [
+        ("system", "ab"),
+        ("user", "see"),
+        ("assistant", ""),
+        ("tool", "42"),
+        ("user", ""),
+    ]
+    assert [loss.detail for loss in OVMS("2024").losses(request, {})] == [
+        "audio, files, images, videos",
+        "tool calls",
+        "earlier reasoning",
+    ]
+
+
+@pytest.mark.parametrize("profile", OVMS.profiles)
+@pytest.mark.parametrize(
+    ("request_", "path"),
+    [
+        (chat(), "/v3/chat/completions"),
+        (text(), "/v3/completions"),
+        (EmbedRequest(model="m", inputs=("a",)), "/v3/embeddings"),
+    ],
+)
+def test_every_request_is_json_under_v3(profile: str, request_: Request, path: str) -> None:
+    wire = OVMS(profile).encode(request_)
+    assert (wire.method, wire.path) == ("POST", path)
+    assert wire.headers == (("Content-Type", "application/json"),)
+
+
+@pytest.mark.parametrize(
+    ("request_", "body", "losses"),
+    [
+        (EmbedRequest(model="m", inputs=("a",)), {"input": "a"}, set()),
+        (EmbedRequest(model="m", inputs=("a", "b")), {"input": ["a", "b"]}, set()),
+        (EmbedRequest(model="m", inputs=((1, 2), (3,))), {"input": [[1, 2], [3]]}, set()),
+        (
+            EmbedRequest(model="m", inputs=("a",), encoding="base64", dimensions=3),
+            {"input": "a", "encoding_format": "base64"},
+            {("dimensions", "dropped")},
+        ),
+        (
+            EmbedRequest(model="m", inputs=("a",), extra={"x": Raw(b"1")}, source="other"),
+            {"input": "a"},
+            {("x", "dropped")},
+        ),
+        (
+            EmbedRequest(model="m", inputs=("a",), extra={"x": Raw(b"1")}, source="ovms"),
+            {"input": "a", "x": 1},
+            set(),
+        ),
+    ],
+)
+def test_embeddings(request_: EmbedRequest, body: dict[str, Any], losses: Lost) -> None:
+    assert sent(request_) == body
+    assert lost(request_) == losses
+
+
+def test_unknown_fields_go_along_from_clients_of_the_same_dialect() -> None:
+    extra = {"num_assistant_tokens": Raw(b"3"), "top_logprobs": Raw(b"2")}
+    own = chat(extra=extra, source="ovms")
+    assert sent(own) == {"num_assistant_tokens": 3}
+    assert lost(own) == {("top_logprobs", "dropped")}
+    other = chat(extra=extra, source="other")
+    assert sent(other) == {}
+    assert lost(other) == {("num_assistant_tokens", "dropped"), ("top_logprobs", "dropped")}
+
+
+def test_token_ids_are_no_prompt_here() -> None:
+    with pytest.raises(Unsupported) as caught:
+        OVMS().encode(text(prompts=((1, 2),)))
+    assert caught.value.param == "prompt"
+
+
+def test_losses_bear_the_clients_names() -> None:
+    names = {
+        "sampling.seed": "random_seed", "n": "choices", "logprobs.top": "details", "prompts": "text"
+    }  # fmt: skip
+    request = text(
+        sampling=Sampling(seed=2**32), n=2, logprobs=Logprobs(), stream=True, prompts=("a", "b")
+    )
+    assert set(OVMS().losses(request, names)) == {
+        Loss("random_seed", "approximated", "4294967296 to 0", "sampling.seed"),
+        Loss("choices", "dropped", "without beam search", "n"),
+        Loss("details", "dropped", "not with a stream", "logprobs.top"),
+        Loss("text", "dropped", "one at a time", "prompts"),
+    }
+    assert Loss("prompt", "dropped", "one at a time", "prompts") in OVMS().losses(request, {})
+
+
+@pytest.mark.parametrize(
+    ("profile", "path"), [("2026", "/v3/models"), ("2024", "/v2/health/ready")]
+)
+def test_the_probe(profile: str, path: str) -> None:
+    probe = OVMS(profile).probe
+    assert (probe.method, probe.path, probe.body) == ("GET", path, b"")

@@ -1,0 +1,328 @@
+"""What servers answer: whole, in a stream, and when they fail."""
+
+import json
+import re
+from collections.abc import Mapping
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from gateway.core.errors import (
+    ContextTooLong,
+    GatewayError,
+    Overloaded,
+    RateLimited,
+    StreamBroken,
+    Unsupported,
+    WorkerFailed,
+)
+from gateway.core.types import (
+    CallArguments,
+    CallStart,
+    Done,
+    EmbedRequest,
+    End,
+    Event,
+    GenerateRequest,
+    Logprobs,
+    PromptEcho,
+    Request,
+    Sampling,
+    Served,
+    Text,
+    Thought,
+    TokenLogprob,
+    TopLogprob,
+    Usage,
+    Vector,
+)
+from protocols.ovms import OVMS, errors
+
+CHAT = GenerateRequest(model="llama3", kind="chat", stream=True)
+PROMPT = GenerateRequest(model="llama3", kind="completion", prompts=("a b",))
+EMBED = EmbedRequest(model="llama3", inputs=("a", "b"))
+SERVED = Served("llama3", created=1716825108)
+DONE = "data: [DONE]\n\n"
+
+
+def frame(choice: dict[str, Any] | None, *, kind: str = "chat.completion", **more: Any) -> str:
+    chunk = {
+        "choices": [] if choice is None else [choice],
+        "created": 1716825108,
+        "model": "llama3",
+        "object": f"{kind}.chunk",
+        **more,
+    }
+    return f"data: {json.dumps(chunk, separators=(',', ':'))}\n\n"
+
+
+def piece(text: str | None, reason: str | None = None) -> dict[str, Any]:
+    delta = {} if text is None else {"content": text}
+    return {"index": 0, "logprobs": None, "delta": delta, "finish_reason": reason}
+
+
+HANDSHAKE = frame(
+    {"index": 0, "delta": {"role": "assistant", "content": None}, "finish_reason": None}
+)
+USAGE = {"prompt_tokens": 2, "completion_tokens": 3, "total_tokens": 5}
+STREAM = (
+    HANDSHAKE
+    + frame(piece("Hé"), usage=None)
+    + frame(piece("llo", "stop"), usage=None)
+    + frame(None, usage=USAGE)
+    + DONE
+)
+TEXT_STREAM = (
+    frame({"index": 0, "text": "", "finish_reason": None}, kind="text_completion")
+    + frame({"index": 0, "logprobs": None, "text": "c", "finish_reason": None},
+            kind="text_completion")
+    + frame({"index": 0, "logprobs": None, "text": "d", "finish_reason": "length"},
+            kind="text_completion")
+    + DONE
+)  # fmt: skip
+EARLY_STREAM = (
+    'data: {"choices":[{"finish_reason":null,"index":0,"logprobs":null,"delta":'
+    '{"content":"He"}}],"created":1716825108,"model":"llama3","object":"chat.completion.chunk"}\n\n'
+    'data: {"choices":[{"finish_reason":"stop","index":0,"logprobs":null,"delta":'
+    '{"content":"y"}}],"created":1716825108,"model":"llama3","object":"chat.completion.chunk"}\n\n'
+) + DONE
+CALLED = (
+    HANDSHAKE
+    + frame(
+        {"index": 0, "logprobs": None, "finish_reason": None, "delta": {"tool_calls": [
+            {"id": "c1", "type": "function", "index": 0, "function": {"name": "f"}}]}}
+    )
+    + frame(
+        {"index": 0, "logprobs": None, "finish_reason": None, "delta": {"tool_calls": [
+            {"index": 0, "function": {"arguments": "{}"}}]}}
+    )
+    + frame(piece(None, "tool_calls"))
+    + DONE
+)  # fmt: skip
+
+
+def whole(choice: dict[str, Any], **more: Any) -> str:
+    return json.dumps(
+        {
+            "choices": [{"finish_reason": "stop", "index": 0, "logprobs": None, **choice}],
+            "created": 1716825108,
+            "model": "llama3",
+            "object": "chat.completion",
+            **more,
+        }
+    )
+
+
+HELLO = {"message": {"content": "Hello", "role": "assistant", "tool_calls": []}}
+VECTORS = (
+    '{"object":"list","data":[{"object":"embedding","embedding":[1.0,2.0],"index":0},'
+    '{"object":"embedding","embedding":"AACAPwAAAEA=","index":1}],'
+    '"usage":{"prompt_tokens":4,"total_tokens":4}}'
+)
+ANSWERS: list[tuple[str, str, Request, str, list[Event]]] = [
+    ("stream", STREAM, CHAT, "2026",
+     [SERVED, Text("Hé"), Text("llo"), End("eos"), Usage(2, 3), Done()]),
+    ("completion", TEXT_STREAM, PROMPT, "2026",
+     [SERVED, Text("c"), Text("d"), End("length"), Done()]),
+    ("early", EARLY_STREAM, CHAT, "2024", [SERVED, Text("He"), Text("y"), End("eos"), Done()]),
+    ("calls", CALLED, CHAT, "2026",
+     [SERVED, CallStart(0, 0, "c1", "f"), CallArguments(0, 0, "{}"), End("tool_calls"), Done()]),
+    ("no reason that is known", HANDSHAKE + frame(piece("a", "unknown")) + DONE, CHAT, "2026",
+     [SERVED, Text("a"), End("unknown"), Done()]),
+    ("whole", whole(HELLO, usage=USAGE), CHAT, "2026",
+     [SERVED, Text("Hello", tokens=3), End("eos"), Usage(2, 3), Done()]),
+    ("early, whole", whole(HELLO), CHAT, "2024", [SERVED, Text("Hello"), End("eos"), Done()]),
+    ("thoughts", whole({"message": {"content": "b", "reasoning_content": "a"}}), CHAT, "2026",
+     [SERVED, Thought("a"), Text("b"), End("eos"), Done()]),
+    (
+        "logprobs",
+        whole({"text": "c", "logprobs": {"tokens": ["c"], "token_logprobs": [-0.5],
+                                         "top_logprobs": [{"c": -0.5}], "text_offset": [0]}}),
+        GenerateRequest(model="m", kind="completion", prompts=("a",), logprobs=Logprobs()),
+        "2026",
+        [SERVED,
+         Text("c", logprobs=(TokenLogprob("c", -0.5, (TopLogprob("c", -0.5),)),)),
+         End("eos"), Done()],
+    ),
+    (
+        "an echo",
+        whole({"text": "a bc"}),
+        GenerateRequest(model="m", kind="completion", prompts=("a b",), echo=True),
+        "2026",
+        [SERVED, PromptEcho(0, "a b"), Text("c"), End("eos"), Done()],
+    ),
+    (
+        "embeddings",
+        VECTORS,
+        EMBED,
+        "2026",
+        [Served(), Vector(0, (1.0, 2.0)), Vector(1, (1.0, 2.0)), Usage(4), Done()],
+    ),
+]  # fmt: skip
+
+
+def read(
+    wire: str | bytes, request: Request = CHAT, profile: str = "2026", size: int = 1 << 20
+) -> list[Event]:
+    data = wire if isinstance(wire, bytes) else wire.encode()
+    decoder = OVMS(profile).decoder(request)
+    events: list[Event] = []
+    for start in range(0, len(data), size):
+        events += decoder.feed(data[start : start + size])
+    return [*events, *decoder.close()]
+
+
+@pytest.mark.parametrize(("name", "wire", "request_", "profile", "events"), ANSWERS)
+def test_answers(
+    name: str, wire: str, request_: Request, profile: str, events: list[Event]
+) -> None:
+    unspaced, marked = wire.replace("data: ", "data:"), "\ufeff" + wire
+    for form in (wire, marked, wire.replace("\n", "\r\n"), unspaced):
+        for size in (1, 7, 1 << 20):
+            assert read(form, request_, profile, size) == events, name
+
+
+def test_a_stream_may_lack_its_last_newline_and_even_done() -> None:
+    events = read(STREAM)
+    assert read(STREAM.rstrip("\n")) == events
+    assert read(STREAM.removesuffix(DONE)) == events
+
+
+def test_several_choices_come_with_beams_alone() -> None:
+    """Without, the worker was asked for one, and its answer is complete with one."""
+    request = GenerateRequest(model="m", kind="chat", n=2, stream=True)
+    assert read(STREAM.removesuffix(DONE), request)[-1] == Done()
+    beams = GenerateRequest(model="m", kind="chat", n=2, sampling=Sampling(beam_width=2))
+    with pytest.raises(StreamBroken):
+        read(STREAM.removesuffix(DONE), beams)
+
+
+def test_a_stream_without_an_end_is_broken() -> None:
+    for wire in (HANDSHAKE, HANDSHAKE + frame(piece("a")), HANDSHAKE + DONE, ""):
+        with pytest.raises(StreamBroken):
+            read(wire)
+
+
+# --- errors ---------------------------------------------------------------------------------------
+
+
+def said(inner: str) -> bytes:
+    return errors.body(errors.sentence(inner))
+
+
+LONG = "Number of prompt tokens: 20 exceeds model max length: 8"
+FAILURES: list[tuple[int, bytes, type[GatewayError], str]] = [
+    (400, said("temperature out of range(0.0, 2.0)"), Unsupported, "^temperature out of range"),
+    (400, said(LONG), ContextTooLong, f"^{LONG}$"),
+    (
+        400,
+        said("Number of prompt tokens: 5 + max tokens value: 9 exceeds model max length: 8"),
+        ContextTooLong,
+        "^Number",
+    ),
+    (400, said("Input length exceeds pipeline capabilities: 9 > 8"), ContextTooLong, "^Input"),
+    (400, said("Input length exceeds the maximum allowed length"), ContextTooLong, "^Input"),
+    (400, errors.body(errors.sentence("Input length 9 longer than allowed 8", errors.EMBEDDER)),
+     ContextTooLong, "^Input"),
+    (400, said("Wrong endpoint. Allowed endpoints: /v3/x"), WorkerFailed, "gateway's path"),
+    (400, b'{"error":"Invalid request URL"}', WorkerFailed, "gateway's path"),
+    (400, b'{"error":"Mediapipe execution failed. MP status - UNAVAILABLE: busy"}', Overloaded,
+     "busy"),
+    (400, b'{"error":"Mediapipe execution failed. MP status - INTERNAL: secret"}', WorkerFailed,
+     "500"),
+    (412, b'{"error":"The file is not valid json - JSON body exceeds maximum nesting depth"}',
+     Unsupported, "^JSON body exceeds"),
+    (404, b'{"error":"Mediapipe graph definition with requested name is not found"}', WorkerFailed,
+     "know the model"),
+    (406, b'{"error":"Unsupported method"}', WorkerFailed, "406"),
+    (500, b'{"error":"Unauthorized request due to invalid or missing api-key"}', WorkerFailed,
+     "gateway's key"),
+    (503, b'{"error":"Server is not ready"}', Overloaded, "busy"),
+    (429, b"", RateLimited, "no more"),
+    (401, b"", WorkerFailed, "gateway's key"),
+    (413, b"<html>", Unsupported, "refused"),
+    (500, b"\xff", WorkerFailed, "500"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("status", "body", "kind", "text"), FAILURES)
+def test_statuses(status: int, body: bytes, kind: type[GatewayError], text: str) -> None:
+    found = OVMS().read_error(status, {}, body)
+    assert type(found) is kind
+    assert re.search(text, found.message)
+    assert "secret" not in found.message
+
+
+@pytest.mark.parametrize(
+    ("inner", "tokens", "limit"),
+    [
+        (LONG, 20, 8),
+        ("Number of prompt tokens: 5 + max tokens value: 9 exceeds model max length: 8", 5, 8),
+        ("Input length exceeds pipeline capabilities: 9 > 8", 9, 8),
+        ("Input length 9 longer than allowed 8", 9, 8),
+        ("Input length exceeds the maximum allowed length", None, None),
+    ],
+)
+def test_lengths_are_read(inner: str, tokens: int | None, limit: int | None) -> None:
+    found = OVMS().read_error(400, {}, said(inner))
+    assert isinstance(found, ContextTooLong)
+    assert (found.tokens, found.limit) == (tokens, limit)
+
+
+def test_what_the_server_said_of_a_path_is_for_the_log() -> None:
+    found = OVMS().read_error(400, {}, b'{"error":"Invalid request URL"}')
+    assert found.__notes__ == ["the worker said: Invalid request URL"]
+
+
+@pytest.mark.parametrize(
+    ("seconds", "headers"), [(3.0, {"retry-after": "3"}), (1.0, {}), (1.0, {"retry-after": "x"})]
+)
+def test_a_busy_server_says_when_to_come_back(seconds: float, headers: Mapping[str, str]) -> None:
+    assert OVMS().read_error(503, headers, b"").retry_after == seconds
+
+
+@pytest.mark.parametrize("size", [1, 1 << 20])
+@pytest.mark.parametrize(
+    ("wire", "kind"),
+    [
+        (STREAM.partition("data: [")[0][:-200] + "\n\n" + said("out of memory").decode(),
+         WorkerFailed),
+        (HANDSHAKE + said("out of memory").decode(), WorkerFailed),
+        (HANDSHAKE + said("out of memory").decode() + "\n", WorkerFailed),
+        (HANDSHAKE + said(LONG).decode(), ContextTooLong),
+        (said(LONG).decode(), ContextTooLong),
+        (said("out of memory").decode(), WorkerFailed),
+        (HANDSHAKE + f"data: {said('out of memory').decode()}\n\n", WorkerFailed),
+        (HANDSHAKE + '{"error":"Server is not ready"}', WorkerFailed),
+        (HANDSHAKE + '{"error":{"message":"x","code":503}}', Overloaded),
+    ],
+)  # fmt: skip
+def test_an_error_in_an_answer(wire: str, kind: type[GatewayError], size: int) -> None:
+    with pytest.raises(kind) as caught:
+        read(wire, size=size)
+    assert type(caught.value) is kind
+    assert "Mediapipe" not in caught.value.message
+    assert "memory" not in caught.value.message
+
+
+def test_an_error_in_place_of_vectors() -> None:
+    with pytest.raises(ContextTooLong):
+        read(said("Input length 9 longer than allowed 8"), EMBED)
+
+
+@given(
+    data=st.binary(max_size=200) | st.text(max_size=60).map(lambda s: STREAM.encode() + s.encode()),
+    request=st.sampled_from([CHAT, PROMPT, EMBED]),
+    status=st.sampled_from([400, 404, 412, 429, 500, 503]),
+)
+def test_no_bytes_make_anything_but_errors_of_ours(
+    data: bytes, request: Request, status: int
+) -> None:
+    assert isinstance(OVMS().read_error(status, {}, data), GatewayError)
+    try:
+        events = read(data, request)
+    except GatewayError:
+        return
+    assert events[-1] == Done()
