@@ -6,6 +6,8 @@ prompts    requests of text; tokens: of ids; inputs: after TGI and vLLM; chat, m
 requests   what all requests share; tables: their parameters; checks: the order and words of checks
 texts      answers of text and ids; pieces: after TGI and vLLM; chunks: OpenAI's
 errors     statuses and bodies
+worker     requests for workers; takes: what a release takes; fitting: what is taken away for it
+decoder    workers' answers; incoming: their shapes; faults: their errors
 info       what the server tells of itself; tokenizer: of a text
 """
 

@@ -148,7 +148,7 @@ def shown(got: Any) -> str:
     text = repr(got)
     if isinstance(got, float) and _WIDE <= abs(got) < _WIDER and "e" not in text:
         sign = "-" if got < 0 else ""
-        digits = text.lstrip("-").removesuffix(".0").rstrip("0")
+        digits = text.lstrip("-").replace(".", "").rstrip("0")
         return f"{sign}{digits[0]}{'.' if digits[1:] else ''}{digits[1:]}e+15"
     return text
 

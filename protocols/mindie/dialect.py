@@ -12,13 +12,28 @@ from msgspec.structs import replace
 
 from gateway.core.catalog import Catalog, ModelInfo
 from gateway.core.errors import GatewayError
-from gateway.core.ports import About, Call, Encoder, Endpoint, Envelope, Reply, Token
+from gateway.core.loss import Loss
+from gateway.core.ports import (
+    About,
+    Call,
+    Decoder,
+    Description,
+    Encoder,
+    Endpoint,
+    Envelope,
+    Renderer,
+    Reply,
+    Token,
+    WireRequest,
+)
 from gateway.core.types import GenerateRequest, Request
 from protocols.mindie import (
     chat,
     checks,
     chunks,
+    described,
     errors,
+    faults,
     info,
     inputs,
     prompts,
@@ -30,6 +45,7 @@ from protocols.mindie.checks import body, get, wrong
 from protocols.mindie.pieces import InputsEncoder, NativeEncoder, PromptEncoder
 from protocols.mindie.profiles import PROFILES, TEMPLATINGS, Prompts, Setup
 from protocols.mindie.texts import TextEncoder, TokensEncoder, headers_of
+from protocols.mindie.worker import PROBE, Chats, Writer
 from protocols.params import Param
 
 _MODEL = "/v2/models/{model}"
@@ -44,18 +60,20 @@ def _post(path: str, variant: str) -> Endpoint:
 
 
 class MindIE:
-    """MindIE towards clients.
+    """MindIE, towards clients and workers.
 
     ``vllm_validator`` is the server's ``openAiSupport``: whether conversations are checked after
     vLLM's rules or the server's own. ``model`` answers where neither path nor body names one.
     ``prompts`` says how the text of a request that is no conversation becomes the model's input:
     as it is, or wrapped as a user's message. ``max_iter_times`` is the most tokens an answer may
-    have.
+    have. ``chats`` says how a worker is given conversations: as messages, or as text that
+    ``renderer`` makes of them, at generate.
 
     Raises ValueError for an unknown profile.
     """
 
     name = "mindie"
+    probe: WireRequest = PROBE
     profiles: ClassVar[tuple[str, ...]] = tuple(PROFILES)
     model_options: ClassVar[Mapping[str, Any]] = {}
     roots: tuple[str, ...] = ("/v2", "/v1", "/")
@@ -93,6 +111,8 @@ class MindIE:
         model: str = "",
         prompts: Prompts = "raw",
         max_iter_times: int | None = None,
+        chats: Chats = "messages",
+        renderer: Renderer | None = None,
     ) -> None:
         chosen = PROFILES.get(profile or self.profiles[0])
         if chosen is None:
@@ -113,6 +133,9 @@ class MindIE:
             **_TABLES,
         }
         self._chat_names = checks.names(self._setup.chat) | _CHAT_NAMES
+        self._writer = Writer(self._setup, chats, renderer)
+
+    # --- towards clients --------------------------------------------------------------------------
 
     def peek(self, call: Call) -> Envelope:
         """See ``gateway.core.ports.Dialect``."""
@@ -201,6 +224,42 @@ class MindIE:
                 return _PROMPT_NAMES
             case _:
                 return _NAMES[call.endpoint.variant]
+
+    def describe(self) -> Description:
+        """See ``gateway.core.ports.Described``."""
+        return described.describe(self._setup, self.tables)
+
+    # --- towards workers --------------------------------------------------------------------------
+
+    def losses(self, request: Request, names: Mapping[str, str]) -> tuple[Loss, ...]:
+        """See ``gateway.core.ports.WorkerDialect``."""
+        return self._writer.losses(request, names)
+
+    def encode(self, request: Request) -> WireRequest:
+        """See ``gateway.core.ports.WorkerDialect``."""
+        return self._writer.encode(request)
+
+    def decoder(self, request: Request) -> Decoder:
+        """See ``gateway.core.ports.WorkerDialect``."""
+        return self._writer.decoder(request)
+
+    def read_error(self, status: int, headers: Mapping[str, str], body: bytes) -> GatewayError:
+        """See ``gateway.core.ports.WorkerDialect``."""
+        return faults.read_error(status, headers, body)
+
+    def cancel(self, request: Request) -> WireRequest:
+        """See ``gateway.core.ports.Cancelling``."""
+        return self._writer.cancel(request)
+
+    def questions(self, model: str) -> Sequence[WireRequest]:
+        """See ``gateway.core.ports.Learning``."""
+        return self._writer.questions(model)
+
+    def learn(self, model: str, answers: Sequence[bytes | None]) -> int | None:
+        """See ``gateway.core.ports.Learning``."""
+        return self._writer.learn(model, answers)
+
+    # --- what a call names ------------------------------------------------------------------------
 
     def _peek_stop(self, call: Call) -> Envelope:
         """Raises InvalidParameter where the body names no request."""

@@ -43,7 +43,7 @@ _encode = msgspec.json.Encoder().encode
 CLOSE: Final[Headers] = (("Connection", "close"),)
 JSON: Final[Headers] = (("Content-Type", "application/json"), *CLOSE)
 STOPPED: Final = "The service has been stopped."
-_TYPES: Final = {
+TYPES: Final = {
     400: "Bad Request",
     401: "Unauthorized",
     403: "Forbidden",
@@ -66,7 +66,7 @@ _MALFORMED = {
 
 def told(status: int, text: str) -> Reply:
     """An error in the usual shape."""
-    return Reply(status, _encode({"error": text, "error_type": _TYPES[status]}), JSON)
+    return Reply(status, _encode({"error": text, "error_type": TYPES[status]}), JSON)
 
 
 def failed() -> Reply:

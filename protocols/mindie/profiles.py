@@ -43,12 +43,14 @@ class Profile(Struct, frozen=True, kw_only=True):
     """The first releases: conversations of plain text, answered with a bare delta at the end, under
     finish reasons of their own; text that is greedy unless sampling is asked for; events without
     times; ids that may be anything."""
+    completions: bool = False
+    """A worker of this release has OpenAI's completions."""
 
 
 PROFILES: Final[Mapping[str, Profile]] = {
     one.name: one
     for one in (
-        Profile(name="2x", version="2.0.0", limit=40 << 20),
+        Profile(name="2x", version="2.0.0", limit=40 << 20, completions=True),
         Profile(name="1x", version="1.0.0", limit=4 << 20),
         Profile(
             name="rc1",

@@ -23,8 +23,8 @@ from protocols.mindie.profiles import Setup
 from protocols.params import Values
 
 _MOST_MEDIA = 20
-_BEAM_TOKENS = 128
-_PRIORITY_STEP = 51
+BEAM_TOKENS = 128
+PRIORITY_STEP = 51
 """1 to 5 as 0 to 204: here as there, lower goes first."""
 _MEDIA = ("image_url", "audio_url", "video_url")
 
@@ -146,9 +146,9 @@ def count(values: Values, said: Counting) -> None:
 
 def _count_beams(values: Values) -> None:
     most = values.get("stopping.max_tokens")
-    if most is None or most > _BEAM_TOKENS:
+    if most is None or most > BEAM_TOKENS:
         raise wrong(
-            f"Please set the max_tokens to be not larger than {_BEAM_TOKENS} when the "
+            f"Please set the max_tokens to be not larger than {BEAM_TOKENS} when the "
             "use_beam_search is on.",
             "max_tokens",
             "conflict",
@@ -169,7 +169,7 @@ def build(
     ``more`` are fields of the request; ``known`` among them names wire fields read elsewhere.
     """
     if (priority := values.get("priority")) is not None:
-        values.set("priority", (priority - 1) * _PRIORITY_STEP)
+        values.set("priority", (priority - 1) * PRIORITY_STEP)
     if (seconds := values.get("timeout")) is not None:
         values.set("timeout", float(seconds))
     if setup.max_iter_times is not None:

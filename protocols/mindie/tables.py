@@ -19,8 +19,8 @@ INT32 = 2147483647
 FLOAT = 3.4028234663852886e38
 """The largest single-precision number; printed as 3.40282e+38."""
 DEFAULT_NEW_TOKENS = 20
-_MOST_STOPS = 1024
-_STOP_TOTAL = 32768
+MOST_STOPS = 1024
+STOP_TOTAL = 32768
 
 
 def _number(wire: str, field: str, said: str, **more: Any) -> Row:
@@ -195,7 +195,7 @@ def _stop(most: int) -> Check:
         elif not _fit(got):
             raise wrong(
                 "Input validation error: `stop` must be list[string] if list, and item length in "
-                f"[1, {_MOST_STOPS}] with total <= {_STOP_TOTAL}",
+                f"[1, {MOST_STOPS}] with total <= {STOP_TOTAL}",
                 "stop",
             )
         values.given.add("stop")
@@ -205,9 +205,9 @@ def _stop(most: int) -> Check:
 
 
 def _fit(stops: list[Any]) -> bool:
-    if not all(isinstance(stop, str) and 1 <= units(stop) <= _MOST_STOPS for stop in stops):
+    if not all(isinstance(stop, str) and 1 <= units(stop) <= MOST_STOPS for stop in stops):
         return False
-    return len(stops) <= _MOST_STOPS and sum(map(units, stops)) <= _STOP_TOTAL
+    return len(stops) <= MOST_STOPS and sum(map(units, stops)) <= STOP_TOTAL
 
 
 def _stop_token_ids(fields: Mapping[str, Raw], values: Values) -> None:
@@ -299,7 +299,7 @@ NATIVE: Table = (
     *(_WATERMARK, _PRIORITY, _MAX_NEW_TOKENS, _TIMEOUT, _DETAILS),
 )
 INPUTS: Table = (
-    *(_stop(_MOST_STOPS), _TEMPERATURE, _TOP_K, _TOP_P_BELOW_1, _TYPICAL_P, _DO_SAMPLE, _SEED),
+    *(_stop(MOST_STOPS), _TEMPERATURE, _TOP_K, _TOP_P_BELOW_1, _TYPICAL_P, _DO_SAMPLE, _SEED),
     *(_REPETITION, _WATERMARK, _MAX_NEW_TOKENS, _DETAILS),
     _flag("decoder_input_details", "asked.prefill"),
     _flag("return_full_text", "kept.return_full_text"),
@@ -307,19 +307,19 @@ INPUTS: Table = (
 )
 """Of the endpoints in the manner of TGI."""
 PROMPT: Table = (
-    *(_IGNORE_EOS, _stop(_STOP_TOTAL), _STOP_TOKEN_IDS, _INCLUDE_STOP, _TEMPERATURE_OR_0),
+    *(_IGNORE_EOS, _stop(STOP_TOTAL), _STOP_TOKEN_IDS, _INCLUDE_STOP, _TEMPERATURE_OR_0),
     *(_TOP_K_OR_ALL, _TOP_P, _SEED, _REPETITION, _FREQUENCY, _PRESENCE, _SKIP_SPECIAL),
     *(_BEST_OF, _N, _MAX_TOKENS, _STREAM),
 )
 """Of the endpoint in the manner of vLLM."""
 CHAT: Table = (
-    *(_IGNORE_EOS, _stop(_STOP_TOTAL), _STOP_TOKEN_IDS, _INCLUDE_STOP, _TEMPERATURE_OR_0),
+    *(_IGNORE_EOS, _stop(STOP_TOTAL), _STOP_TOKEN_IDS, _INCLUDE_STOP, _TEMPERATURE_OR_0),
     *(_TOP_K_OR_ALL, _TOP_P, _SEED, _THINKING, _REPETITION_2, _FREQUENCY, _PRESENCE),
     *(_SKIP_SPECIAL, _BEST_OF, _N, _BEAMS, _LOGPROBS, _TOP_LOGPROBS, _LOGPROBS_AGREE),
     *(_MAX_TOKENS, _STREAM),
 )
 _TIGHTER: Mapping[Row | Check, Row | Check] = {
-    CHAT[1]: _stop(_MOST_STOPS),
+    CHAT[1]: _stop(MOST_STOPS),
     _TEMPERATURE_OR_0: _temperature("2", low=0, high=2),
     _TOP_K_OR_ALL: _TOP_K_OR_0,
 }
@@ -330,7 +330,7 @@ CHAT_RC1: Table = (
     *(_MAX_TOKENS, _STREAM),
 )
 COMPLETION: Table = (
-    *(_IGNORE_EOS, _stop(_STOP_TOTAL), _INCLUDE_STOP, _STOP_TOKEN_IDS, _TEMPERATURE_OR_0),
+    *(_IGNORE_EOS, _stop(STOP_TOTAL), _INCLUDE_STOP, _STOP_TOKEN_IDS, _TEMPERATURE_OR_0),
     *(_TOP_K_OR_ALL, _TOP_P, _SEED, _REPETITION_2, _FREQUENCY, _PRESENCE, _SKIP_SPECIAL),
     *(_BEST_OF, _N, _BEAMS, _COMPLETION_LOGPROBS, _MAX_TOKENS, _STREAM),
 )

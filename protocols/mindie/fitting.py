@@ -1,0 +1,251 @@
+"""A request on its way to a server: what would be refused or misread is taken away, and told.
+
+Sources: MindIE-LLM 0695772, single_req_vllm_openai_infer_interface.cpp (what a conversation may
+ask), tokenizer.py (media), batch_context.py: who names no temperature, top_k or top_p gets the
+likeliest token, who names one of them is sampled for, and a temperature of 0 or ``do_sample`` false
+is greedy.
+"""
+
+from collections.abc import Mapping
+from typing import Any, Final
+
+from msgspec import Raw
+from msgspec.structs import replace
+
+from gateway.core.loss import Loss, Reason
+from gateway.core.types import (
+    AudioPart,
+    FilePart,
+    GenerateRequest,
+    ImagePart,
+    Message,
+    Part,
+    ReasoningPart,
+    RefusalPart,
+    TextPart,
+    VideoPart,
+)
+from protocols.mindie.checks import units
+from protocols.mindie.requests import BEAM_TOKENS
+from protocols.mindie.tables import INT32, MOST_STOPS, STOP_TOTAL
+from protocols.mindie.takes import COLDEST, Takes
+
+Fitted = tuple[GenerateRequest, tuple[Loss, ...]]
+
+_SEEDS = 2**63
+_AUDIO: Final[Mapping[str, str]] = {"wav": "x-wav", "mp3": "mpeg"}
+_MEDIA: Final[Mapping[type[Part], str]] = {
+    ImagePart: "images",
+    AudioPart: "audio",
+    VideoPart: "videos",
+    FilePart: "files",
+}
+
+
+class _Fit:
+    """The request as far as it has been fitted, and what that cost."""
+
+    def __init__(self, request: GenerateRequest, names: Mapping[str, str]) -> None:
+        self.request = request
+        self.names = names
+        self.lost: list[Loss] = []
+
+    def set(self, **fields: Any) -> None:
+        self.request = replace(self.request, **fields)
+
+    def sampling(self, **fields: Any) -> None:
+        self.set(sampling=replace(self.request.sampling, **fields))
+
+    def stopping(self, **fields: Any) -> None:
+        self.set(stopping=replace(self.request.stopping, **fields))
+
+    def lose(self, path: str, reason: Reason, detail: str = "", *, shown: str = "") -> None:
+        wire = self.names.get(path, shown or path.rpartition(".")[2])
+        self.lost.append(Loss(wire, reason, detail, path))
+
+    @property
+    def done(self) -> Fitted:
+        return self.request, tuple(self.lost)
+
+
+def fit_text(
+    request: GenerateRequest, takes: Takes, names: Mapping[str, str], most: int | None
+) -> Fitted:
+    """For generate, which gives one answer to one prompt. ``most`` tokens are its longest."""
+    fit = _Fit(request, names)
+    _fit_common(fit, takes, most)
+    _fit_prompts(fit)
+    many = request.n or 1
+    if many > 1:
+        fit.lose("n", "dropped")
+    if (request.best_of or 1) > many:
+        fit.lose("best_of", "dropped")
+    fit.set(n=None, best_of=None)
+    sampling = request.sampling
+    if sampling.temperature == 0 or sampling.do_sample is False:
+        fit.sampling(temperature=None, do_sample=False)
+    elif takes.early and sampling.do_sample is None and _sampled(request):
+        fit.sampling(do_sample=True)
+    return fit.done
+
+
+def fit_talk(
+    request: GenerateRequest, takes: Takes, names: Mapping[str, str], most: int | None
+) -> Fitted:
+    """For the endpoints in OpenAI's manner."""
+    fit = _Fit(request, names)
+    _fit_common(fit, takes, most)
+    _fit_prompts(fit)
+    _fit_messages(fit, early=takes.early)
+    if request.output is not None and not takes.vllm:
+        fit.lose("output", "dropped", shown="response_format")
+        fit.set(output=None)
+    if request.sampling.do_sample and not _sampled(request):
+        fit.sampling(temperature=1.0)
+    if takes.early:
+        _fit_early(fit)
+        return fit.done
+    if takes.vllm:
+        _fit_thinking(fit)
+    _fit_stops(fit)
+    _fit_count(fit)
+    return fit.done
+
+
+def _sampled(request: GenerateRequest) -> bool:
+    sampling = request.sampling
+    asked = (sampling.temperature, sampling.top_p, sampling.top_k)
+    return any(one is not None for one in asked)
+
+
+def _fit_common(fit: _Fit, takes: Takes, most: int | None) -> None:
+    request = fit.request
+    if (seed := request.sampling.seed) is not None:
+        taken = seed % _SEEDS or (_SEEDS - 1 if takes.early else 0)
+        if taken != seed:
+            fit.lose("sampling.seed", "approximated", f"{seed} as {taken}")
+            fit.sampling(seed=taken)
+    if request.stopping.overflow == "error":
+        fit.stopping(overflow=None)  # every server says so
+    asked = request.stopping.max_tokens
+    if most is not None and asked is not None and asked > most:
+        fit.lose("stopping.max_tokens", "clamped", f"{asked} to {most}")
+        fit.stopping(max_tokens=most)
+    if request.source != "mindie":
+        fit.lost += [Loss(name, "dropped") for name in request.extra]
+        fit.set(extra={})
+    fit.set(given=frozenset())
+
+
+def _fit_prompts(fit: _Fit) -> None:
+    if len(fit.request.prompts) > 1:
+        fit.lose("prompts", "dropped", shown="prompt")
+        fit.set(prompts=fit.request.prompts[:1])
+
+
+# --- conversations --------------------------------------------------------------------------------
+
+
+def _fit_messages(fit: _Fit, *, early: bool) -> None:
+    """Without what the server can't see. An assistant that said nothing is refused there."""
+    lost: set[str] = set()
+    kept = []
+    for message in fit.request.messages:
+        parts = [_part(part, lost, early=early) for part in message.parts]
+        fitted = replace(message, parts=tuple(part for part in parts if part is not None))
+        if early and message.tool_calls:
+            lost.add("tool calls")
+            fitted = replace(fitted, tool_calls=())
+        if _says(fitted) or not (early or message.role == "assistant"):
+            kept.append(fitted)
+    fit.set(messages=tuple(kept) or fit.request.messages)
+    if lost:
+        fit.lose("messages", "dropped", ", ".join(sorted(lost)))
+
+
+def _part(part: Part, lost: set[str], *, early: bool) -> Part | None:
+    match part:
+        case RefusalPart(text):
+            return TextPart(text)
+        case TextPart() | ReasoningPart():
+            return part
+        case FilePart() | ImagePart() | AudioPart() | VideoPart() if early or _is_file(part):
+            lost.add(_MEDIA[type(part)])
+            return None
+        case AudioPart(data, str(form)):
+            return AudioPart(f"data:audio/{_AUDIO.get(form, form)};base64,{data}")
+        case _:
+            return part
+
+
+def _is_file(part: Part) -> bool:
+    return isinstance(part, FilePart)
+
+
+def _says(message: Message) -> bool:
+    said = any(not isinstance(p, TextPart | ReasoningPart) or p.text for p in message.parts)
+    return said or bool(message.tool_calls)
+
+
+def _fit_early(fit: _Fit) -> None:
+    """The first releases know a few scalars, and nothing of tools or log probabilities."""
+    request = fit.request
+    if request.tools:
+        fit.lose("tools", "dropped")
+        fit.set(tools=(), tool_choice=None)
+    if request.logprobs is not None:
+        fit.lose("logprobs.top", "dropped", shown="logprobs")
+        fit.set(logprobs=None)
+    if request.sampling.do_sample is False:
+        fit.lose("sampling.do_sample", "approximated", f"as temperature {COLDEST}")
+        fit.sampling(do_sample=None, temperature=COLDEST)
+    if (request.n or 1) > 1:
+        fit.lose("n", "dropped")
+        fit.set(n=None)
+
+
+def _fit_thinking(fit: _Fit) -> None:
+    """How long to think is an argument of the template, which has to be told to think."""
+    reasoning, how = fit.request.reasoning, fit.request.templating
+    if reasoning is None or reasoning.budget is None or reasoning.budget < 1:
+        return
+    budget = b"%d" % min(reasoning.budget, INT32)
+    asked = {"enable_thinking": Raw(b"true"), "thinking_budget": Raw(budget)}
+    fit.set(
+        reasoning=replace(reasoning, budget=None),
+        templating=replace(how, arguments={**(how.arguments or {}), **asked}),
+    )
+
+
+def _fit_stops(fit: _Fit) -> None:
+    stops = fit.request.stopping.stop
+    taken: list[str] = []
+    room = STOP_TOTAL
+    for stop in stops:
+        size = units(stop)
+        if 1 <= size <= min(MOST_STOPS, room) and len(taken) < MOST_STOPS:
+            taken.append(stop)
+            room -= size
+    if len(taken) < len(stops):
+        fit.lose("stopping.stop", "clamped", f"{len(stops)} to {len(taken)}")
+        fit.stopping(stop=tuple(taken))
+
+
+def _fit_count(fit: _Fit) -> None:
+    """Several answers need a temperature by which they can differ, or beams."""
+    request, sampling = fit.request, fit.request.sampling
+    many, best, width = request.n or 1, request.best_of or 1, sampling.beam_width
+    short = 0 < (request.stopping.max_tokens or INT32) <= BEAM_TOKENS
+    if width is not None and short:
+        fit.set(best_of=max(width, many))
+        fit.sampling(beam_width=many)
+        return
+    if width is not None:
+        fit.lose("sampling.beam_width", "dropped", f"only up to {BEAM_TOKENS} tokens")
+        fit.sampling(beam_width=None)
+    if best > many:
+        fit.lose("best_of", "dropped")
+    fit.set(best_of=None)
+    if many > 1 and (not sampling.temperature or sampling.do_sample is False):
+        fit.lose("n", "dropped", "no temperature")
+        fit.set(n=None)

@@ -1,0 +1,521 @@
+"""Requests for workers, by release, and what they can't carry."""
+
+import json
+from typing import Any
+
+import pytest
+from msgspec import Raw
+
+from gateway.core.errors import Unsupported
+from gateway.core.types import (
+    AudioPart,
+    Choice,
+    EmbedRequest,
+    FilePart,
+    GenerateRequest,
+    ImagePart,
+    JsonObject,
+    Logprobs,
+    Message,
+    NamedTool,
+    Reasoning,
+    ReasoningPart,
+    RefusalPart,
+    Request,
+    Sampling,
+    Stopping,
+    Templating,
+    TextPart,
+    Tool,
+    ToolCall,
+    VideoPart,
+    Want,
+)
+from protocols.mindie import MindIE
+
+RAW = Templating(mode="raw")
+TEXT = "/v2/models/m/generate"
+CHAT = "/v1/chat/completions"
+COMPLETIONS = "/v1/completions"
+SAID = (Message("user", (TextPart("hi"),)),)
+HI = [{"role": "user", "content": "hi"}]
+LONGEST = 2147483647
+TOOL = Tool("f", parameters=Raw(b'{"type":"object"}'))
+
+
+def text(**fields: Any) -> GenerateRequest:
+    fields = {"prompts": ("a b",), "templating": RAW, **fields}
+    return GenerateRequest(model="m", kind="completion", **fields)
+
+
+def chat(*messages: Message, **fields: Any) -> GenerateRequest:
+    fields = {"messages": messages or SAID, **fields}
+    return GenerateRequest(model="m", kind="chat", **fields)
+
+
+def sent(request: Request, profile: str = "2x", **options: Any) -> tuple[str, Any]:
+    """The path, and the body: of text the parameters, of a chat all but what is plain."""
+    wire = MindIE(profile, **options).encode(request)
+    assert (wire.method, wire.headers[0]) == ("POST", ("Content-Type", "application/json"))
+    body = json.loads(wire.body)
+    if "text_input" in body:
+        assert body["text_input"] == "a b"
+        parameters = body["parameters"]
+        assert parameters.pop("details") is True
+        if parameters["max_new_tokens"] == LONGEST:
+            del parameters["max_new_tokens"]
+        return wire.path, parameters
+    assert body.pop("model") == "m"
+    if body.get("messages") == HI:
+        del body["messages"]
+    return wire.path, body
+
+
+def lost(
+    request: Request, profile: str = "2x", names: Any = None, **options: Any
+) -> set[tuple[str, str, str]]:
+    found = MindIE(profile, **options).losses(request, names or {})
+    return {(loss.field, loss.reason, loss.path) for loss in found}
+
+
+# --- text -----------------------------------------------------------------------------------------
+
+
+def test_text_goes_to_generate_and_always_asks_for_details() -> None:
+    wire = MindIE().encode(text(client_id="a-1_B"))
+
+    assert wire.path == TEXT
+    assert wire.body == (
+        b'{"id":"a-1_B","text_input":"a b","parameters":{"details":true,'
+        b'"max_new_tokens":2147483647}}'
+    )
+
+
+def test_a_stream_has_a_path_of_its_own() -> None:
+    wire = MindIE("rc1").encode(text(stream=True, client_id="a b/ü" + "x" * 300))
+
+    assert wire.path == f"{TEXT}_stream"
+    assert json.loads(wire.body)["id"] == "a_b__" + "x" * 251
+
+
+def test_a_model_never_becomes_more_than_one_piece_of_a_path() -> None:
+    request = GenerateRequest(model="../a?b", kind="completion", prompts=("x",), templating=RAW)
+
+    assert MindIE().encode(request).path == "/v2/models/..%2Fa%3Fb/generate"
+
+
+@pytest.mark.parametrize(
+    ("sampling", "parameters"),
+    [
+        (Sampling(), {}),
+        (Sampling(temperature=0.5, top_p=0.9), {"temperature": 0.5, "top_p": 0.9}),
+        (Sampling(temperature=0.0, top_k=5), {"do_sample": False, "top_k": 5}),
+        (Sampling(temperature=0.5, do_sample=False), {"do_sample": False}),
+        (Sampling(do_sample=True), {"do_sample": True}),
+        (Sampling(temperature=1e-5), {"temperature": 0.001}),
+        (Sampling(top_p=0.0, repetition_penalty=0.0), {"top_p": 1e-6, "repetition_penalty": 1e-6}),
+        (Sampling(seed=7, typical_p=0.5, watermark=True), {"seed": 7, "typical_p": 0.5}),
+        (Sampling(seed=2**64 - 1), {"seed": 2**63 - 1}),
+        (Sampling(min_p=0.1, beam_width=4, presence_penalty=1.0), {}),
+    ],
+)
+def test_how_a_token_is_picked(sampling: Sampling, parameters: dict[str, Any]) -> None:
+    assert sent(text(sampling=sampling)) == (TEXT, parameters)
+
+
+@pytest.mark.parametrize(
+    ("sampling", "parameters"),
+    [
+        (Sampling(), {}),
+        (Sampling(temperature=0.5), {"temperature": 0.5, "do_sample": True}),
+        (Sampling(top_p=0.5), {"top_p": 0.5, "do_sample": True}),
+        (Sampling(top_k=5), {"top_k": 5, "do_sample": True}),
+        (Sampling(top_k=5, do_sample=False), {"top_k": 5, "do_sample": False}),
+        (Sampling(temperature=0.0), {"do_sample": False}),
+        (Sampling(seed=0, typical_p=0.5), {"seed": 2**63 - 1}),
+    ],
+)
+def test_the_first_releases_are_told_to_sample(
+    sampling: Sampling, parameters: dict[str, Any]
+) -> None:
+    assert sent(text(sampling=sampling), "rc1") == (TEXT, parameters)
+
+
+@pytest.mark.parametrize(
+    ("fields", "parameters"),
+    [
+        ({"stopping": Stopping(max_tokens=3)}, {"max_new_tokens": 3}),
+        ({"stopping": Stopping(max_tokens=2**40)}, {}),
+        ({"priority": 0}, {"priority": 1}),
+        ({"priority": 204}, {"priority": 5}),
+        ({"priority": 255}, {"priority": 5}),
+        ({"priority": -3}, {"priority": 1}),
+        ({"timeout": 0.2}, {"timeout": 1}),
+        ({"timeout": 2.5}, {"timeout": 3}),
+        ({"timeout": 1e7}, {"timeout": 65535}),
+        ({"want": Want(timing=True)}, {"perf_stat": True}),
+        ({"source": "mindie", "extra": {"batch_size": Raw(b"100")}}, {"batch_size": 100}),
+        ({"source": "openai", "extra": {"batch_size": Raw(b"100")}}, {}),
+        ({"prompts": ("a b", "c"), "n": 3}, {}),
+    ],
+)
+def test_the_other_parameters(fields: dict[str, Any], parameters: dict[str, Any]) -> None:
+    assert sent(text(**fields)) == (TEXT, parameters)
+
+
+@pytest.mark.parametrize(
+    ("fields", "found"),
+    [
+        ({"n": 1, "best_of": 1, "stopping": Stopping(overflow="error")}, set()),
+        ({"n": 2, "best_of": 2}, {("n", "dropped", "n")}),
+        ({"n": 2, "best_of": 3}, {("n", "dropped", "n"), ("best_of", "dropped", "best_of")}),
+        ({"prompts": ("a", "b")}, {("prompt", "dropped", "prompts")}),
+        ({"stopping": Stopping(stop=("x",))}, {("stop", "dropped", "stopping.stop")}),
+        ({"sampling": Sampling(temperature=0.0, do_sample=True)}, set()),
+        (
+            {"sampling": Sampling(temperature=1e-5, watermark=True)},
+            {
+                ("temperature", "clamped", "sampling.temperature"),
+                ("watermark", "dropped", "sampling.watermark"),
+            },
+        ),
+        ({"sampling": Sampling(seed=2**63)}, {("seed", "approximated", "sampling.seed")}),
+        ({"sampling": Sampling(seed=2**63 - 1, typical_p=0.5)}, set()),
+        ({"want": Want(token_ids=True)}, {("return_token_ids", "dropped", "")}),
+        ({"priority": 5, "timeout": 3.0, "want": Want(timing=True)}, set()),
+        ({"extra": {"x": Raw(b"1")}}, {("x", "dropped", "")}),
+        ({"extra": {"x": Raw(b"1")}, "source": "mindie"}, set()),
+    ],
+)
+def test_what_text_can_not_carry(fields: dict[str, Any], found: set[tuple[str, str, str]]) -> None:
+    assert lost(text(**fields)) == found
+
+
+def test_a_loss_has_the_clients_own_name() -> None:
+    request = text(prompts=("a", "b"), n=2, sampling=Sampling(seed=2**63))
+    names = {"prompts": "inputs", "n": "num", "sampling.seed": "random_seed"}
+
+    assert {name for name, *_ in lost(request, names=names)} == {"inputs", "num", "random_seed"}
+
+
+def test_what_the_first_releases_can_not_carry() -> None:
+    request = text(sampling=Sampling(typical_p=0.5, seed=0))
+
+    assert lost(request, "rc1") == {
+        ("typical_p", "dropped", "sampling.typical_p"),
+        ("seed", "approximated", "sampling.seed"),
+    }
+
+
+# --- what only completions can do -----------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("fields", "body"),
+    [
+        ({"prompts": ((1, 2),)}, {"prompt": [1, 2]}),
+        ({"prompts": ((1, 2), "b")}, {"prompt": [1, 2]}),
+        ({"logprobs": Logprobs(9)}, {"prompt": "a b", "logprobs": 5}),
+        (
+            {
+                "prompts": ((1,),),
+                "n": 2,
+                "sampling": Sampling(temperature=1.0),
+                "stopping": Stopping(stop=("x",)),
+            },
+            {"prompt": [1], "n": 2, "temperature": 1.0, "stop": ["x"]},
+        ),
+    ],
+)
+def test_what_only_completions_can_do_goes_there(
+    fields: dict[str, Any], body: dict[str, Any]
+) -> None:
+    assert sent(text(**fields)) == (COMPLETIONS, body)
+
+
+@pytest.mark.parametrize("profile", ["1x", "rc1"])
+def test_a_release_without_completions_takes_no_token_ids(profile: str) -> None:
+    with pytest.raises(Unsupported, match="token ids"):
+        MindIE(profile).encode(text(prompts=((1, 2),)))
+
+
+def test_a_release_without_completions_tells_no_log_probabilities() -> None:
+    request = text(logprobs=Logprobs(2))
+
+    assert sent(request, "1x") == (TEXT, {})
+    assert lost(request, "1x") == {("top", "dropped", "logprobs.top")}
+
+
+# --- conversations --------------------------------------------------------------------------------
+
+
+def test_a_conversation_goes_to_openais_path_under_the_gateways_name() -> None:
+    wire = MindIE().encode(chat(client_id="x-1"))
+
+    assert wire.path == CHAT
+    assert ("req-id", "x-1") in wire.headers
+    assert wire.body == b'{"model":"m","messages":[{"role":"user","content":"hi"}]}'
+
+
+def test_a_prompt_that_the_server_shall_wrap_is_a_conversation() -> None:
+    request = text(prompts=("hi",), templating=Templating(mode="server"))
+
+    assert sent(request) == (CHAT, {})
+
+
+WARM = Sampling(temperature=0.7)
+
+
+@pytest.mark.parametrize(
+    ("fields", "body"),
+    [
+        (
+            {"stopping": Stopping(max_tokens=3), "given": frozenset({"max_completion_tokens"})},
+            {"max_tokens": 3},
+        ),
+        ({"sampling": Sampling(temperature=0.0, seed=2**64 - 1)},
+         {"temperature": 0.0, "seed": 2**63 - 1}),
+        ({"sampling": Sampling(do_sample=False, temperature=0.5)}, {"temperature": 0.0}),
+        ({"sampling": Sampling(do_sample=True)}, {"temperature": 1.0}),
+        ({"sampling": Sampling(do_sample=True, top_k=5)}, {"top_k": 5}),
+        ({"sampling": Sampling(repetition_penalty=3.0)}, {"repetition_penalty": 2}),
+        ({"n": 1, "best_of": 1}, {"n": 1}),
+        ({"n": 2}, {}),
+        ({"n": 2, "sampling": WARM, "best_of": 4}, {"n": 2, "temperature": 0.7}),
+        ({"n": 2, "sampling": Sampling(temperature=0.7, do_sample=False)}, {"temperature": 0.0}),
+        (
+            {"sampling": Sampling(beam_width=4), "stopping": Stopping(max_tokens=128), "n": 2},
+            {"use_beam_search": True, "best_of": 4, "n": 2, "max_tokens": 128},
+        ),
+        ({"sampling": Sampling(beam_width=4), "stopping": Stopping(max_tokens=129)},
+         {"max_tokens": 129}),
+        (
+            {"stopping": Stopping(stop=("", "a" * 1025, "b"), stop_token_ids=(5,),
+             include_stop=True, ignore_eos=True, skip_special_tokens=False)},
+            {"stop": ["b"], "stop_token_ids": [5], "include_stop_str_in_output": True,
+             "ignore_eos": True, "skip_special_tokens": False},
+        ),
+        ({"logprobs": Logprobs(30)}, {"logprobs": True, "top_logprobs": 20}),
+        (
+            {"tools": (TOOL,), "tool_choice": NamedTool("f")},
+            {"tools": [{"type": "function",
+                        "function": {"name": "f", "parameters": {"type": "object"}}}],
+             "tool_choice": {"type": "function", "function": {"name": "f"}}},
+        ),
+        ({"output": JsonObject()}, {"response_format": {"type": "json_object"}}),
+        ({"output": Choice(("a",))}, {}),
+        (
+            {"reasoning": Reasoning(budget=9)},
+            {"chat_template_kwargs": {"enable_thinking": True, "thinking_budget": 9}},
+        ),
+        (
+            {"reasoning": Reasoning(budget=2**40),
+             "templating": Templating(arguments={"x": Raw(b"1")})},
+            {"chat_template_kwargs": {
+                "x": 1, "enable_thinking": True, "thinking_budget": LONGEST}},
+        ),
+        ({"reasoning": Reasoning(budget=0)}, {}),
+        ({"reasoning": Reasoning(effort="low")}, {}),
+        ({"labels": {"user": "u"}, "extra": {"x": Raw(b"1")}}, {}),
+        ({"source": "mindie", "extra": {"x": Raw(b"1")}}, {"x": 1}),
+        ({"stream": True}, {"stream": True, "stream_options": {"include_usage": True}}),
+    ],
+)  # fmt: skip
+def test_what_a_conversation_asks(fields: dict[str, Any], body: dict[str, Any]) -> None:
+    assert sent(chat(**fields)) == (CHAT, body)
+
+
+def test_many_stop_strings_are_taken_as_far_as_there_is_room() -> None:
+    long = tuple(f"{i:04}" + "x" * 1020 for i in range(40))
+
+    _, body = sent(chat(stopping=Stopping(stop=long)))
+    _, short = sent(chat(stopping=Stopping(stop=tuple(map(str, range(2000))))))
+
+    assert body["stop"] == list(long[:32])
+    assert len(short["stop"]) == 1024
+
+
+@pytest.mark.parametrize(
+    ("fields", "found"),
+    [
+        ({"n": 1, "best_of": 1, "sampling": Sampling(do_sample=True)}, set()),
+        ({"n": 2}, {("n", "dropped", "n")}),
+        ({"n": 2, "sampling": WARM}, set()),
+        ({"n": 2, "sampling": WARM, "best_of": 4}, {("best_of", "dropped", "best_of")}),
+        (
+            {"sampling": Sampling(beam_width=4), "stopping": Stopping(max_tokens=128), "n": 2},
+            set(),
+        ),
+        ({"sampling": Sampling(beam_width=4)}, {("beam_width", "dropped", "sampling.beam_width")}),
+        ({"stopping": Stopping(stop=("", "b"))}, {("stop", "clamped", "stopping.stop")}),
+        ({"output": JsonObject(), "reasoning": Reasoning(budget=9)}, set()),
+        ({"output": Choice(("a",))}, {("output", "dropped", "output")}),
+        ({"reasoning": Reasoning(budget=0)}, {("budget", "dropped", "reasoning.budget")}),
+        ({"templating": Templating(template="{{x}}")},
+         {("template", "dropped", "templating.template")}),
+        ({"extra": {"x": Raw(b"1")}}, {("x", "dropped", "")}),
+        ({"source": "mindie", "extra": {"x": Raw(b"1")}}, set()),
+        ({"priority": 3}, {("priority", "dropped", "priority")}),
+    ],
+)  # fmt: skip
+def test_what_a_conversation_can_not_carry(
+    fields: dict[str, Any], found: set[tuple[str, str, str]]
+) -> None:
+    assert lost(chat(**fields)) == found
+
+
+def test_the_servers_own_validator_knows_less() -> None:
+    request = chat(
+        output=JsonObject(), reasoning=Reasoning(budget=9), sampling=Sampling(temperature=3.0)
+    )
+
+    assert sent(request, vllm_validator=False) == (CHAT, {"temperature": 2})
+    assert lost(request, vllm_validator=False) == {
+        ("response_format", "dropped", "output"),
+        ("budget", "dropped", "reasoning.budget"),
+        ("temperature", "clamped", "sampling.temperature"),
+    }
+
+
+@pytest.mark.parametrize(
+    ("fields", "body", "found"),
+    [
+        ({"sampling": Sampling(temperature=0.0)}, {"temperature": 0.001},
+         {("temperature", "clamped", "sampling.temperature")}),
+        ({"sampling": Sampling(do_sample=False)}, {"temperature": 0.001},
+         {("do_sample", "approximated", "sampling.do_sample")}),
+        ({"sampling": Sampling(do_sample=True)}, {"temperature": 1.0}, set()),
+        ({"sampling": Sampling(top_k=3)}, {}, {("top_k", "dropped", "sampling.top_k")}),
+        ({"n": 1}, {"n": 1}, set()),
+        ({"n": 2}, {}, {("n", "dropped", "n")}),
+        ({"tools": (TOOL,), "tool_choice": "auto"}, {}, {("tools", "dropped", "tools")}),
+        ({"logprobs": Logprobs(2)}, {}, {("logprobs", "dropped", "logprobs.top")}),
+        ({"stopping": Stopping(stop=("x",))}, {}, {("stop", "dropped", "stopping.stop")}),
+        ({"output": JsonObject()}, {}, {("response_format", "dropped", "output")}),
+    ],
+)  # fmt: skip
+def test_the_first_releases_know_few_parameters(
+    fields: dict[str, Any], body: dict[str, Any], found: set[tuple[str, str, str]]
+) -> None:
+    assert sent(chat(**fields), "rc1") == (CHAT, body)
+    assert lost(chat(**fields), "rc1") == found
+
+
+CALL = ToolCall("c", "f", "{}")
+WIRE_CALL = {"id": "c", "type": "function", "function": {"name": "f", "arguments": "{}"}}
+TALK = (
+    Message("developer", (TextPart("a"), TextPart("b"))),
+    Message("user", (TextPart("see"), ImagePart("https://x/i.png"), VideoPart("https://x/v.mp4"))),
+    Message("user", (AudioPart("QQ==", "wav"), AudioPart("QQ==", "flac"), AudioPart("https://a"))),
+    Message("user", (FilePart("f1"), TextPart("file"))),
+    Message("assistant", (TextPart(""),)),
+    Message("assistant", (RefusalPart("no"),)),
+    Message("assistant", (), tool_calls=(CALL,)),
+    Message("tool", (TextPart(""),), tool_call_id="c"),
+)
+
+
+def test_a_conversation_is_written_as_the_server_reads_it() -> None:
+    _, body = sent(chat(*TALK))
+
+    assert body["messages"] == [
+        {"role": "system", "content": "ab"},
+        {
+            "role": "user",
+            "content": [
+                {"type": "text", "text": "see"},
+                {"type": "image_url", "image_url": {"url": "https://x/i.png"}},
+                {"type": "video_url", "video_url": {"url": "https://x/v.mp4"}},
+            ],
+        },
+        {
+            "role": "user",
+            "content": [
+                {"type": "audio_url", "audio_url": {"url": "data:audio/x-wav;base64,QQ=="}},
+                {"type": "audio_url", "audio_url": {"url": "data:audio/flac;base64,QQ=="}},
+                {"type": "audio_url", "audio_url": {"url": "https://a"}},
+            ],
+        },
+        {"role": "user", "content": "file"},
+        {"role": "assistant", "content": "no"},
+        {"role": "assistant", "content": "", "tool_calls": [WIRE_CALL]},
+        {"role": "tool", "content": "", "tool_call_id": "c"},
+    ]
+    [found] = MindIE().losses(chat(*TALK), {"messages": "turns"})
+    assert (found.field, found.reason, found.detail, found.path) == (
+        *("turns", "dropped", "files", "messages"),
+    )
+
+
+def test_the_first_releases_see_only_text() -> None:
+    _, body = sent(chat(*TALK), "rc1")
+
+    assert [(one["role"], one["content"]) for one in body["messages"]] == [
+        ("system", "ab"),
+        ("user", "see"),
+        ("user", "file"),
+        ("assistant", "no"),
+    ]
+    [found] = MindIE("rc1").losses(chat(*TALK), {})
+    assert found.detail == "audio, files, images, tool calls, videos"
+
+
+def test_a_conversation_in_which_nothing_is_said_is_sent_as_it_is() -> None:
+    _, body = sent(chat(Message("assistant")))
+
+    assert body["messages"] == [{"role": "assistant", "content": ""}]
+
+
+def test_earlier_thoughts_are_lost() -> None:
+    thinking = Message("assistant", (ReasoningPart("hm"), TextPart("a")))
+
+    assert lost(chat(*SAID, thinking)) == {("messages", "dropped", "")}
+
+
+# --- conversations made into text -----------------------------------------------------------------
+
+
+class Shouting:
+    def render(self, request: GenerateRequest) -> str:
+        return "<" + request.messages[-1].text.upper() + ">"
+
+
+def test_a_conversation_may_be_made_into_text() -> None:
+    dialect = MindIE(chats="text", renderer=Shouting())
+    wire = dialect.encode(chat(stream=True))
+
+    assert wire.path == f"{TEXT}_stream"
+    assert json.loads(wire.body)["text_input"] == "<HI>"
+    assert dialect.losses(chat(), {}) == ()
+
+
+def test_without_a_template_it_is_made_plainly_and_told() -> None:
+    dialect = MindIE(chats="text")
+    image = Message("user", (TextPart("hi"), ImagePart("https://x")))
+
+    assert json.loads(dialect.encode(chat(image)).body)["text_input"] == "hi"
+    assert lost(chat(image, tools=(TOOL,)), chats="text") == {
+        ("messages", "approximated", "messages"),
+        ("messages", "dropped", "messages"),
+        ("tools", "dropped", "tools"),
+    }
+
+
+# --- lengths, vectors -----------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("asked", [None, 9])
+def test_the_longest_answer_is_the_settings(asked: int | None) -> None:
+    request = text(stopping=Stopping(max_tokens=asked))
+
+    assert sent(request, max_iter_times=5) == (TEXT, {"max_new_tokens": 5})
+    told = {("max_tokens", "clamped", "stopping.max_tokens")} if asked else set()
+    assert lost(request, max_iter_times=5) == told
+
+
+def test_it_makes_no_vectors() -> None:
+    dialect, request = MindIE(), EmbedRequest(model="m", inputs=("a",))
+
+    for ask in (dialect.encode, dialect.decoder, lambda r: dialect.losses(r, {})):
+        with pytest.raises(Unsupported, match="embeddings"):
+            ask(request)

@@ -1,0 +1,86 @@
+"""What a worker is asked beside the requests: whether it is there, how much it takes, to stop."""
+
+import json
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from gateway.core.ports import Cancelling, Learning
+from gateway.core.types import GenerateRequest, Stopping
+from protocols.mindie import MindIE
+
+SLOTS = b'{"total_slots":200,"free_slots":0,"available_tokens_length":8192}'
+SERVER = b'{"name":"MindIE Server","version":"1.0","extensions":{"max_iter_times":512}}'
+
+
+def request(**fields: object) -> GenerateRequest:
+    return GenerateRequest(model="a/b", kind="completion", prompts=("x",), **fields)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("profile", MindIE.profiles)
+def test_a_ready_server_says_so(profile: str) -> None:
+    probe = MindIE(profile).probe
+
+    assert (probe.method, probe.path, probe.body) == ("GET", "/v2/health/ready", b"")
+
+
+def test_a_request_is_stopped_by_the_id_that_it_was_sent_with() -> None:
+    dialect = MindIE()
+    assert isinstance(dialect, Cancelling)
+
+    wire = dialect.cancel(request(client_id="r 1"))
+
+    assert (wire.method, wire.path) == ("POST", "/v2/models/a%2Fb/stopInfer")
+    assert wire.headers == (("Content-Type", "application/json"),)
+    assert json.loads(wire.body) == {"id": "r_1"}
+    assert json.loads(dialect.encode(request(client_id="r 1")).body)["id"] == "r_1"
+
+
+def test_what_is_asked_about_a_model() -> None:
+    dialect = MindIE()
+    assert isinstance(dialect, Learning)
+
+    slots, server = dialect.questions("a/b")
+
+    assert (slots.method, slots.path) == ("GET", "/v2/models/a%2Fb/getSlotCount")
+    assert (server.method, server.path) == ("GET", "/v2")
+
+
+@pytest.mark.parametrize(
+    ("answers", "slots", "longest"),
+    [
+        ([SLOTS, SERVER], 200, 512),
+        ([SLOTS], 200, None),
+        ([None, SERVER], None, 512),
+        ([], None, None),
+        ([b"<html>", b"\xff"], None, None),
+        ([b"\xff", b"[" * 100_000], None, None),
+        ([b"[" * 100_000, b'{"extensions":{}}'], None, None),
+        ([b'{"total_slots":0}', b'{"extensions":{"max_iter_times":0}}'], None, None),
+        ([b'{"total_slots":"9"}', b'{"extensions":{"max_iter_times":2147483648}}'], None, None),
+    ],
+)
+def test_what_is_learned(
+    answers: list[bytes | None], slots: int | None, longest: int | None
+) -> None:
+    dialect = MindIE()
+
+    assert dialect.learn("a/b", answers) == slots
+
+    parameters = json.loads(dialect.encode(request()).body)["parameters"]
+    assert parameters["max_new_tokens"] == (longest or 2147483647)
+
+
+def test_the_shorter_of_the_settings_and_the_servers_length_counts() -> None:
+    dialect = MindIE(max_iter_times=100)
+    dialect.learn("a/b", [None, SERVER])
+    dialect.learn("c", [None, b'{"extensions":{"max_iter_times":5}}'])
+
+    asked = request(stopping=Stopping(max_tokens=300))
+    assert json.loads(dialect.encode(asked).body)["parameters"]["max_new_tokens"] == 100
+
+
+@given(st.lists(st.none() | st.binary(max_size=50), max_size=3))
+def test_learning_never_fails(answers: list[bytes | None]) -> None:
+    MindIE().learn("m", answers)
