@@ -2,8 +2,9 @@
 
 A name maps to ``module:class`` and not to the class, so that a gateway imports only the dialects
 that its configuration mounts. A class is called with a profile (a release or flavour of the
-dialect; the first of its ``profiles`` is the default) and gives a ``gateway.core.ports.Dialect``;
-one that also has the methods of a ``WorkerDialect`` can be spoken to workers.
+dialect; the first of its ``profiles`` is the default). What it gives is a ``Dialect`` of
+``gateway.core.ports`` where clients may speak it, and a ``WorkerDialect`` where workers do; most are
+both.
 """
 
 DIALECTS = {
@@ -12,4 +13,5 @@ DIALECTS = {
     "triton": "protocols.triton:Triton",
     "mindie": "protocols.mindie:MindIE",
     "ovms": "protocols.ovms:OVMS",
+    "tgi": "protocols.tgi:TGI",
 }

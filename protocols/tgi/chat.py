@@ -1,0 +1,123 @@
+"""Conversations for ``/v1/chat/completions``, and what can't be asked there.
+
+They are written as for any worker that speaks OpenAI's words. What this server refuses, or takes
+for something else, is said otherwise here, or left out and told of.
+"""
+
+from collections.abc import Iterator, Mapping
+from typing import Final
+
+from msgspec import Raw
+from msgspec.structs import replace
+
+from gateway.core.loss import Loss
+from gateway.core.ports import Decoder, WireRequest
+from gateway.core.types import (
+    AudioPart,
+    FilePart,
+    GenerateRequest,
+    ImagePart,
+    Message,
+    Part,
+    ReasoningPart,
+    RefusalPart,
+    TextPart,
+    Tool,
+    VideoPart,
+)
+from protocols.openai.decoder import AnswerDecoder
+from protocols.openai.worker import Writer
+from protocols.tgi.faults import complain
+from protocols.tgi.tables import CHAT, Limits
+
+_WRITER: Final = Writer(CHAT, "/v1", powers=False)
+_NOTHING: Final = Raw(b'{"type":"object","properties":{}}')
+"""The parameters of a tool that has none; a server can't read a tool without any."""
+_UNSEEN: Final[Mapping[type[Part], str]] = {
+    AudioPart: "audio",
+    FilePart: "files",
+    ReasoningPart: "earlier reasoning",
+    VideoPart: "videos",
+}
+
+
+def encode(request: GenerateRequest, limits: Limits) -> WireRequest:
+    """See ``gateway.core.ports.WorkerDialect``."""
+    return _WRITER.encode(_plain(request, limits))
+
+
+def decoder(request: GenerateRequest) -> Decoder:
+    """What reads the answer. A stream that calls a tool ends without a finish reason."""
+    return AnswerDecoder(request, complaint=complain, ends_calls=True)
+
+
+def losses(request: GenerateRequest, limits: Limits, names: Mapping[str, str]) -> tuple[Loss, ...]:
+    """See ``gateway.core.ports.WorkerDialect``."""
+    return (*_WRITER.losses(_plain(request, limits), names), *_left_out(request, names))
+
+
+def _left_out(request: GenerateRequest, names: Mapping[str, str]) -> Iterator[Loss]:
+    """What ``_plain`` takes away that was meant."""
+    for name in request.extra:
+        yield Loss(name, "dropped")
+    if request.sampling.logit_bias is not None:
+        path = "sampling.logit_bias"
+        yield Loss(names.get(path, "logit_bias"), "dropped", path=path)
+    if request.output is not None and _offers(request):
+        wire = names.get("output", "response_format")
+        yield Loss(wire, "dropped", "not beside tools", "output")
+    unseen = {_UNSEEN[type(p)] for m in request.messages for p in m.parts if type(p) in _UNSEEN}
+    if any(message.tool_calls and message.text for message in request.messages):
+        unseen.add("text beside tool calls")
+    if unseen:
+        wire = names.get("messages", "messages")
+        yield Loss(wire, "dropped", ", ".join(sorted(unseen)), "messages")
+
+
+def _plain(request: GenerateRequest, limits: Limits) -> GenerateRequest:
+    """The request as this server reads it.
+
+    Greedy is temperature 0 alone: a share of the probability would make it a draw. A seed has 63
+    bits on the way there, and 64 are folded into them, so that the same one still gives the same
+    answer. ``max_tokens`` has had no other name in all releases.
+    """
+    sampling, stopping = request.sampling, request.stopping
+    greedy = sampling.do_sample is False or sampling.temperature == 0
+    whole = sampling.top_p is not None and sampling.top_p >= 1
+    offers = _offers(request)
+    return replace(
+        request,
+        n=None if request.n == 1 else request.n,
+        messages=tuple(map(_turn, request.messages)),
+        sampling=replace(
+            sampling,
+            top_p=None if greedy or whole else sampling.top_p,
+            seed=None if sampling.seed is None else sampling.seed % 2**63,
+            logit_bias=None,
+        ),
+        stopping=replace(stopping, stop=stopping.stop[: limits.stops]),
+        tools=tuple(map(_described, request.tools)) if offers else (),
+        tool_choice=request.tool_choice if offers else None,
+        output=None if offers else request.output,
+        given=frozenset(),
+        extra={},
+    )
+
+
+def _offers(request: GenerateRequest) -> bool:
+    """Whether there are tools to call; with ``none`` the model is not told of any."""
+    return bool(request.tools) and request.tool_choice != "none"
+
+
+def _described(tool: Tool) -> Tool:
+    return tool if tool.parameters is not None else replace(tool, parameters=_NOTHING)
+
+
+def _turn(message: Message) -> Message:
+    """A turn has either content or calls, and its content is text and images."""
+    role = "system" if message.role == "developer" else message.role
+    if message.tool_calls:
+        return replace(message, role=role, parts=())
+    parts = [TextPart(p.text) if isinstance(p, RefusalPart) else p for p in message.parts]
+    kept = tuple(part for part in parts if isinstance(part, TextPart | ImagePart))
+    return replace(message, role=role, parts=kept or (TextPart(""),))

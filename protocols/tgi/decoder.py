@@ -1,0 +1,199 @@
+"""Reading the answers to prompts: streams and whole ones."""
+
+from collections.abc import Sequence
+from typing import Final
+
+import msgspec
+
+from gateway.core import sse
+from gateway.core.errors import GatewayError, StreamBroken, WorkerFailed
+from gateway.core.types import (
+    Done,
+    End,
+    Event,
+    GenerateRequest,
+    PromptEcho,
+    Text,
+    TokenLogprob,
+    Usage,
+)
+from protocols.openai.decoder import REASONS
+from protocols.tgi.faults import complain
+from protocols.tgi.incoming import Answer, Details, Token, logprob_in, read_event, read_whole
+
+_LARGEST: Final = 1 << 28
+"""Bytes of an answer in one piece."""
+_BOM = b"\xef\xbb\xbf"
+_BROKEN: Final = "The worker's stream stopped before its end."
+
+
+class GenerateDecoder:
+    """Reads the answer to a request with one prompt, as a stream of events or as one JSON body.
+
+    Which of the two it is shows in the first byte. The prompt comes first, where it is to be given
+    back, and special tokens have no text unless it was asked for.
+    """
+
+    def __init__(self, request: GenerateRequest) -> None:
+        self._request = request
+        self._splitter = sse.Splitter()
+        self._whole: bytearray | None = None
+        self._begun = False
+        self._held = b""
+        self._done = False
+        self._echoed = not request.echo
+        self._said: list[str] = []
+        self._failed: GatewayError | None = None
+
+    def feed(self, data: bytes) -> Sequence[Event]:
+        """See ``gateway.core.ports.Decoder``."""
+        if self._failed is not None:
+            raise self._failed
+        if not self._begun:
+            data = self._held + data
+            start = data.removeprefix(_BOM).lstrip()
+            self._held = data if _BOM.startswith(data) else b""
+            if self._held or not start:
+                return ()
+            self._begun = True
+            if start.startswith((b"{", b"[")):
+                self._whole = bytearray()
+                data = start
+        if self._whole is not None:
+            self._whole += data
+            if len(self._whole) > _LARGEST:
+                raise WorkerFailed("The worker's answer is too large.")
+            return ()
+        events: list[Event] = []
+        try:
+            for payload in self._splitter.feed(data):
+                if self._done:
+                    break
+                self._event(payload, events)
+        except GatewayError as error:
+            if not events:
+                raise
+            self._failed = error  # told when what came before it in the same read is passed on
+        return events
+
+    def close(self) -> Sequence[Event]:
+        """See ``gateway.core.ports.Decoder``."""
+        if self._failed is not None:
+            raise self._failed
+        if self._done:
+            return ()
+        if self._whole is not None:
+            return self._answer(bytes(self._whole))
+        events: list[Event] = []
+        for payload in self._splitter.feed(b"\n\n"):  # the end of a last event that lacks its own
+            self._event(payload, events, last=True)
+        if events and type(events[-1]) is Done:
+            return events
+        if self._splitter.stray is not None:
+            complain(self._splitter.stray)
+        raise StreamBroken(_BROKEN)
+
+    # --- a stream ---------------------------------------------------------------------------------
+
+    def _event(self, payload: bytes, events: list[Event], *, last: bool = False) -> None:
+        try:
+            wire = read_event(payload)
+        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as e:
+            raise (StreamBroken(_BROKEN) if last else _unreadable(payload)) from e
+        if wire.error is not None:
+            raise _unreadable(payload)
+        self._echo((), events)
+        if wire.token is not None:
+            self._token(wire.token, wire.top_tokens or (), events)
+        if wire.generated_text is not None or wire.details is not None:
+            self._finish(wire, events)
+
+    def _token(self, token: Token, top: Sequence[Token], events: list[Event]) -> None:
+        hidden = self._hides(token)
+        text = "" if hidden else token.said
+        ids = token.ids if self._request.want.token_ids else ()
+        asked = self._request.logprobs is not None and not hidden
+        logprobs = (logprob_in(token, top),) if asked else ()
+        if text or ids or logprobs:
+            self._said.append(text)
+            events.append(Text(text, token_ids=ids, logprobs=logprobs))
+
+    def _finish(self, wire: Answer, events: list[Event]) -> None:
+        """The end; before it what the tokens left unsaid, such as half a character."""
+        text, said = wire.generated_text or "", "".join(self._said)
+        if text.startswith(said) and (rest := text[len(said) :]):
+            events.append(Text(rest, tokens=0 if said else _count(wire.details)))
+        events += _end(wire.details)
+        self._done = True
+
+    # --- one JSON body ----------------------------------------------------------------------------
+
+    def _answer(self, body: bytes) -> list[Event]:
+        try:
+            wire = read_whole(body)
+        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as e:
+            raise _unreadable(body) from e
+        if wire.generated_text is None:
+            raise _unreadable(body)
+        details = wire.details or Details()
+        events: list[Event] = []
+        prompt = tuple(map(logprob_in, details.prefill or ()))
+        self._echo(prompt if self._request.logprobs is not None else (), events)
+        events += self._text(wire.generated_text, details)
+        return [*events, *_end(details)]
+
+    def _text(self, text: str, details: Details) -> list[Event]:
+        tokens = details.tokens or []
+        top = details.top_tokens or [[]] * len(tokens)
+        if len(top) != len(tokens):
+            raise WorkerFailed("The worker's log probabilities do not fit together.")
+        if self._request.stopping.skip_special_tokens is False and tokens:
+            text = "".join(token.said for token in tokens)
+        logprobs: tuple[TokenLogprob, ...] = ()
+        if self._request.logprobs is not None:
+            pairs = zip(tokens, top, strict=True)
+            logprobs = tuple(logprob_in(*pair) for pair in pairs if not self._hides(pair[0]))
+        wanted = tokens if self._request.want.token_ids else ()
+        ids = tuple(one for token in wanted for one in token.ids)
+        if not (text or ids or logprobs):
+            return []
+        return [Text(text, tokens=_count(details), token_ids=ids, logprobs=logprobs)]
+
+    # --- both -------------------------------------------------------------------------------------
+
+    def _echo(self, logprobs: Sequence[TokenLogprob], events: list[Event]) -> None:
+        """The prompt, once. Its tokens begin with one that the model puts before any text."""
+        if self._echoed:
+            return
+        self._echoed = True
+        prompt = self._request.prompts[0]
+        if isinstance(prompt, str):
+            added = bool(logprobs) and not prompt.startswith(logprobs[0].token)
+            events.append(PromptEcho(0, prompt, tuple(logprobs[1:] if added else logprobs)))
+
+    def _hides(self, token: Token) -> bool:
+        return bool(token.special) and self._request.stopping.skip_special_tokens is not False
+
+
+def _end(details: Details | None) -> list[Event]:
+    """A choice's end, its usage where that is known, and the answer's end."""
+    if details is None:
+        return [End("unknown"), Done()]
+    reason = REASONS.get(details.finish_reason or "", "unknown")
+    if reason is None:
+        raise WorkerFailed(f"The worker broke off ({(details.finish_reason or '')[:32]}).")
+    prompt, count = details.prompt, details.generated_tokens
+    if prompt is None or count is None:
+        return [End(reason), Done()]
+    return [End(reason), Usage(prompt, count), Done()]
+
+
+def _count(details: Details | None) -> int:
+    """How many tokens an answer in one piece has."""
+    return (details and details.generated_tokens) or 1
+
+
+def _unreadable(body: bytes) -> GatewayError:
+    """What a body that is no answer means. Raises what it tells of itself."""
+    complain(body)
+    return WorkerFailed("The worker's answer can't be read.")

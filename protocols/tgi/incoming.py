@@ -1,0 +1,93 @@
+"""What TGI sends for a prompt: any key may be missing or null.
+
+``/generate`` answers with one object, its kin with an array of one; each event of
+``/generate_stream`` holds one token, the last one also the whole text and the details. Source:
+text-generation-inference 3.3, ``router/src/lib.rs``.
+"""
+
+from collections.abc import Sequence
+from typing import Any
+
+import msgspec
+from msgspec import Struct
+
+from gateway.core.types import TokenLogprob, TopLogprob
+
+
+class Token(Struct):
+    """A token of the answer or, without ``special``, of the prompt. Its kin give a list of ids."""
+
+    id: int | list[int] | None = None
+    text: str | None = None
+    logprob: float | None = None
+    special: bool | None = None
+
+    @property
+    def said(self) -> str:
+        """Its text."""
+        return self.text or ""
+
+    @property
+    def ids(self) -> tuple[int, ...]:
+        """Its ids, mostly one."""
+        match self.id:
+            case None:
+                return ()
+            case int(one):
+                return (one,)
+            case several:
+                return tuple(several)
+
+
+class Details(Struct):
+    """Of a whole answer, or of a stream's end. ``prompt_tokens`` is its kin's ``input_length``."""
+
+    finish_reason: str | None = None
+    generated_tokens: int | None = None
+    input_length: int | None = None
+    prompt_tokens: int | None = None
+    prefill: list[Token] | None = None
+    tokens: list[Token] | None = None
+    top_tokens: list[list[Token]] | None = None
+
+    @property
+    def prompt(self) -> int | None:
+        """How long the prompt was; a whole answer tells only where it was asked for its tokens."""
+        if self.input_length is not None:
+            return self.input_length
+        return len(self.prefill) if self.prefill else self.prompt_tokens
+
+
+class Answer(Struct):
+    """A whole answer, or an event of a stream."""
+
+    token: Token | None = None
+    top_tokens: list[Token] | None = None
+    generated_text: str | None = None
+    details: Details | None = None
+    error: Any = None
+
+
+read_event = msgspec.json.Decoder(Answer).decode
+_read_whole = msgspec.json.Decoder(Answer | list[Answer]).decode
+
+
+def read_whole(body: bytes) -> Answer:
+    """A whole answer; of an array, the first. Raises what msgspec raises."""
+    found = _read_whole(body)
+    if isinstance(found, Answer):
+        return found
+    return found[0] if found else Answer()
+
+
+def logprob_in(token: Token, top: Sequence[Token] = ()) -> TokenLogprob:
+    """A token and the alternatives to it, as ours."""
+    alternatives = tuple(
+        TopLogprob(one.said, float("-inf") if one.logprob is None else one.logprob, _id(one))
+        for one in top
+    )
+    return TokenLogprob(token.said, token.logprob, alternatives, _id(token))
+
+
+def _id(token: Token) -> int | None:
+    return next(iter(token.ids), None)

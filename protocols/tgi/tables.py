@@ -1,0 +1,106 @@
+"""What TGI's servers take: scalar parameters, and the forms that an answer may be bound to.
+
+Source: text-generation-inference 3.3, ``router/src/lib.rs`` and ``validation.rs``. A row gives the
+range that is taken: what lies outside is clamped, and reported.
+"""
+
+import re
+from typing import Any
+
+from msgspec import Struct
+
+from gateway.core.types import Choice, JsonSchema, OutputFormat, Regex
+from protocols.openai.profiles import Profile
+from protocols.openai.tables import changed
+from protocols.params import Param
+
+LEAST = 1e-6
+"""The least of what must be above 0."""
+MOST_TOP = 5
+"""The most alternatives beside a token; it is not told, so this is the launcher's default."""
+
+
+class Limits(Struct, frozen=True):
+    """What the operator of a server allows; the defaults are its launcher's."""
+
+    stops: int = 4
+    best_of: int = 2
+    prompt: int | None = None
+    """The longest prompt in tokens, where it was told."""
+
+
+_STOP = Param(
+    wire="stop",
+    field="stopping.stop",
+    type="strings",
+    reason="approximated",
+    note="stays in the text, and is seen only where a token ends with it",
+)
+_SEED = Param(wire="seed", field="sampling.seed", type="int", low=0, high=2**64 - 1)
+_TOP_P = Param(wire="top_p", field="sampling.top_p", type="float", low=LEAST, high=1)
+_FREQUENCY = Param(
+    wire="frequency_penalty", field="sampling.frequency_penalty", type="float", low=-2, high=2
+)
+
+_GENERATE: tuple[Param, ...] = (
+    Param(wire="best_of", field="best_of", type="int", low=1),
+    Param(wire="temperature", field="sampling.temperature", type="float", low=LEAST),
+    Param(
+        wire="repetition_penalty",
+        field="sampling.repetition_penalty",
+        type="float",
+        low=LEAST,
+    ),
+    _FREQUENCY,
+    Param(wire="top_k", field="sampling.top_k", type="int", low=1, high=2**31 - 1),
+    _TOP_P,
+    Param(wire="typical_p", field="sampling.typical_p", type="float", low=LEAST, high=1),
+    Param(wire="do_sample", field="sampling.do_sample", type="bool"),
+    Param(wire="max_new_tokens", field="stopping.max_tokens", type="int", low=1),
+    _STOP,
+    Param(wire="truncate", field="stopping.truncate_prompt", type="int", low=1),
+    Param(wire="watermark", field="sampling.watermark", type="bool"),
+    _SEED,
+    Param(wire="adapter_id", field="adapter", type="str"),
+)
+
+
+def generate(limits: Limits) -> tuple[Param, ...]:
+    """The ``parameters`` of ``/generate``."""
+    return changed(_GENERATE, best_of={"high": limits.best_of}, truncate={"high": limits.prompt})
+
+
+def form(output: OutputFormat) -> dict[str, Any] | None:
+    """A ``grammar`` of ``/generate``, and a ``response_format`` of conversations; None for others.
+
+    A schema without ``properties`` is refused by the server.
+    """
+    match output:
+        case JsonSchema(schema):
+            return {"type": "json", "value": schema}
+        case Regex(pattern):
+            return {"type": "regex", "value": pattern}
+        case Choice(options):
+            return {"type": "regex", "value": f"({'|'.join(map(re.escape, options))})"}
+        case _:
+            return None
+
+
+CHAT = Profile(
+    chat=(
+        Param(wire="model", field="adapter", type="str"),
+        Param(wire="max_tokens", field="stopping.max_tokens", type="int", low=1),
+        Param(wire="temperature", field="sampling.temperature", type="float", low=0),
+        _TOP_P,
+        _FREQUENCY,
+        _SEED,
+        _STOP,
+    ),
+    completion=(),
+    labels=(),
+    chat_top=MOST_TOP,
+    template_arguments=False,
+    form=form,
+)
+"""Conversations. ``n``, ``logit_bias`` and whatever it does not know are read and not heeded;
+``presence_penalty`` becomes a repetition penalty of two more."""

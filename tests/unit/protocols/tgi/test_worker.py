@@ -1,0 +1,453 @@
+"""Requests for workers, and what they can't carry."""
+
+import json
+from typing import Any
+
+import pytest
+from msgspec import Raw
+
+from gateway.core.errors import Unsupported
+from gateway.core.loss import Loss
+from gateway.core.ports import Learning
+from gateway.core.types import (
+    AudioPart,
+    Choice,
+    EmbedRequest,
+    FilePart,
+    GenerateRequest,
+    Grammar,
+    ImagePart,
+    JsonObject,
+    JsonSchema,
+    Logprobs,
+    Message,
+    NamedTool,
+    ReasoningPart,
+    RefusalPart,
+    Regex,
+    Sampling,
+    Stopping,
+    Templating,
+    TextPart,
+    Tool,
+    ToolCall,
+    VideoPart,
+    Want,
+)
+from protocols.tgi import TGI
+
+SAID = (Message("user", (TextPart("hi"),)),)
+HI = [{"role": "user", "content": "hi"}]
+SCHEMA = Raw(b'{"properties": {"a": {}}}')
+NO_USAGE = Want(usage="none")
+F = Tool("f", parameters=Raw(b'{"type": "object"}'))
+F_SAID = {"type": "function", "function": {"name": "f", "parameters": {"type": "object"}}}
+CALL = ToolCall("1", "f", "{}")
+
+
+def chat(**fields: Any) -> GenerateRequest:
+    return GenerateRequest(**{"model": "m", "kind": "chat", "messages": SAID, **fields})
+
+
+def text(**fields: Any) -> GenerateRequest:
+    fields = {"prompts": ("a b",), "templating": Templating(mode="raw"), **fields}
+    return GenerateRequest(model="m", kind="completion", **fields)
+
+
+def drawn(**fields: Any) -> GenerateRequest:
+    return text(sampling=Sampling(**fields))
+
+
+def ended(**fields: Any) -> GenerateRequest:
+    return text(stopping=Stopping(**fields))
+
+
+def lost(dialect: TGI, request: GenerateRequest | EmbedRequest) -> set[tuple[str, str]]:
+    return {(loss.path or loss.field, loss.reason) for loss in dialect.losses(request, {})}
+
+
+# --- prompts --------------------------------------------------------------------------------------
+
+PROMPTS: list[tuple[GenerateRequest, dict[str, Any], set[tuple[str, str]]]] = [
+    (text(), {}, set()),
+    (text(n=1, best_of=1), {}, set()),
+    (drawn(temperature=0.7), {"temperature": 0.7}, set()),
+    (drawn(temperature=1e-9), {"temperature": 1e-6}, {("sampling.temperature", "clamped")}),
+    (drawn(temperature=0.0, top_p=0.5, top_k=3, typical_p=0.2), {"do_sample": False}, set()),
+    (drawn(do_sample=False, temperature=0.7), {"do_sample": False}, set()),
+    (drawn(do_sample=True), {}, set()),
+    (drawn(top_p=1.0, typical_p=1.0), {}, set()),
+    (drawn(top_p=0.5, typical_p=0.4, top_k=7), {"top_p": 0.5, "typical_p": 0.4, "top_k": 7}, set()),
+    (drawn(top_p=0.0), {"top_p": 1e-6}, {("sampling.top_p", "clamped")}),
+    (drawn(seed=2**64 - 1), {"seed": 2**64 - 1}, set()),
+    (drawn(repetition_penalty=1.5), {"repetition_penalty": 1.5}, set()),
+    (drawn(frequency_penalty=-2.0), {"frequency_penalty": -2.0}, set()),
+    (drawn(presence_penalty=1.0), {}, {("sampling.presence_penalty", "dropped")}),
+    (drawn(watermark=True), {"watermark": True}, set()),
+    (drawn(logit_bias={1: 2.0}), {}, {("sampling.logit_bias", "dropped")}),
+    (ended(max_tokens=5), {"max_new_tokens": 5}, set()),
+    (ended(max_tokens=0), {"max_new_tokens": 1}, {("stopping.max_tokens", "clamped")}),
+    (ended(stop=("x", "y")), {"stop": ["x", "y"]}, {("stopping.stop", "approximated")}),
+    (ended(stop=tuple("abcde")), {"stop": [*"abcd"]}, {("stopping.stop", "approximated")}),
+    (
+        ended(stop=("x",), include_stop=True),
+        {"stop": ["x"]},
+        {("stopping.stop", "approximated"), ("stopping.include_stop", "dropped")},
+    ),
+    (ended(truncate_prompt=9), {"truncate": 9}, set()),
+    (ended(truncate_prompt=-1), {}, {("stopping.truncate_prompt", "dropped")}),
+    (ended(overflow="truncate"), {}, {("stopping.overflow", "dropped")}),
+    (ended(overflow="truncate", truncate_prompt=9), {"truncate": 9}, set()),
+    (ended(overflow="error"), {}, set()),
+    (ended(skip_special_tokens=False), {}, set()),
+    (ended(ignore_eos=True), {}, {("stopping.ignore_eos", "dropped")}),
+    (text(adapter="fine"), {"adapter_id": "fine"}, set()),
+    (text(output=Regex("a+")), {"grammar": {"type": "regex", "value": "a+"}}, set()),
+    (
+        text(output=Choice(("a.b", "c"))),
+        {"grammar": {"type": "regex", "value": r"(a\.b|c)"}},
+        set(),
+    ),
+    (
+        text(output=JsonSchema(SCHEMA)),
+        {"grammar": {"type": "json", "value": {"properties": {"a": {}}}}},
+        set(),
+    ),
+    (text(output=JsonObject()), {}, {("output", "dropped")}),
+    (text(output=Grammar("x")), {}, {("output", "dropped")}),
+    (text(logprobs=Logprobs()), {}, set()),
+    (text(logprobs=Logprobs(3)), {"top_n_tokens": 3}, set()),
+    (text(logprobs=Logprobs(6)), {"top_n_tokens": 5}, {("logprobs.top", "clamped")}),
+    (text(logprobs=Logprobs(-1)), {"top_n_tokens": 5}, {("logprobs.top", "clamped")}),
+    (
+        text(logprobs=Logprobs(0, prompt=0), echo=True, stream=True),
+        {},
+        {("logprobs.prompt", "dropped")},
+    ),
+    (text(n=3), {}, {("n", "dropped")}),
+    (text(prompts=("a b", "c")), {}, {("prompts", "dropped")}),
+    (text(best_of=2, stream=True), {}, {("best_of", "dropped")}),
+    (
+        text(templating=Templating(mode="raw", add_special_tokens=True)),
+        {},
+        set(),
+    ),
+    (
+        text(templating=Templating(mode="raw", add_special_tokens=False)),
+        {},
+        {("templating.add_special_tokens", "dropped")},
+    ),
+    (text(extra={"foo": Raw(b"1")}), {}, {("foo", "dropped")}),
+]
+
+
+@pytest.mark.parametrize(("request_", "parameters", "losses"), PROMPTS)
+def test_a_prompt_goes_with_its_parameters(
+    request_: GenerateRequest, parameters: dict[str, Any], losses: set[tuple[str, str]]
+) -> None:
+    wire = TGI().encode(request_)
+
+    assert (wire.method, wire.path) == ("POST", "/generate_stream")
+    assert wire.headers == (("Content-Type", "application/json"),)
+    always = {"details": True, "return_full_text": False, "do_sample": True}
+    assert json.loads(wire.body) == {"inputs": "a b", "parameters": {**always, **parameters}}
+    assert lost(TGI(), request_) == losses
+
+
+WHOLE: list[tuple[GenerateRequest, dict[str, Any], set[tuple[str, str]]]] = [
+    (text(want=NO_USAGE), {}, set()),
+    (text(best_of=2), {"best_of": 2}, set()),
+    (text(best_of=5), {"best_of": 2}, {("best_of", "clamped")}),
+    (text(best_of=2, n=2), {"best_of": 2}, {("best_of", "approximated"), ("n", "dropped")}),
+    (
+        text(best_of=2, sampling=Sampling(seed=1), want=NO_USAGE),
+        {"seed": 1},
+        {("best_of", "dropped")},
+    ),
+    (
+        text(best_of=2, sampling=Sampling(temperature=0), want=NO_USAGE),
+        {"do_sample": False},
+        {("best_of", "dropped")},
+    ),
+    (
+        text(logprobs=Logprobs(2, prompt=2), echo=True),
+        {"top_n_tokens": 2, "decoder_input_details": True},
+        set(),
+    ),
+]
+
+
+@pytest.mark.parametrize(("request_", "parameters", "losses"), WHOLE)
+def test_what_a_stream_can_not_tell_is_asked_for_whole(
+    request_: GenerateRequest, parameters: dict[str, Any], losses: set[tuple[str, str]]
+) -> None:
+    wire = TGI().encode(request_)
+
+    assert wire.path == "/generate"
+    always = {"details": True, "return_full_text": False, "do_sample": True}
+    assert json.loads(wire.body)["parameters"] == {**always, **parameters}
+    assert lost(TGI(), request_) == losses
+
+
+def test_a_stream_without_usage_stays_a_stream() -> None:
+    assert TGI().encode(text(stream=True, want=NO_USAGE)).path == "/generate_stream"
+
+
+def test_token_ids_are_refused() -> None:
+    with pytest.raises(Unsupported, match="not token ids") as caught:
+        TGI().encode(text(prompts=((1, 2),)))
+    assert caught.value.param == "prompt"
+
+
+def test_vectors_are_refused_and_all_that_is_asked_of_them_is_lost() -> None:
+    request = EmbedRequest(model="m", inputs=("a",), dimensions=3, extra={"x": Raw(b"1")})
+    with pytest.raises(Unsupported, match="no embeddings"):
+        TGI().encode(request)
+    with pytest.raises(Unsupported, match="no embeddings"):
+        TGI().decoder(request)
+    assert lost(TGI(), request) == {("dimensions", "dropped"), ("x", "dropped")}
+
+
+def test_losses_bear_the_clients_names() -> None:
+    names = {"prompts": "text_input", "n": "choices", "stopping.stop": "stop_words"}
+    request = text(prompts=("a", "b"), n=2, stopping=Stopping(stop=("x",)))
+    assert set(TGI().losses(request, names)) == {
+        Loss("text_input", "dropped", path="prompts"),
+        Loss("choices", "dropped", path="n"),
+        Loss("stop_words", "approximated", path="stopping.stop"),
+    }
+
+
+# --- conversations --------------------------------------------------------------------------------
+
+CHATS: list[tuple[GenerateRequest, dict[str, Any], set[tuple[str, str]]]] = [
+    (chat(), {}, set()),
+    (chat(n=1), {}, set()),
+    (chat(n=2), {}, {("n", "dropped")}),
+    (
+        chat(stream=True),
+        {"stream": True, "stream_options": {"include_usage": True}},
+        set(),
+    ),
+    (
+        chat(stopping=Stopping(max_tokens=3), given=frozenset({"max_completion_tokens"})),
+        {"max_tokens": 3},
+        set(),
+    ),
+    (chat(sampling=Sampling(temperature=3.0, top_p=1.0)), {"temperature": 3.0}, set()),
+    (chat(sampling=Sampling(temperature=0.0, top_p=0.5)), {"temperature": 0.0}, set()),
+    (chat(sampling=Sampling(do_sample=False, top_p=0.5)), {"temperature": 0.0}, set()),
+    (chat(sampling=Sampling(top_p=0.5)), {"top_p": 0.5}, set()),
+    (chat(sampling=Sampling(seed=2**64 - 1)), {"seed": 2**63 - 1}, set()),
+    (chat(sampling=Sampling(top_k=4)), {}, {("sampling.top_k", "dropped")}),
+    (
+        chat(sampling=Sampling(presence_penalty=0.5, frequency_penalty=0.5)),
+        {"frequency_penalty": 0.5},
+        {("sampling.presence_penalty", "dropped")},
+    ),
+    (
+        chat(sampling=Sampling(logit_bias={1: 1.0})),
+        {},
+        {("sampling.logit_bias", "dropped")},
+    ),
+    (
+        chat(stopping=Stopping(stop=tuple("abcde"))),
+        {"stop": [*"abcd"]},
+        {("stopping.stop", "approximated")},
+    ),
+    (
+        chat(logprobs=Logprobs(9)),
+        {"logprobs": True, "top_logprobs": 5},
+        {("logprobs.top", "clamped")},
+    ),
+    (chat(adapter="fine"), {"model": "fine"}, set()),
+    (
+        chat(output=JsonSchema(SCHEMA)),
+        {"response_format": {"type": "json", "value": {"properties": {"a": {}}}}},
+        set(),
+    ),
+    (chat(output=JsonObject()), {}, {("output", "dropped")}),
+    (chat(tools=(F,)), {"tools": [F_SAID]}, set()),
+    (
+        chat(tools=(F,), tool_choice=NamedTool("f"), output=Regex("x")),
+        {
+            "tools": [F_SAID],
+            "tool_choice": {"type": "function", "function": {"name": "f"}},
+        },
+        {("output", "dropped")},
+    ),
+    (
+        chat(tools=(F,), tool_choice="none", output=Regex("x")),
+        {"response_format": {"type": "regex", "value": "x"}},
+        set(),
+    ),
+    (
+        chat(tools=(Tool("g"),)),
+        {
+            "tools": [
+                {
+                    "type": "function",
+                    "function": {"name": "g", "parameters": {"type": "object", "properties": {}}},
+                }
+            ]
+        },
+        set(),
+    ),
+    (chat(tools=(F,), parallel_tools=True), {"tools": [F_SAID]}, {("parallel_tools", "dropped")}),
+    (chat(extra={"top_a": Raw(b"1")}, labels={"user": "u"}), {}, {("top_a", "dropped")}),
+    (chat(want=Want(token_ids=True)), {}, {("return_token_ids", "dropped")}),
+    (
+        GenerateRequest(
+            model="m", kind="completion", prompts=("hi",), templating=Templating(mode="server")
+        ),
+        {},
+        set(),
+    ),
+]
+
+
+@pytest.mark.parametrize(("request_", "body", "losses"), CHATS)
+def test_a_conversation_goes_in_openais_words(
+    request_: GenerateRequest, body: dict[str, Any], losses: set[tuple[str, str]]
+) -> None:
+    wire = TGI().encode(request_)
+
+    assert (wire.method, wire.path) == ("POST", "/v1/chat/completions")
+    assert json.loads(wire.body) == {"model": "m", "messages": HI, **body}
+    assert lost(TGI(), request_) == losses
+
+
+TURNS: list[tuple[Message, dict[str, Any], str]] = [
+    (Message("developer", (TextPart("x"),)), {"role": "system", "content": "x"}, ""),
+    (Message("assistant"), {"role": "assistant", "content": ""}, ""),
+    (
+        Message("assistant", (RefusalPart("no"),)),
+        {"role": "assistant", "content": "no"},
+        "",
+    ),
+    (
+        Message("assistant", tool_calls=(CALL,)),
+        {
+            "role": "assistant",
+            "content": None,
+            "tool_calls": [
+                {"id": "1", "type": "function", "function": {"name": "f", "arguments": "{}"}}
+            ],
+        },
+        "",
+    ),
+    (
+        Message("assistant", (TextPart("so"), ReasoningPart("hm")), tool_calls=(CALL,)),
+        {
+            "role": "assistant",
+            "content": None,
+            "tool_calls": [
+                {"id": "1", "type": "function", "function": {"name": "f", "arguments": "{}"}}
+            ],
+        },
+        "earlier reasoning, text beside tool calls",
+    ),
+    (
+        Message("user", (TextPart("see"), ImagePart("data:,"), FilePart("f"))),
+        {
+            "role": "user",
+            "content": [
+                {"type": "text", "text": "see"},
+                {"type": "image_url", "image_url": {"url": "data:,"}},
+            ],
+        },
+        "files",
+    ),
+    (
+        Message("user", (AudioPart("x"), VideoPart("y"))),
+        {"role": "user", "content": ""},
+        "audio, videos",
+    ),
+]
+
+
+@pytest.mark.parametrize(("message", "written", "detail"), TURNS)
+def test_a_turn_has_content_or_calls(
+    message: Message, written: dict[str, Any], detail: str
+) -> None:
+    request = chat(messages=(message,))
+
+    assert json.loads(TGI().encode(request).body)["messages"] == [written]
+    losses = TGI().losses(request, {})
+    assert losses == ((Loss("messages", "dropped", detail, "messages"),) if detail else ())
+
+
+# --- what a server tells of itself ----------------------------------------------------------------
+
+INFO = (
+    b'{"model_id":"org/m1","model_sha":null,"model_pipeline_tag":"text-generation",'
+    b'"max_concurrent_requests":128,"max_best_of":3,"max_stop_sequences":1,"max_input_tokens":1024,'
+    b'"max_total_tokens":2048,"validation_workers":2,"max_client_batch_size":4,'
+    b'"router":"text-generation-router","version":"3.3.5","sha":"abc","docker_label":null}'
+)
+
+
+def test_it_asks_for_the_limits() -> None:
+    dialect = TGI()
+    assert isinstance(dialect, Learning)
+    [question] = dialect.questions("m")
+    assert (question.method, question.path, question.body) == ("GET", "/info", b"")
+    assert (dialect.probe.method, dialect.probe.path) == ("GET", "/health")
+
+
+def test_what_it_learns_holds_for_that_model() -> None:
+    dialect = TGI()
+    request = text(
+        best_of=4,
+        stopping=Stopping(stop=("a", "b"), truncate_prompt=-1),
+    )
+    longer = ended(truncate_prompt=2000)
+
+    assert dialect.learn("m", [INFO]) == 128
+
+    parameters = json.loads(dialect.encode(request).body)["parameters"]
+    assert (parameters["best_of"], parameters["stop"], parameters["truncate"]) == (3, ["a"], 1024)
+    assert lost(dialect, request) == {("best_of", "clamped"), ("stopping.stop", "approximated")}
+    assert json.loads(dialect.encode(longer).body)["parameters"]["truncate"] == 1024
+    assert lost(dialect, longer) == {("stopping.truncate_prompt", "clamped")}
+    assert lost(dialect, ended(overflow="truncate")) == set()
+    other = GenerateRequest(model="other", kind="completion", prompts=("x",), best_of=4)
+    assert json.loads(dialect.encode(other).body)["parameters"]["best_of"] == 2
+
+
+@pytest.mark.parametrize(
+    ("answers", "capacity", "best_of"),
+    [
+        ([], None, 2),
+        ([None], None, 2),
+        ([b"no JSON"], None, 2),
+        ([b"[1]"], None, 2),
+        ([b"\xff"], None, 2),
+        ([b"[" * 10_000], None, 2),
+        ([b'{"max_best_of":-1}'], None, 2),
+        ([b"{}"], None, 2),
+        ([b'{"max_concurrent_requests":0,"max_best_of":4}'], None, 4),
+        ([b'{"max_concurrent_requests":7}'], 7, 2),
+    ],
+)
+def test_what_can_not_be_read_teaches_nothing(
+    answers: list[bytes | None], capacity: int | None, best_of: int
+) -> None:
+    dialect = TGI()
+    assert dialect.learn("m", answers) == capacity
+    parameters = json.loads(dialect.encode(text(best_of=9)).body)["parameters"]
+    assert parameters["best_of"] == best_of
+
+
+def test_earlier_releases_call_the_limit_otherwise() -> None:
+    dialect = TGI()
+    dialect.learn("m", [b'{"max_input_length":9,"max_best_of":1}'])
+    wire = dialect.encode(ended(truncate_prompt=-1))
+    assert json.loads(wire.body)["parameters"]["truncate"] == 9
+    assert lost(dialect, text(best_of=2)) == {("best_of", "dropped")}
+
+
+def test_a_profile_is_known_or_refused() -> None:
+    assert TGI("3").name == "tgi"
+    with pytest.raises(ValueError, match="no profile '2' of tgi; known: 3"):
+        TGI("2")

@@ -1,0 +1,525 @@
+"""Workers' answers: the exact bytes, and what they mean, whatever the packets."""
+
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import msgspec
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from gateway.core.aggregate import Fold
+from gateway.core.errors import (
+    ContextTooLong,
+    GatewayError,
+    RateLimited,
+    StreamBroken,
+    Unsupported,
+    WorkerError,
+    WorkerFailed,
+)
+from gateway.core.types import (
+    CallArguments,
+    CallStart,
+    Done,
+    End,
+    Event,
+    GenerateRequest,
+    Logprobs,
+    Message,
+    PromptEcho,
+    Served,
+    Stopping,
+    Text,
+    TextPart,
+    TokenLogprob,
+    TopLogprob,
+    Usage,
+    Want,
+)
+from protocols.tgi import TGI
+
+
+def text(**fields: Any) -> GenerateRequest:
+    return GenerateRequest(**{"model": "m", "kind": "completion", "prompts": ("a b",), **fields})
+
+
+def chat(**fields: Any) -> GenerateRequest:
+    said = (Message("user", (TextPart("hi"),)),)
+    return GenerateRequest(model="m", kind="chat", messages=said, **fields)
+
+
+def read(request: GenerateRequest, *reads: bytes) -> list[Event]:
+    decoder = TGI().decoder(request)
+    events = [event for one in reads for event in decoder.feed(one)]
+    return [*events, *decoder.close()]
+
+
+def bytewise(data: bytes) -> Iterator[bytes]:
+    return (data[i : i + 1] for i in range(len(data)))
+
+
+STREAM = (
+    b'data:{"index":1,"token":{"id":15043,"text":"Hello","logprob":-0.25,"special":false},'
+    b'"generated_text":null,"details":null}\n\n'
+    b'data:{"index":2,"token":{"id":259,"text":" \xc3\xa9t\xc3\xa9","logprob":-1.5,'
+    b'"special":false},"generated_text":null,"details":null}\n\n'
+    b'data:{"index":3,"token":{"id":2,"text":"</s>","logprob":-0.5,"special":true},'
+    b'"generated_text":"Hello \xc3\xa9t\xc3\xa9","details":{"finish_reason":"eos_token",'
+    b'"generated_tokens":3,"seed":null,"input_length":7}}\n\n'
+)
+WHOLE = (
+    b'{"generated_text":"Hello \xc3\xa9t\xc3\xa9","details":{"finish_reason":"length",'
+    b'"generated_tokens":2,"seed":42,"prefill":[{"id":1,"text":"<s>","logprob":null},'
+    b'{"id":5,"text":"a","logprob":-2.5},{"id":6,"text":" b","logprob":-3.5}],'
+    b'"tokens":[{"id":15043,"text":"Hello","logprob":-0.25,"special":false},'
+    b'{"id":259,"text":" \xc3\xa9t\xc3\xa9","logprob":-1.5,"special":false},'
+    b'{"id":2,"text":"</s>","logprob":-0.5,"special":true}],'
+    b'"top_tokens":[[{"id":15043,"text":"Hello","logprob":-0.25,"special":false}],'
+    b'[{"id":8,"text":" you","logprob":null,"special":false}],[]]}}'
+)
+PLAIN = b'{"generated_text":"Hello","details":{"finish_reason":"length","generated_tokens":2}}'
+HELLO = TokenLogprob("Hello", -0.25, (), 15043)
+SUMMER = TokenLogprob(" été", -1.5, (), 259)
+IDS = Want(token_ids=True)
+RAW = Stopping(skip_special_tokens=False)
+SAID: list[Event] = [Text("Hello"), Text(" été")]
+ENDED: list[Event] = [End("eos"), Usage(7, 3), Done()]
+
+ANSWERS: dict[str, tuple[GenerateRequest, bytes, list[Event]]] = {
+    "a stream": (text(stream=True), STREAM, [*SAID, *ENDED]),
+    "a stream for a whole answer": (text(), STREAM, [*SAID, *ENDED]),
+    "CRLF and a blank after the colon": (
+        text(),
+        STREAM.replace(b"\n", b"\r\n").replace(b"data:", b"data: "),
+        [*SAID, *ENDED],
+    ),
+    "comments, names and a mark": (
+        text(),
+        b"\xef\xbb\xbf:keep\n\nevent: message\nid: 1\n" + STREAM,
+        [*SAID, *ENDED],
+    ),
+    "no newline at the end": (text(), STREAM.rstrip(), [*SAID, *ENDED]),
+    "something after the end": (text(), STREAM + b"data: [DONE]\n\ndata: x\n\n", [*SAID, *ENDED]),
+    "token ids": (
+        text(want=IDS),
+        STREAM,
+        [
+            Text("Hello", token_ids=(15043,)),
+            Text(" été", token_ids=(259,)),
+            Text("", token_ids=(2,)),
+            *ENDED,
+        ],
+    ),
+    "log probabilities": (
+        text(logprobs=Logprobs()),
+        STREAM,
+        [Text("Hello", logprobs=(HELLO,)), Text(" été", logprobs=(SUMMER,)), *ENDED],
+    ),
+    "special tokens": (text(stopping=RAW), STREAM, [*SAID, Text("</s>"), *ENDED]),
+    "the prompt before a stream": (
+        text(echo=True, logprobs=Logprobs()),
+        STREAM[: STREAM.index(b"data:", 5)] + STREAM[STREAM.rindex(b"data:") :],
+        [
+            PromptEcho(0, "a b"),
+            Text("Hello", logprobs=(HELLO,)),
+            Text(" été", tokens=0),
+            *ENDED,
+        ],
+    ),
+    "alternatives": (
+        text(logprobs=Logprobs(1)),
+        (
+            b'data:{"token":{"id":3,"text":"a","logprob":-1},"top_tokens":[{"id":4,"text":"b"}],'
+            b'"generated_text":"a","details":{"finish_reason":"stop_sequence"}}\n\n'
+        ),
+        [
+            Text("a", logprobs=(TokenLogprob("a", -1.0, (TopLogprob("b", float("-inf"), 4),), 3),)),
+            End("stop"),
+            Done(),
+        ],
+    ),
+    "text only at the end": (
+        text(),
+        (
+            b'data:{"token":null,"generated_text":"ab","details":{"finish_reason":"length",'
+            b'"generated_tokens":2,"input_length":1}}\n\n'
+        ),
+        [Text("ab", tokens=2), End("length"), Usage(1, 2), Done()],
+    ),
+    "tokens that the whole text trims": (
+        text(),
+        b'data:{"token":{"text":" a"}}\n\ndata:{"token":{"text":"b"},"generated_text":"ab"}\n\n',
+        [Text(" a"), Text("b"), End("unknown"), Done()],
+    ),
+    "several ids at a time, and none": (
+        text(want=IDS),
+        (
+            b'data:{"token":{"id":[3,4],"text":"a"}}\n\ndata:{"token":{"text":null}}\n\n'
+            b'data:{"details":{"finish_reason":"new"}}\n\n'
+        ),
+        [Text("a", token_ids=(3, 4)), End("unknown"), Done()],
+    ),
+    "no end that is known": (
+        text(),
+        b'data:{"generated_text":"a","details":{}}\n\n',
+        [Text("a"), End("unknown"), Done()],
+    ),
+    "a whole answer": (
+        text(),
+        WHOLE,
+        [Text("Hello été", tokens=2), End("length"), Usage(3, 2), Done()],
+    ),
+    "a whole answer for a stream": (
+        text(stream=True),
+        b"\n" + PLAIN + b"\n",
+        [Text("Hello", tokens=2), End("length"), Done()],
+    ),
+    "a whole answer in an array": (
+        text(),
+        b"[" + PLAIN + b"]",
+        [Text("Hello", tokens=2), End("length"), Done()],
+    ),
+    "a whole answer with a mark": (
+        text(),
+        b"\xef\xbb\xbf" + PLAIN,
+        [Text("Hello", tokens=2), End("length"), Done()],
+    ),
+    "a whole answer without details": (
+        text(),
+        b'{"generated_text":"a"}',
+        [Text("a"), End("unknown"), Done()],
+    ),
+    "a whole answer without text": (
+        text(),
+        (
+            b'{"generated_text":"","details":{"finish_reason":"eos_token","generated_tokens":1,'
+            b'"prompt_tokens":4}}'
+        ),
+        [End("eos"), Usage(4, 1), Done()],
+    ),
+    "a whole answer in full": (
+        text(want=IDS, logprobs=Logprobs(1, prompt=1), echo=True),
+        WHOLE,
+        [
+            PromptEcho(0, "a b", (TokenLogprob("a", -2.5, (), 5), TokenLogprob(" b", -3.5, (), 6))),
+            Text(
+                "Hello été",
+                tokens=2,
+                token_ids=(15043, 259, 2),
+                logprobs=(
+                    TokenLogprob("Hello", -0.25, (TopLogprob("Hello", -0.25, 15043),), 15043),
+                    TokenLogprob(" été", -1.5, (TopLogprob(" you", float("-inf"), 8),), 259),
+                ),
+            ),
+            End("length"),
+            Usage(3, 2),
+            Done(),
+        ],
+    ),
+    "a prompt whose tokens begin with its text": (
+        text(logprobs=Logprobs(0, prompt=0), echo=True),
+        (
+            b'{"generated_text":"","details":{"finish_reason":"length","prefill":'
+            b'[{"id":5,"text":"a","logprob":null}]}}'
+        ),
+        [PromptEcho(0, "a b", (TokenLogprob("a", None, (), 5),)), End("length"), Done()],
+    ),
+    "a prompt of token ids is not given back": (
+        text(prompts=((1, 2),), echo=True),
+        PLAIN,
+        [Text("Hello", tokens=2), End("length"), Done()],
+    ),
+    "special tokens of a whole answer": (
+        text(stopping=RAW),
+        WHOLE,
+        [Text("Hello été</s>", tokens=2), End("length"), Usage(3, 2), Done()],
+    ),
+    "special tokens that are not told": (
+        text(stopping=RAW),
+        PLAIN,
+        [Text("Hello", tokens=2), End("length"), Done()],
+    ),
+}
+
+
+@pytest.mark.parametrize(("request_", "wire", "events"), ANSWERS.values(), ids=ANSWERS)
+def test_an_answer(request_: GenerateRequest, wire: bytes, events: list[Event]) -> None:
+    assert read(request_, wire) == events
+    assert read(request_, *bytewise(wire)) == events
+
+
+ERRORS: dict[str, tuple[bytes, type[GatewayError], str]] = {
+    "overloaded": (
+        b'{"error":"Model is overloaded","error_type":"overloaded"}',
+        RateLimited,
+        "no more requests",
+    ),
+    "too long": (
+        (
+            b'{"error":"Input validation error: `inputs` must have less than 1024 tokens. '
+            b'Given: 2000","error_type":"validation"}'
+        ),
+        ContextTooLong,
+        "less than 1024 tokens",
+    ),
+    "wrong": (
+        (
+            b'{"error":"Input validation error: `temperature` must be strictly positive",'
+            b'"error_type":"validation"}'
+        ),
+        Unsupported,
+        "strictly positive",
+    ),
+    "template": (
+        b'{"error":"Template error: no system role","error_type":"template_error"}',
+        Unsupported,
+        "no system role",
+    ),
+    "generation": (
+        b'{"error":"Request failed during generation: CUDA","error_type":"generation"}',
+        WorkerFailed,
+        "(424)",
+    ),
+    "incomplete": (
+        b'{"error":"Incomplete generation stream","error_type":"incomplete_generation_stream"}',
+        WorkerFailed,
+        "(500)",
+    ),
+    "of no known shape": (b'{"error":5}', WorkerFailed, "can't be read"),
+}
+
+
+@pytest.mark.parametrize(("body", "kind", "said"), ERRORS.values(), ids=ERRORS)
+@pytest.mark.parametrize("frame", ["%s", "data:%s\n\n", "event: error\ndata: %s\n\n", ":x\n\n%s"])
+def test_an_error_instead_of_an_answer(
+    body: bytes, kind: type[GatewayError], said: str, frame: str
+) -> None:
+    wire = frame.replace("%s", body.decode()).encode()
+    if "can't be read" in said and frame.endswith("\n\n%s"):
+        kind, said = StreamBroken, "before its end"
+    for reads in ([wire], bytewise(wire)):
+        with pytest.raises(kind) as caught:
+            read(text(), *reads)
+        assert said in caught.value.message
+
+
+def test_an_error_amid_a_stream_comes_after_what_was_said() -> None:
+    begun = STREAM[: STREAM.index(b"data:", 5)]
+    decoder = TGI().decoder(text())
+
+    assert decoder.feed(begun + b"data:" + ERRORS["generation"][0] + b"\n\n") == [Text("Hello")]
+    with pytest.raises(WorkerFailed, match="424"):
+        decoder.feed(b"")
+    with pytest.raises(WorkerFailed, match="424"):
+        decoder.close()
+
+
+BROKEN: dict[str, tuple[bytes, type[WorkerError]]] = {
+    "nothing": (b"", StreamBroken),
+    "blanks": (b" \n", StreamBroken),
+    "a mark": (b"\xef\xbb", StreamBroken),
+    "no end": (STREAM[: STREAM.rindex(b"data:")], StreamBroken),
+    "amid an event": (STREAM[:-30], StreamBroken),
+    "no JSON": (b"data: [DONE]\n\n", WorkerFailed),
+    "no stream": (b"<html>\n", StreamBroken),
+    "amid an answer": (WHOLE[:-5], WorkerFailed),
+    "another answer": (b'{"choices":[]}', WorkerFailed),
+    "no answer": (b"[]", WorkerFailed),
+    "not UTF-8": (b'{"generated_text":"\xff"}', WorkerFailed),
+    "deep": (b"[" * 10_000, WorkerFailed),
+    "broken off": (
+        b'{"generated_text":"","details":{"finish_reason":"invalid flag"}}',
+        WorkerFailed,
+    ),
+}
+
+
+@pytest.mark.parametrize(("wire", "kind"), BROKEN.values(), ids=BROKEN)
+def test_what_is_no_answer_is_the_workers_fault(wire: bytes, kind: type[WorkerError]) -> None:
+    for reads in ([wire], bytewise(wire)):
+        with pytest.raises(kind):
+            read(text(), *reads)
+
+
+def test_alternatives_that_do_not_fit_are_the_workers_fault() -> None:
+    wire = b'{"generated_text":"a","details":{"tokens":[{"id":1}],"top_tokens":[[],[]]}}'
+    with pytest.raises(WorkerFailed, match="fit together"):
+        read(text(logprobs=Logprobs(1)), wire)
+
+
+def test_an_answer_without_bounds_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("protocols.tgi.decoder._LARGEST", 40)
+    decoder = TGI().decoder(text())
+    decoder.feed(b'{"generated_text":')
+    with pytest.raises(WorkerFailed, match="too large"):
+        decoder.feed(b'"' + b"x" * 40)
+
+
+@given(data=st.binary(max_size=200), framed=st.booleans())
+def test_whatever_comes_is_an_answer_or_an_error(data: bytes, framed: bool) -> None:
+    wire = b"data:" + data + b"\n\n" if framed else data
+    for request in (text(logprobs=Logprobs(1), want=IDS, echo=True), chat()):
+        seen: Sequence[Event] = []
+        try:
+            seen = read(request, wire)
+        except GatewayError:
+            continue
+        assert type(seen[-1]) is Done
+
+
+tokens = st.fixed_dictionaries(
+    {},
+    optional={
+        "id": st.none() | st.integers() | st.lists(st.integers(), max_size=2),
+        "text": st.none() | st.text(max_size=4),
+        "logprob": st.none() | st.floats(allow_nan=False, allow_infinity=False) | st.integers(),
+        "special": st.none() | st.booleans(),
+    },
+)
+pieces = st.fixed_dictionaries(
+    {},
+    optional={
+        "token": st.none() | tokens,
+        "top_tokens": st.none() | st.lists(tokens, max_size=2),
+        "generated_text": st.none() | st.text(max_size=4),
+        "details": st.none()
+        | st.fixed_dictionaries(
+            {},
+            optional={
+                "finish_reason": st.none() | st.sampled_from(["length", "eos_token", "new"]),
+                "generated_tokens": st.none() | st.integers(0, 9),
+                "prefill": st.none() | st.lists(tokens, max_size=2),
+                "tokens": st.none() | st.lists(tokens, max_size=2),
+                "top_tokens": st.none() | st.lists(st.lists(tokens, max_size=1), max_size=2),
+            },
+        ),
+        "error": st.none() | st.text(max_size=5) | st.integers(),
+    },
+)
+
+
+@given(bodies=st.lists(pieces, max_size=4), size=st.integers(1, 60), framed=st.booleans())
+def test_whatever_resembles_an_answer_reads_the_same_in_any_packets(
+    bodies: list[Any], size: int, framed: bool
+) -> None:
+    encoded = [msgspec.json.encode(body) for body in bodies]
+    wire = b"".join(b"data:" + one + b"\n\n" for one in encoded) if framed else b"".join(encoded)
+    request = text(logprobs=Logprobs(1), want=IDS, echo=True)
+    cut = [wire[i : i + size] for i in range(0, len(wire), size)]
+    assert outcome(request, [wire]) == outcome(request, cut)
+
+
+def outcome(request: GenerateRequest, reads: Sequence[bytes]) -> Any:
+    try:
+        return read(request, *reads)
+    except GatewayError as error:
+        return type(error), error.message
+
+
+@given(said=st.lists(st.text(min_size=1, max_size=6), min_size=1, max_size=5), data=st.data())
+def test_a_stream_that_is_cut_is_never_taken_for_whole(
+    said: list[str], data: st.DataObject
+) -> None:
+    begun = b"".join(
+        b"data:" + msgspec.json.encode({"token": {"id": 1, "text": one}}) + b"\n\n" for one in said
+    )
+    wire = begun[: data.draw(st.integers(0, len(begun)))]
+    decoder = TGI().decoder(text())
+    seen = list(decoder.feed(wire))
+    with pytest.raises(WorkerError):
+        seen += decoder.close()
+    assert not any(isinstance(event, End | Done) for event in seen)
+
+
+# --- conversations --------------------------------------------------------------------------------
+
+HEAD = b'"created":1,"model":"org/m1","system_fingerprint":"3.3.5-native"'
+
+
+def chunk(choice: bytes, usage: bytes = b"null") -> bytes:
+    body = b'{"object":"chat.completion.chunk","id":"",%s,"choices":[%s],"usage":%s}'
+    return b"data: " + body % (HEAD, choice, usage) + b"\n\n"
+
+
+def delta(content: bytes, end: bytes = b"null") -> bytes:
+    body = b'{"index":0,"delta":{"role":"assistant","content":"%s"},"logprobs":null,'
+    return body % content + b'"finish_reason":%s}' % end
+
+
+def called(name: bytes, arguments: bytes) -> bytes:
+    return (
+        b'{"index":0,"delta":{"role":"assistant","tool_calls":[{"index":0,"id":"0","type":"function",'
+        b'"function":{"name":%s,"arguments":"%s"}}]},"logprobs":null,"finish_reason":null}'
+        % (name, arguments)
+    )
+
+
+USED = chunk(b"", b'{"prompt_tokens":4,"completion_tokens":2,"total_tokens":6}')
+DONE = b"data: [DONE]\n\n"
+SERVED = Served("org/m1", "3.3.5-native", "", 1)
+
+CONVERSATIONS: dict[str, tuple[bytes, list[Event]]] = {
+    "text": (
+        chunk(delta(b"He")) + chunk(delta(b"y", b'"stop"')) + USED + DONE,
+        [SERVED, Text("He"), Text("y"), End("eos"), Usage(4, 2), Done()],
+    ),
+    "a stop string": (
+        chunk(delta(b"He", b'"stop_sequence"')) + DONE,
+        [SERVED, Text("He"), End("stop"), Done()],
+    ),
+    "a call, which has no finish reason": (
+        chunk(called(b'"f"', b"{")) + chunk(called(b"null", b"}")) + USED + DONE,
+        [
+            SERVED,
+            CallStart(0, 0, "0", "f"),
+            CallArguments(0, 0, "{"),
+            CallArguments(0, 0, "}"),
+            End("tool_calls"),
+            Usage(4, 2),
+            Done(),
+        ],
+    ),
+    "a whole call": (
+        b'{"object":"chat.completion","id":"",%s,"choices":[{"index":0,"message":{"role":"assistant",'
+        b'"tool_calls":[{"id":"0","type":"function","function":{"description":null,"name":"f",'
+        b'"arguments":"{\\"a\\":1}"}}]},"logprobs":null,"finish_reason":"stop"}],'
+        b'"usage":{"prompt_tokens":4,"completion_tokens":2,"total_tokens":6}}' % HEAD,
+        [
+            SERVED,
+            CallStart(0, 0, "0", "f"),
+            CallArguments(0, 0, '{"a":1}'),
+            End("eos"),
+            Usage(4, 2),
+            Done(),
+        ],
+    ),
+}
+
+
+@pytest.mark.parametrize(("wire", "events"), CONVERSATIONS.values(), ids=CONVERSATIONS)
+def test_an_answer_to_a_conversation(wire: bytes, events: list[Event]) -> None:
+    assert read(chat(), wire) == events
+    assert read(chat(), *bytewise(wire)) == events
+    fold = Fold()
+    fold.add(events)
+    assert fold.result().choices
+
+
+def test_a_call_that_is_cut_has_no_end() -> None:
+    wire = chunk(called(b'"f"', b"{"))
+    with pytest.raises(StreamBroken):
+        read(chat(), wire)
+    with pytest.raises(StreamBroken, match="without its name"):
+        read(chat(), chunk(called(b"null", b"{")), chunk(delta(b"", b'"stop"')), DONE)
+
+
+@pytest.mark.parametrize(("body", "kind", "said"), list(ERRORS.values())[:6], ids=list(ERRORS)[:6])
+def test_an_error_in_a_conversations_stream_tells_by_its_text(
+    body: bytes, kind: type[GatewayError], said: str
+) -> None:
+    text = body.split(b'"')[3]
+    wire = b'data: {"error":{"message":"%s","http_status_code":422}}\n\n' % text + DONE
+    with pytest.raises(kind) as caught:
+        read(chat(), wire)
+    assert said in caught.value.message
