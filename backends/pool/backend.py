@@ -1,59 +1,56 @@
 """One request: a worker, its answer as events, and another worker where the first never began."""
 
+import itertools
 import re
-from collections.abc import AsyncGenerator, Mapping, Sequence
-from contextlib import aclosing, suppress
-from http import HTTPStatus
-from typing import Final
+from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
+from contextlib import aclosing
+from typing import Any, Final
 
 import msgspec
-from msgspec import Struct
+from msgspec.structs import replace
 
-from backends.pool.policy import POLICIES, Policy, PolicyName
+from backends.pool.attempt import Attempt, Means, Translated, Work
+from backends.pool.budget import Budget
+from backends.pool.discovery import Discovery, Dns, File, Source
+from backends.pool.discovery.file import Read
+from backends.pool.learning import Learner
+from backends.pool.member import Member, WorkerReport
+from backends.pool.policy import Ask, make_policy, prefix_of
+from backends.pool.probing import Probing
 from backends.pool.retry import Retry
-from backends.pool.roster import Member, Roster
-from backends.pool.watch import Watch
-from backends.upstream import AiohttpUpstream, Queue, Reading, Upstream, Worker
-from gateway.core.context import Clock, Context, Deadline, Timeouts
-from gateway.core.errors import (
-    GatewayError,
-    Overloaded,
-    WorkerFailed,
-    WorkerUnreachable,
-)
+from backends.pool.roster import USUAL_PRIORITY, Limits, Roster, Wish
+from backends.pool.settings import PoolSettings, SourceSettings
+from backends.pool.stopping import Stopping
+from backends.upstream import AiohttpUpstream, Upstream, Worker
+from gateway.core.context import Clock, Context, Deadline
+from gateway.core.errors import GatewayError
 from gateway.core.loss import Loss
-from gateway.core.ports import WireRequest, WorkerDialect
-from gateway.core.types import Done, Event, Request
+from gateway.core.ports import (
+    About,
+    Call,
+    Cancelling,
+    Dialect,
+    Learning,
+    Pieces,
+    Relay,
+    Relaying,
+    WireRequest,
+    WorkerDialect,
+)
+from gateway.core.types import Event, Request
 
-_ERROR_BYTES: Final = 64 << 10
-"""As much of an error's body as is read; its shape is known from less."""
-_WHOLE_BYTES: Final = 256 << 20
-"""The largest answer in one piece. A stream has no such limit: it does not pile up."""
-_LAST_SECONDS: Final = 1.0
-"""How long the rest of a body may take when the answer, or its failure, is known already."""
-_PASSED_ON: Final = ("content-type", "accept")
+_PASSED_ON: Final = ("content-type", "accept", "req-id")
 """The headers of a dialect's own that a worker sees."""
 _PLAIN: Final = re.compile(r"[!-~]{1,256}")
-
-
-class _Work(Struct):
-    """One request on its way. ``wire`` has no worker's key yet."""
-
-    request: Request
-    wire: WireRequest
-    context: Context
-    deadline: Deadline
-
-    @property
-    def streamed(self) -> bool:
-        return self.request.stream
+_SESSION_LABELS: Final = ("prompt_cache_key", "user", "safety_identifier")
 
 
 class PoolBackend:
     """Answers by asking one of several workers, which all speak one dialect.
 
-    ``policy`` is one or the name of one. ``timeouts`` are the pool's own. ``upstream`` is how
-    workers are reached; it is started and closed here.
+    ``settings`` are PoolSettings or a mapping of the same shape. ``draw`` gives a number from 0 up
+    to 1. ``upstream`` is how workers are reached; it is started and closed here. ``read`` reads the
+    files that list workers.
     """
 
     def __init__(
@@ -62,17 +59,34 @@ class PoolBackend:
         workers: Sequence[Worker],
         dialect: WorkerDialect,
         clock: Clock,
-        policy: Policy | PolicyName = "least_load",
-        timeouts: Timeouts | None = None,
-        queue: Queue | Mapping[str, float] | None = None,
+        draw: Callable[[], float],
+        settings: PoolSettings | Mapping[str, Any] | None = None,
         upstream: Upstream | None = None,
+        read: Read | None = None,
     ) -> None:
+        told = msgspec.convert(settings or {}, PoolSettings)
         self._dialect = dialect
-        self._timeouts = timeouts or Timeouts()
-        self._upstream = upstream or AiohttpUpstream()
-        chosen = POLICIES[policy]() if isinstance(policy, str) else policy
+        self._settings = told
         self._clock = clock
-        self._roster = Roster(workers, chosen, msgspec.convert(queue or {}, Queue), clock)
+        self._upstream = upstream or AiohttpUpstream()
+        self._means = Means(self._upstream, told.timeouts, clock, dialect.read_error)
+        limits = Limits(told.max_concurrency, told.queue, told.health)
+        self._roster = Roster(workers, make_policy(told.policy, draw), limits, clock)
+        self._budget = Budget(told.retries.budget)
+        self._learner: Learner | None = None
+        if isinstance(dialect, Learning):
+            self._learner = Learner(dialect, told.models, self._upstream, clock)
+        self._probing: Probing | None = None
+        if told.probe is not None:
+            self._probing = Probing(told.probe, dialect.probe, self._upstream, self._learner, draw)
+        self._cancelling = dialect if isinstance(dialect, Cancelling) else None
+        self._relaying = dialect if isinstance(dialect, Relaying) else None
+        self._stopping = Stopping(self._upstream)
+        self._salt = f"{int(draw() * 2**32):08x}"
+        self._numbers = itertools.count()
+        self._started = False
+        sources = [_source(one, read) for one in told.sources]
+        self._discovery = Discovery(told.name, workers, sources, self.replace)
 
     @property
     def ready(self) -> bool:
@@ -83,12 +97,42 @@ class PoolBackend:
         """What the workers' dialect can't carry of it."""
         return self._dialect.losses(request, names)
 
+    def replace(self, workers: Sequence[Worker]) -> None:
+        """These are the workers from now on; see ``Roster.replace``."""
+        self._roster.replace(workers)
+        if self._probing is not None and self._started:
+            self._probing.watch(self._roster.members)
+
+    def snapshot(self) -> Sequence[WorkerReport]:
+        """How each worker is now."""
+        return self._roster.report()
+
+    def add(self, worker: Worker) -> bool:
+        """See ``Discovery.add``."""
+        return self._discovery.add(worker)
+
+    def remove(self, url: str) -> bool:
+        """See ``Discovery.remove``."""
+        return self._discovery.remove(url)
+
     async def start(self) -> None:
-        """Get the HTTP client ready."""
+        """Get the HTTP client ready, begin to probe, and look for workers for a little while."""
         await self._upstream.start()
+        self._started = True
+        if self._probing is not None:
+            self._probing.watch(self._roster.members)
+        await self._discovery.start()
 
     async def aclose(self) -> None:
         """Close every connection."""
+        self._started = False
+        await self._discovery.aclose()
+        self._roster.close()
+        if self._probing is not None:
+            await self._probing.aclose()
+        if self._learner is not None:
+            await self._learner.aclose()
+        await self._stopping.aclose()
         await self._upstream.aclose()
 
     async def answer(
@@ -96,117 +140,86 @@ class PoolBackend:
     ) -> AsyncGenerator[Sequence[Event], None]:
         """The events of a worker's answer, one batch for each read that held any.
 
-        Raises Overloaded, DeadlineExceeded, WorkerError, and what the dialect reads in a worker's
-        error. Until the first batch another worker may be asked instead.
+        What comes before an answer's first content is kept back until that is there: until then
+        another worker may be asked instead. Raises Overloaded, DeadlineExceeded, WorkerError, and
+        what the dialect reads in a worker's error.
         """
-        wire = self._dialect.encode(request)
-        deadline = Deadline(context.clock, context.deadline.remaining(self._timeouts.total))
-        work = _Work(request, _allowed(wire, context), context, deadline)
-        retry = Retry()
+        dialect = self._dialect
+        deadline = self._deadline(context)
+        if self._learner is not None:
+            members = self._roster.choices(Wish(set()))
+            await self._learner.know(request.model, members, deadline)
+        if self._cancelling is not None:
+            own = f"{context.id}-{self._salt}{next(self._numbers):x}"
+            request = replace(request, client_id=own)
+        wire = _allowed(dialect.encode(request), context)
+        work = Work(request, wire, lambda: Translated(dialect.decoder(request)), deadline)
+        async with aclosing(self._pieces(work, context)) as pieces:
+            async for _, events in pieces:
+                yield events
+
+    def relayed(self, client: Dialect, call: Call, about: About) -> Relay | None:
+        """See ``gateway.core.ports.Relayer``."""
+        return None if self._relaying is None else self._relaying.relay(client, call, about)
+
+    def relay(self, relay: Relay, context: Context) -> Pieces:
+        """See ``gateway.core.ports.Relayer``."""
+        wire = _allowed(relay.wire, context)
+        work = Work(relay.request, wire, relay.passage, self._deadline(context))
+        return self._pieces(work, context)
+
+    def _deadline(self, context: Context) -> Deadline:
+        left = context.deadline.remaining(self._settings.timeouts.total)
+        return Deadline(context.clock, left)
+
+    async def _pieces(self, work: Work, context: Context) -> Pieces:
+        """The answer to ``work``, of the first worker that gives one."""
+        retry = Retry(self._settings.retries, self._budget)
+        wish = self._wish(work.request, context, retry.tried)
+        self._budget.asked(self._clock())
         while True:
-            member = await self._roster.take(deadline, retry.tried)
+            place = await self._roster.take(wish, work.deadline)
+            attempt = Attempt(place.member, work, self._means)
             said = False
             try:
-                async with aclosing(self._ask(member, work)) as batches:
-                    async for batch in batches:
+                async with aclosing(attempt.pieces()) as pieces:
+                    async for piece in pieces:
                         said = True
-                        yield batch
+                        yield piece
             except GatewayError as error:
-                retry.tried.add(member.key)
-                if said or not retry.again(error):
+                if said:
                     raise
-                if not self._roster.left(retry.tried):
-                    raise _at_last(error) from error
+                retry.failed(place.member.key, error)
+                left = bool(self._roster.choices(wish))
+                now = self._clock()
+                if not left or not retry.may(error, now, accepted=attempt.accepted):
+                    last = retry.last(error, left=left)
+                    if last is error:
+                        raise
+                    raise last from error
             else:
                 return
             finally:
-                self._roster.give_back(member)
+                self._roster.give_back(place)
+                if attempt.abandoned:
+                    self._stop(place.member, work.request)
 
-    async def _ask(self, member: Member, work: _Work) -> AsyncGenerator[Sequence[Event], None]:
-        """One worker's answer. Whatever ends this early closes the worker's connection at once."""
-        # The first token of an answer in one piece is its last: only the deadline bounds it.
-        first = self._timeouts.first_token if work.streamed else None
-        watch = Watch(work.deadline, work.context.clock, first=first, idle=self._timeouts.idle)
-        reading = await self._open(member, work.wire, watch)
-        try:
-            if reading.status != HTTPStatus.OK:
-                raise await self._refusal(reading, watch)
-            _check_plain(reading)
-            async with aclosing(self._events(work, reading, watch)) as batches:
-                async for batch in batches:
-                    yield batch
-            await _see_the_end(reading, watch)
-        finally:
-            watch.stop()
-            reading.release()
+    def _wish(self, request: Request, context: Context, tried: set[int]) -> Wish:
+        """What is to be minded in choosing a worker."""
+        match self._settings.policy:
+            case "prefix":
+                ask = Ask(prefix=prefix_of(request))
+            case "session":
+                named = (request.labels.get(label) for label in _SESSION_LABELS)
+                ask = Ask(session=next(filter(None, named), context.principal))
+            case _:
+                ask = Ask()
+        priority = USUAL_PRIORITY if request.priority is None else request.priority
+        return Wish(tried, ask, priority)
 
-    async def _open(self, member: Member, wire: WireRequest, watch: Watch) -> Reading:
-        worker = member.worker
-        if worker.bearer is not None:
-            key = ("Authorization", f"Bearer {worker.bearer}")
-            wire = WireRequest(wire.path, wire.body, (*wire.headers, key), wire.method)
-        try:
-            reading = await watch.open(
-                self._upstream.open(worker.url, wire, self._timeouts.connect)
-            )
-        except WorkerUnreachable as error:
-            member.missed(self._clock(), error.__cause__)
-            raise
-        member.met()
-        return reading
-
-    async def _events(
-        self, work: _Work, reading: Reading, watch: Watch
-    ) -> AsyncGenerator[Sequence[Event], None]:
-        """What the body means: ends with Done, which is the last of all."""
-        decoder = self._dialect.decoder(work.request)
-        streamed, size = work.streamed, 0
-        while data := await watch.read(reading):
-            if not streamed:
-                watch.begun()
-                size += len(data)
-                if size > _WHOLE_BYTES:
-                    raise WorkerFailed(f"the worker's answer is larger than {_WHOLE_BYTES} bytes")
-            if events := decoder.feed(data):
-                watch.begun()
-                yield events
-                if isinstance(events[-1], Done):
-                    return
-        events = decoder.close()
-        yield events if events and isinstance(events[-1], Done) else [*events, Done()]
-
-    async def _refusal(self, reading: Reading, watch: Watch) -> GatewayError:
-        """What an answer of another status than 200 means."""
-        status = reading.status
-        if status < HTTPStatus.BAD_REQUEST:
-            return WorkerFailed(f"the worker answered {status}", status=status)
-        watch.hurry(_LAST_SECONDS)
-        body = bytearray()
-        with suppress(GatewayError):  # what has come says enough
-            while len(body) < _ERROR_BYTES and (data := await watch.read(reading)):
-                body += data
-        return self._dialect.read_error(status, reading.headers, bytes(body[:_ERROR_BYTES]))
-
-
-async def _see_the_end(reading: Reading, watch: Watch) -> None:
-    """Wait a little for the body's end, for the connection's sake: the answer has been told."""
-    watch.hurry(_LAST_SECONDS)
-    with suppress(GatewayError):
-        while await watch.read(reading):
-            pass
-
-
-def _check_plain(reading: Reading) -> None:
-    encoding = reading.headers.get("content-encoding", "identity")
-    if encoding.lower() != "identity":
-        raise WorkerFailed("the worker sent an encoded body, which was not asked for")
-
-
-def _at_last(error: GatewayError) -> GatewayError:
-    """What it means that no further worker is left to ask after ``error``."""
-    if isinstance(error, WorkerUnreachable):
-        return Overloaded("no worker is available")
-    return error
+    def _stop(self, member: Member, request: Request) -> None:
+        if self._cancelling is not None and self._started:
+            self._stopping.send(member.worker, self._cancelling.cancel(request))
 
 
 def _allowed(wire: WireRequest, context: Context) -> WireRequest:
@@ -215,3 +228,11 @@ def _allowed(wire: WireRequest, context: Context) -> WireRequest:
     traces = (("x-request-id", context.id), ("traceparent", context.traceparent))
     headers += [(name, value) for name, value in traces if value and _PLAIN.fullmatch(value)]
     return WireRequest(wire.path, wire.body, tuple(headers), wire.method)
+
+
+def _source(told: SourceSettings, read: Read | None) -> Source:
+    if told.dns is not None:
+        return Dns(told.dns, told.template)
+    if told.file is None or read is None:
+        raise ValueError("a source of workers is DNS, or a file and what reads it")
+    return File(told.file, read)

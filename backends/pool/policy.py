@@ -1,34 +1,74 @@
-"""Which of several workers is asked next. Pure: no clock, no luck, no I/O."""
+"""Which of several workers is asked next. Pure: no clock, no I/O, and luck is a parameter.
 
-from collections.abc import Mapping, Sequence
+round_robin  each in turn, by weight
+least_load   the one with the fewest requests for its weight
+two_choices  of two drawn, the one where waiting is shorter, by requests and seconds to a token
+prefix       the one that this beginning of a prompt was sent to before, unless it is overloaded
+session      the one that this session was sent to before, unless it is overloaded
+"""
+
+import math
+from bisect import bisect
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from hashlib import blake2b
+from itertools import accumulate
 from typing import Final, Literal, Protocol, TypeVar
 
-PolicyName = Literal["round_robin", "least_load"]
+from msgspec import Struct
+from msgspec.structs import astuple
+
+from gateway.core.types import EmbedRequest, Message, Prompt, Request
+
+PolicyName = Literal["round_robin", "least_load", "two_choices", "prefix", "session"]
+Draw = Callable[[], float]
+"""A number from 0 up to 1, never 1 itself."""
+
+_PREFIX_CHARACTERS: Final = 1024
+_PREFIX_TOKENS: Final = 256
+_REMEMBERED: Final = 64
 
 
 class Load(Protocol):
-    """A worker as a policy sees it. ``key`` is its own; ``weight`` is at least 1."""
+    """A worker as a policy sees it."""
 
     @property
     def key(self) -> int:
-        """What tells it from the others."""
+        """What tells it from the others, as long as the pool lives."""
 
     @property
-    def weight(self) -> int:
-        """Its share, beside the others'."""
+    def name(self) -> str:
+        """What tells it from the others on every machine and after every start: its URL."""
+
+    @property
+    def weight(self) -> float:
+        """Its share beside the others', more than 0."""
 
     @property
     def in_flight(self) -> int:
         """The requests that it has now."""
 
+    @property
+    def latency(self) -> float | None:
+        """How long its first token takes, in seconds and smoothed; None where nobody knows."""
+
 
 LoadT = TypeVar("LoadT", bound=Load)
+
+
+class Ask(Struct, frozen=True):
+    """What a request says for the choice: ``prefix`` as ``prefix_of`` has it, and its session."""
+
+    prefix: int | None = None
+    session: str | None = None
+
+
+_NOTHING: Final = Ask()
 
 
 class Policy(Protocol):
     """Picks one of the workers that may be asked, of which there is at least one."""
 
-    def pick(self, loads: Sequence[LoadT]) -> LoadT:
+    def pick(self, loads: Sequence[LoadT], ask: Ask = _NOTHING, /) -> LoadT:
         """The one to ask."""
 
 
@@ -40,15 +80,17 @@ class RoundRobin:
     """
 
     def __init__(self) -> None:
-        self._credit: dict[int, int] = {}
+        self._credit: dict[int, float] = {}
 
-    def pick(self, loads: Sequence[LoadT]) -> LoadT:
+    def pick(self, loads: Sequence[LoadT], _ask: Ask = _NOTHING, /) -> LoadT:
         """The richest; of equals the first."""
         credit = self._credit
         for load in loads:
-            credit[load.key] = credit.get(load.key, 0) + load.weight
+            credit[load.key] = credit.get(load.key, 0.0) + load.weight
         richest = max(loads, key=lambda load: credit[load.key])
         credit[richest.key] -= sum(load.weight for load in loads)
+        if len(credit) > _REMEMBERED + 2 * len(loads):  # most of them are gone for good
+            self._credit = {load.key: credit[load.key] for load in loads}
         return richest
 
 
@@ -58,14 +100,154 @@ class LeastLoad:
     def __init__(self) -> None:
         self._turns = RoundRobin()
 
-    def pick(self, loads: Sequence[LoadT]) -> LoadT:
+    def pick(self, loads: Sequence[LoadT], _ask: Ask = _NOTHING, /) -> LoadT:
         """The least loaded."""
-        after = [(load.in_flight + 1) / load.weight for load in loads]
+        after = [_after(load) for load in loads]
         least = min(after)
         return self._turns.pick([load for load, n in zip(loads, after, strict=True) if n == least])
 
 
-POLICIES: Final[Mapping[PolicyName, type[RoundRobin | LeastLoad]]] = {
-    "round_robin": RoundRobin,
-    "least_load": LeastLoad,
+class TwoChoices:
+    """Of two that are drawn, the one where a request would wait less.
+
+    Looking at all would send every request of every gateway to the same worker until its answers
+    show it. The draw goes by weight. Where nobody knows how long one of the two takes, only their
+    requests are compared.
+    """
+
+    def __init__(self, draw: Draw) -> None:
+        self._draw = draw
+
+    def pick(self, loads: Sequence[LoadT], _ask: Ask = _NOTHING, /) -> LoadT:
+        """The nearer of two."""
+        one = self._drawn(loads)
+        others = [load for load in loads if load is not one]
+        if not others:
+            return one
+        other = self._drawn(others)
+        mine, its = _after(one), _after(other)
+        if one.latency is not None and other.latency is not None:
+            mine, its = mine * one.latency, its * other.latency
+        return one if mine <= its else other
+
+    def _drawn(self, loads: Sequence[LoadT]) -> LoadT:
+        marks = list(accumulate(load.weight for load in loads))
+        return loads[min(bisect(marks, self._draw() * marks[-1]), len(loads) - 1)]
+
+
+class Placed:
+    """The same worker for the same key, unless it is overloaded.
+
+    Every worker has a score for the key, from its name and weight alone, and the highest is
+    picked: one that comes or goes moves only its own keys (weighted rendezvous hashing). One that
+    would have more than ``bound`` times its part of all requests is passed over for the next;
+    ``least`` requests are never too many. Without a key the least loaded is picked.
+    """
+
+    def __init__(self, key: Callable[[Ask], int | None], bound: float, least: int = 2) -> None:
+        self._key = key
+        self._bound = bound
+        self._least = least
+        self._otherwise = LeastLoad()
+
+    def pick(self, loads: Sequence[LoadT], ask: Ask = _NOTHING, /) -> LoadT:
+        """The key's own, or the next that has room."""
+        key = self._key(ask)
+        if key is None:
+            return self._otherwise.pick(loads)
+        requests = 1 + sum(load.in_flight for load in loads)
+        part = self._bound * requests / sum(load.weight for load in loads)
+        free = [
+            load
+            for load in loads
+            if load.in_flight < max(math.ceil(part * load.weight), self._least)
+        ]
+        return max(free, key=lambda load: _score(key, load))
+
+
+def _after(load: Load) -> float:
+    """The requests for its weight that it would have with one more."""
+    return (load.in_flight + 1) / load.weight
+
+
+def _score(key: int, load: Load) -> float:
+    luck = (_hashed(load.name.encode(), key) >> 12) + 0.5
+    return -load.weight / math.log(luck / 2.0**52)
+
+
+def _hashed(data: bytes, key: int = 0) -> int:
+    """64 bits, the same on every machine; Python's own hash is another after each start."""
+    digest = blake2b(data, digest_size=8, key=key.to_bytes(8, "big"))
+    return int.from_bytes(digest.digest(), "big")
+
+
+def _session(ask: Ask) -> int | None:
+    return None if ask.session is None else _hashed(ask.session.encode(errors="replace"))
+
+
+def _prefix(ask: Ask) -> int | None:
+    return ask.prefix
+
+
+_MAKERS: Final[Mapping[PolicyName, Callable[[Draw], Policy]]] = {
+    "round_robin": lambda _draw: RoundRobin(),
+    "least_load": lambda _draw: LeastLoad(),
+    "two_choices": TwoChoices,
+    "prefix": lambda _draw: Placed(_prefix, bound=1.25),
+    "session": lambda _draw: Placed(_session, bound=1.5),
 }
+
+
+def make_policy(name: PolicyName, draw: Draw) -> Policy:
+    """The policy of this name."""
+    return _MAKERS[name](draw)
+
+
+def prefix_of(request: Request) -> int:
+    """A number below 2**64 for the beginning of a prompt, the same on every machine.
+
+    Of a conversation the messages up to the first of the user's count, so that all its turns have
+    the same number; of prompts the first. Of either no more than about what a worker's cache can
+    share with profit is looked at, whatever its length.
+    """
+    pieces: list[str] = []
+    room = _PREFIX_CHARACTERS
+    for piece in _beginning(request):
+        pieces.append(piece[:room])
+        room -= len(pieces[-1])
+        if not room:
+            break
+    text = "\0".join([request.model, *pieces])
+    return _hashed(text.encode(errors="replace"))
+
+
+def _beginning(request: Request) -> Iterator[str]:
+    """What a worker reads first, in pieces."""
+    if isinstance(request, EmbedRequest):
+        yield request.instruction or ""
+        yield _plain(request.inputs)
+        return
+    yield request.adapter or ""
+    yield from (tool.name for tool in request.tools)
+    yield _plain(request.prompts)
+    yield from _opening(request.messages)
+
+
+def _opening(messages: Sequence[Message]) -> Iterator[str]:
+    for message in messages:
+        yield message.role
+        for part in message.parts:
+            yield from (value for value in astuple(part) if isinstance(value, str))
+        if message.role == "user":
+            return
+
+
+def _plain(prompts: Sequence[Prompt]) -> str:
+    """The beginning of the first prompt."""
+    match prompts:
+        case [str() as text, *_]:
+            return text
+        case [ids, *_]:
+            return " ".join(map(str, ids[:_PREFIX_TOKENS]))
+        case _:
+            return ""

@@ -1,30 +1,127 @@
 """Whether a request may be sent to another worker. Pure.
 
 Generation changes nothing in the world, so a request may be sent again while its client has seen
-nothing. Each worker is asked once at most. A worker that can't be reached costs nothing, so any
-number of them is passed over; one that took the request and said nothing is made up for once, so
-that a request which brings workers down does not go round them all.
+nothing. Each worker is asked once at most. What it costs decides how often:
+
+- A worker that can't be reached costs nothing: any number of them is passed over.
+- One that has too much to do (429) costs little: all may be asked while the budget lasts, and the
+  client hears of it when all have said so.
+- For anything else another worker is asked ``max`` times at most, and within the budget, so that
+  workers which all fail are not given more work for it.
+- A request that two workers did not survive is not given to a third.
 """
+
+from typing import Final, Literal
 
 from msgspec import Struct, field
 
-from gateway.core.errors import DeadlineExceeded, GatewayError, StreamBroken, WorkerUnreachable
+from backends.pool.budget import Budget
+from gateway.core.errors import (
+    DeadlineExceeded,
+    GatewayError,
+    Overloaded,
+    RateLimited,
+    StreamBroken,
+    WorkerError,
+    WorkerFailed,
+    WorkerUnreachable,
+)
+
+Reason = Literal["connect", "429", "500", "502", "503", "504", "before_first_token"]
+"""``before_first_token``: it took the request, and was lost, fell silent, or began with an
+error."""
+
+_STATUSES: Final[dict[int, Reason]] = {500: "500", 502: "502", 503: "503", 504: "504"}
+_USUAL: Final[frozenset[Reason]] = frozenset(
+    {"connect", "429", "502", "503", "504", "before_first_token"}
+)
+_MOST_KILLED: Final = 2
+
+
+class RetrySettings(Struct, frozen=True):
+    """How often, and after what, another worker is asked.
+
+    ``budget`` is the share of the requests of late that may be sent a second time.
+    """
+
+    max: int = 1
+    budget: float = 0.2
+    on: frozenset[Reason] = _USUAL
+
+
+def reason_of(error: GatewayError, *, accepted: bool) -> Reason | None:
+    """What ``error`` is in the words of ``RetrySettings.on``; None if it is none of them.
+
+    ``accepted``: the worker had begun an answer that looked good.
+    """
+    match error:
+        case WorkerUnreachable():
+            return "connect"
+        case RateLimited():
+            return "429"
+        case Overloaded():
+            return "503"
+        case StreamBroken() | DeadlineExceeded(which="first_token"):
+            return "before_first_token"
+        case WorkerError() if accepted:
+            return "before_first_token"
+        case WorkerFailed(status=int() as status):
+            return _STATUSES.get(status)
+        case _:
+            return None
 
 
 class Retry(Struct):
-    """What was tried for one request: the keys of the workers, and how many fell silent."""
+    """What was tried for one request: the keys of the workers, and what came of it."""
 
+    settings: RetrySettings
+    budget: Budget
     tried: set[int] = field(default_factory=set[int])
-    silent: int = 0
-    most_silent: int = 1
+    again: int = 0
+    """How often another worker was asked that counts."""
+    killed: int = 0
+    """How many workers took the request and were lost, or fell silent."""
+    wait: float | None = None
+    """The shortest time after which a worker said that it could be asked again."""
 
-    def again(self, error: GatewayError) -> bool:
+    def may(self, error: GatewayError, now: float, *, accepted: bool) -> bool:
         """Whether another worker may be asked after ``error``; nothing was passed on so far."""
+        reason = reason_of(error, accepted=accepted)
+        if reason not in self.settings.on:
+            return False
+        if reason == "connect":
+            return True
+        counts = reason != "429"
+        if isinstance(error, StreamBroken | DeadlineExceeded):
+            self.killed += 1
+        if self.killed >= _MOST_KILLED or (counts and self.again >= self.settings.max):
+            return False
+        if not self.budget.may_retry(now):
+            return False
+        self.budget.retried(now)
+        self.again += counts
+        return True
+
+    def failed(self, key: int, error: GatewayError) -> None:
+        """The worker of this key answered with ``error``."""
+        self.tried.add(key)
+        if isinstance(error, RateLimited | Overloaded) and error.retry_after is not None:
+            known = self.wait
+            self.wait = error.retry_after if known is None else min(known, error.retry_after)
+
+    def last(self, error: GatewayError, *, left: bool) -> GatewayError:
+        """What the client hears after ``error``, if no other worker is asked.
+
+        ``left``: there are workers that were not. Of those which were, one may have had more to say
+        than the last.
+        """
         match error:
             case WorkerUnreachable():
-                return True
-            case StreamBroken() | DeadlineExceeded(which="first_token"):
-                self.silent += 1
-                return self.silent <= self.most_silent
+                return Overloaded("no worker is available", retry_after=self.wait or 1.0)
+            case RateLimited() if left and "429" in self.settings.on:
+                return Overloaded(error.message, retry_after=self.wait or 1.0)
+            case RateLimited() | Overloaded():
+                error.retry_after = self.wait
+                return error
             case _:
-                return False
+                return error

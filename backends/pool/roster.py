@@ -1,151 +1,260 @@
 """Who may be asked: the workers of a pool, their free places, and who waits for one."""
 
 import asyncio
-import logging
-from collections import deque
-from collections.abc import Collection, Sequence
+from bisect import insort
+from collections.abc import Sequence
 from typing import Final
 
 from msgspec import Struct
 
-from backends.pool.policy import Policy
+from backends.pool.health import Health, HealthSettings, eligible
+from backends.pool.member import Member, WorkerReport
+from backends.pool.policy import Ask, Policy
 from backends.upstream import Queue, Worker
 from gateway.core.context import Clock, Deadline
-from gateway.core.errors import DeadlineExceeded, Overloaded
+from gateway.core.errors import DeadlineExceeded, GatewayError, Overloaded
 
-log = logging.getLogger("interlingua")
+USUAL_PRIORITY: Final = 128
+"""Of a request that says nothing of it."""
+_LOOK_AGAIN: Final = 0.25
+"""Seconds after which those who wait look whether time has brought a worker back."""
+_LEAST_WAIT: Final = 1.0
+_LONGEST_WAIT: Final = 3600.0
+_NEW: Final = 0.1
+"""The part that the latest request has in how long one is thought to take."""
 
-_FIRST_ABSENCE: Final = 0.5
-_LONGEST_ABSENCE: Final = 30.0
+
+class Limits(Struct, frozen=True):
+    """Of the whole pool: requests at a time, and waiting; below which part of it health counts."""
+
+    most: int | None = None
+    queue: Queue = Queue()
+    health: HealthSettings = HealthSettings()
 
 
-class Member(Struct, eq=False):
-    """A worker, and what is known of it now. ``absences``: how often in a row it was not there."""
+class Wish(Struct, frozen=True):
+    """What a request wants of a worker. One whose key is in ``tried`` will not do.
 
-    key: int
-    worker: Worker
-    in_flight: int = 0
-    absences: int = 0
-    absent_until: float = 0.0
+    ``priority``: lower first.
+    """
 
-    @property
-    def weight(self) -> int:
-        """As configured."""
-        return self.worker.weight
+    tried: set[int]
+    ask: Ask = Ask()
+    priority: int = USUAL_PRIORITY
 
-    @property
-    def free(self) -> bool:
-        """Whether it has a place left."""
-        most = self.worker.max_concurrency
-        return most is None or self.in_flight < most
 
-    def wanted(self, now: float) -> bool:
-        """Whether it may be asked: it was there, or its absence is over and nobody tries it yet."""
-        return not self.absences or (now >= self.absent_until and not self.in_flight)
+class Place(Struct, eq=False):
+    """A place at a worker, taken at this moment."""
 
-    def missed(self, now: float, why: object) -> None:
-        """It could not be reached: leave it alone, twice as long each time.
-
-        Requests that were under way to it together count as one.
-        """
-        if self.absences and now < self.absent_until:
-            return
-        self.absences += 1
-        seconds = min(_FIRST_ABSENCE * 2.0 ** min(self.absences - 1, 10), _LONGEST_ABSENCE)
-        self.absent_until = now + seconds
-        log.warning("worker %s is left alone for %g s: %s", self.worker.url, seconds, why)
-
-    def met(self) -> None:
-        """It answered, whatever it said."""
-        if self.absences:
-            log.warning("worker %s is back", self.worker.url)
-            self.absences = 0
+    member: Member
+    since: float
 
 
 class _Waiter(Struct, eq=False):
-    place: asyncio.Future[Member]
-    tried: Collection[int]
+    wish: Wish
+    number: int
+    place: asyncio.Future[Place]
+
+
+def _order(waiter: _Waiter) -> tuple[int, int]:
+    return waiter.wish.priority, waiter.number
 
 
 class Roster:
-    """Gives out places at workers, at once or in the order of asking."""
+    """Gives out places at workers: at once, or by priority and then in the order of asking.
+
+    The set of workers may change at any time, and may be empty.
+    """
 
     def __init__(
-        self, workers: Sequence[Worker], policy: Policy, queue: Queue, clock: Clock
+        self, workers: Sequence[Worker], policy: Policy, limits: Limits, clock: Clock
     ) -> None:
-        if not workers:
-            raise ValueError("a pool needs at least one worker")
-        self._members = [Member(key, worker) for key, worker in enumerate(workers)]
         self._policy = policy
-        self._queue = queue
+        self._limits = limits
         self._clock = clock
-        self._waiters: deque[_Waiter] = deque()
+        self._keys = 0
+        self._known: dict[str, Member] = {}
+        """By URL; also those that are gone and still have requests."""
+        self._members: list[Member] = []
+        self._in_flight = 0
+        self._waiters: list[_Waiter] = []
+        self._numbers = 0
+        self._timer: asyncio.TimerHandle | None = None
+        self._takes: float | None = None
+        """Seconds for which a place is held, smoothed."""
+        self.replace(workers)
+
+    @property
+    def members(self) -> Sequence[Member]:
+        """The workers of now."""
+        return self._members
 
     @property
     def ready(self) -> bool:
         """Whether a worker is there, as far as is known."""
         now = self._clock()
-        return any(not one.absences or now >= one.absent_until for one in self._members)
+        return any(one.health.ready(now) for one in self._members)
 
     @property
     def waiting(self) -> int:
         """How many wait for a place."""
         return len(self._waiters)
 
-    def left(self, tried: Collection[int]) -> bool:
-        """Whether there is a worker that was not tried."""
-        return any(one.key not in tried for one in self._members)
+    def replace(self, workers: Sequence[Worker]) -> None:
+        """These are the workers from now on.
 
-    async def take(self, deadline: Deadline, tried: Collection[int] = ()) -> Member:
-        """A place at a worker that was not ``tried``, to be given back.
-
-        Raises Overloaded when too many wait already, and DeadlineExceeded (``queue``) when none
-        came free in time.
+        One of the same URL is the same worker: what is known of it stays. One that is not among
+        them takes no more requests, and finishes what it has. Of two with the same URL the last
+        counts.
         """
-        member = self._pick(tried)
-        if member is not None:
-            return member
-        if len(self._waiters) >= self._queue.max:
-            raise Overloaded("every worker is busy, and too many requests wait already")
-        seconds = deadline.remaining(self._queue.wait)
-        waiter = _Waiter(asyncio.get_running_loop().create_future(), tried)
-        self._waiters.append(waiter)
+        members = {}
+        for worker in workers:
+            member = self._known.get(worker.url)
+            if member is None:
+                member = Member(self._keys, worker, Health(self._limits.health), self._clock)
+                self._keys += 1
+            member.worker = worker
+            member.gone = False
+            members[worker.url] = member
+        for url, member in self._known.items():
+            if url not in members:
+                member.gone = True
+        self._members = list(members.values())
+        self._known = {
+            url: one
+            for url, one in (self._known | members).items()
+            if not one.gone or one.in_flight
+        }
+        self._serve()
+
+    def report(self) -> list[WorkerReport]:
+        """How each worker is."""
+        return [one.report() for one in self._members]
+
+    def choices(self, wish: Wish) -> list[Member]:
+        """The workers that may be asked, whether or not they have a place."""
+        found = eligible(self._members, self._clock(), self._limits.health.panic)
+        tried = wish.tried
+        return [one for one in found if one.key not in tried] if tried else found
+
+    async def take(self, wish: Wish, deadline: Deadline) -> Place:
+        """A place at a worker that will do, to be given back.
+
+        Raises Overloaded when there is no worker, or too many wait already who come before this
+        one, and DeadlineExceeded (``queue``) when none came free in time.
+        """
+        self._serve()
+        place = self._pick(wish)
+        if place is not None:
+            return place
+        if not self._members:
+            raise Overloaded("no worker is available")
+        waiter = self._enqueue(wish)
         try:
-            async with asyncio.timeout(seconds):
+            async with asyncio.timeout(deadline.remaining(self._limits.queue.wait)):
                 return await waiter.place
         except BaseException as e:
             self._leave(waiter)
             if isinstance(e, TimeoutError):
-                raise DeadlineExceeded("no worker came free in time", which="queue") from None
+                late = DeadlineExceeded("no worker came free in time", which="queue")
+                late.retry_after = self._estimate()
+                raise late from None
             raise
 
-    def give_back(self, member: Member) -> None:
-        """A place is free again: it goes to whoever has waited longest and may have it."""
-        member.in_flight -= 1
+    def give_back(self, place: Place) -> None:
+        """The place is free again."""
+        member = place.member
+        held = self._clock() - place.since
+        self._takes = held if self._takes is None else self._takes + _NEW * (held - self._takes)
+        self._release(member)
+
+    def close(self) -> None:
+        """Nobody is served any more."""
         for waiter in self._waiters:
-            if (found := self._pick(waiter.tried)) is not None:
-                self._waiters.remove(waiter)
-                waiter.place.set_result(found)
-                return
+            if not waiter.place.done():
+                waiter.place.set_exception(Overloaded("the gateway is stopping"))
+        self._waiters.clear()
+        self._look_later()
+
+    # --- places -----------------------------------------------------------------------------------
+
+    def _pick(self, wish: Wish) -> Place | None:
+        """A place, taken."""
+        most = self._limits.most
+        if most is not None and self._in_flight >= most:
+            return None
+        free = [one for one in self.choices(wish) if one.free]
+        if not free:
+            return None
+        member = self._policy.pick(free, wish.ask)
+        member.in_flight += 1
+        self._in_flight += 1
+        return Place(member, self._clock())
+
+    def _release(self, member: Member) -> None:
+        member.in_flight -= 1
+        self._in_flight -= 1
+        if member.gone and not member.in_flight:
+            self._known.pop(member.worker.url, None)
+        self._serve()
+
+    # --- those who wait ---------------------------------------------------------------------------
+
+    def _enqueue(self, wish: Wish) -> _Waiter:
+        waiter = _Waiter(wish, self._numbers, asyncio.get_running_loop().create_future())
+        self._numbers += 1
+        if len(self._waiters) >= self._limits.queue.max:
+            last = self._waiters[-1] if self._waiters else waiter
+            if _order(last) <= _order(waiter):
+                raise self._full()
+            self._waiters.remove(last)
+            last.place.set_exception(self._full())
+        insort(self._waiters, waiter, key=_order)
+        self._look_later()
+        return waiter
+
+    def _serve(self) -> None:
+        """Give out what is free, to whoever comes first and may have it.
+
+        Where nothing will do for one who would take any, nothing will for those who come after.
+        """
+        for waiter in self._waiters:
+            if waiter.place.done():  # its task was cancelled, and has not run since
+                continue
+            place = self._pick(waiter.wish)
+            if place is not None:
+                waiter.place.set_result(place)
+            elif not waiter.wish.tried:
+                break
+        if self._waiters:
+            self._waiters = [one for one in self._waiters if not one.place.done()]
 
     def _leave(self, waiter: _Waiter) -> None:
         if waiter in self._waiters:
             self._waiters.remove(waiter)
-        elif waiter.place.done() and not waiter.place.cancelled():
-            self.give_back(waiter.place.result())
+        elif waiter.place.done() and not waiter.place.cancelled() and not waiter.place.exception():
+            self._release(waiter.place.result().member)
 
-    def _pick(self, tried: Collection[int]) -> Member | None:
-        """A place, taken.
+    def _look_later(self) -> None:
+        """Have a timer as long as somebody waits: health changes by itself."""
+        if self._timer is None and self._waiters:
+            self._timer = asyncio.get_running_loop().call_later(_LOOK_AGAIN, self._look)
+        elif self._timer is not None and not self._waiters:
+            self._timer.cancel()
+            self._timer = None
 
-        When no worker is thought to be there, any may be: one blip of the network must not leave a
-        pool without workers.
-        """
-        now = self._clock()
-        left = [one for one in self._members if one.key not in tried]
-        found = [one for one in left if one.wanted(now)] or left
-        free = [one for one in found if one.free]
-        if not free:
-            return None
-        member = self._policy.pick(free)
-        member.in_flight += 1
-        return member
+    def _look(self) -> None:
+        self._timer = None
+        self._serve()
+        self._look_later()
+
+    def _full(self) -> GatewayError:
+        text = "every worker is busy, and too many requests wait already"
+        return Overloaded(text, retry_after=self._estimate())
+
+    def _estimate(self) -> float:
+        """In how many seconds all who wait now will be served, going by the last requests."""
+        if self._takes is None:
+            return max(self._limits.queue.wait, _LEAST_WAIT)
+        seconds = self._takes * (len(self._waiters) + 1) / max(self._in_flight, 1)
+        return min(max(seconds, _LEAST_WAIT), _LONGEST_WAIT)

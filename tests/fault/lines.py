@@ -1,23 +1,26 @@
 """A small dialect for tests of the pool, and the pool around it.
 
-A worker writes lines: JSON objects ``{"text": "..."}``, and at last ``end``.
+A worker writes lines: JSON objects ``{"text": "..."}``, and at last ``end``. A line that begins
+with ``start`` says nothing of the answer.
 """
 
-from collections.abc import AsyncIterator, Mapping, Sequence
+import asyncio
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import aclosing, asynccontextmanager
+from random import Random
 from time import monotonic
 from typing import Any
 
 import msgspec
 
 from backends.pool import PoolBackend
-from backends.pool.policy import PolicyName
-from backends.upstream import Queue, Upstream, Worker
-from gateway.core.context import Context, Deadline, Timeouts
-from gateway.core.errors import GatewayError, RateLimited, StreamBroken, WorkerFailed
+from backends.pool.settings import PoolSettings
+from backends.upstream import Upstream, Worker
+from gateway.core.context import Clock, Context, Deadline, Timeouts
+from gateway.core.errors import GatewayError, Overloaded, RateLimited, StreamBroken, WorkerFailed
 from gateway.core.loss import Loss
-from gateway.core.ports import Decoder, WireRequest
-from gateway.core.types import Done, End, Event, GenerateRequest, Request, Text
+from gateway.core.ports import Decoder, WireRequest, WorkerDialect
+from gateway.core.types import Done, End, Event, GenerateRequest, Request, Start, Text
 
 LIMIT = 1 << 20
 STREAMED = GenerateRequest(model="m", kind="completion", prompts=("hi",), stream=True)
@@ -51,6 +54,8 @@ class LineDecoder:
         if line == b"end":
             self._ended = True
             return [End("eos")]
+        if line.startswith(b"start"):
+            return [Start()]
         try:
             return [Text(msgspec.json.decode(line)["text"])]
         except msgspec.DecodeError:
@@ -76,6 +81,8 @@ class Lines:
     def read_error(self, status: int, headers: Mapping[str, str], body: bytes) -> GatewayError:
         if status == 429:
             return RateLimited("the worker is busy", retry_after=float(headers["retry-after"]))
+        if status == 503:
+            return Overloaded("the worker is overloaded")
         return WorkerFailed(f"the worker failed: {len(body)} bytes", status=status)
 
 
@@ -86,18 +93,18 @@ SOON = Timeouts(connect=1.0, first_token=5.0, idle=5.0, total=20.0)
 async def pool(
     *workers: Worker | str,
     timeouts: Timeouts = SOON,
-    policy: PolicyName = "least_load",
-    queue: Queue | None = None,
     upstream: Upstream | None = None,
+    dialect: WorkerDialect | None = None,
+    clock: Clock = monotonic,
+    **settings: Any,
 ) -> AsyncIterator[PoolBackend]:
-    """A started pool that speaks lines."""
+    """A started pool that speaks lines. ``settings`` as in PoolSettings."""
     backend = PoolBackend(
         workers=[Worker(one) if isinstance(one, str) else one for one in workers],
-        dialect=Lines(),
-        clock=monotonic,
-        policy=policy,
-        timeouts=timeouts,
-        queue=queue,
+        dialect=dialect or Lines(),
+        clock=clock,
+        draw=Random(7).random,
+        settings=PoolSettings(timeouts=timeouts, **settings),
         upstream=upstream,
     )
     await backend.start()
@@ -126,3 +133,12 @@ async def heard(
 def text(events: Sequence[Event]) -> str:
     """What was said."""
     return "".join(event.text for event in events if isinstance(event, Text))
+
+
+async def until(true: Callable[[], bool]) -> None:
+    """Waits until something is so, for 5 s at most. Raises TimeoutError."""
+    for _ in range(500):
+        if true():
+            return
+        await asyncio.sleep(0.01)
+    raise TimeoutError

@@ -109,7 +109,6 @@ async def test_a_request_that_brings_workers_down_does_not_go_round() -> None:
     "final",
     [
         [whole(b"{}", "500 Oops")],
-        [whole(b"{}", "429 Busy", retry_after="1")],
         [b"garbage\r\n\r\n", CLOSE],
         [CHUNKED + SAYS, 0.05, CLOSE],
     ],

@@ -3,6 +3,7 @@
 import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from random import Random
 from time import monotonic
 
 import msgspec
@@ -10,14 +11,14 @@ import pytest
 from msgspec.structs import replace
 
 from backends.pool import PoolBackend
+from backends.pool.settings import PoolSettings
 from backends.upstream import Worker
 from gateway.core.aggregate import Fold
-from gateway.core.context import Timeouts
 from gateway.core.errors import GatewayError, RateLimited, StreamBroken, WorkerError, WorkerFailed
 from gateway.core.types import Done, Event, GenerateRequest, Usage
 from protocols.openai import OpenAI
 from tests.fakes import CHUNKED, CLOSE, END, HANG, Reply, ScriptedWorker, chunk, head, whole
-from tests.fault.lines import context, heard, text
+from tests.fault.lines import SOON, context, heard, text
 
 STREAMED = GenerateRequest(model="m", kind="completion", prompts=("hi",), stream=True)
 UNARY = replace(STREAMED, stream=False)
@@ -54,7 +55,8 @@ async def backend(*workers: ScriptedWorker) -> AsyncIterator[PoolBackend]:
         workers=[Worker(one.url, bearer=KEY) for one in workers],
         dialect=OpenAI(),
         clock=monotonic,
-        timeouts=Timeouts(connect=1.0, first_token=5.0, idle=5.0, total=20.0),
+        draw=Random(7).random,
+        settings=PoolSettings(timeouts=SOON),
     )
     await pool.start()
     try:

@@ -4,13 +4,14 @@ import asyncio
 from collections import Counter
 
 import pytest
+from msgspec.structs import replace
 
 from backends.pool import PoolBackend
 from backends.upstream import Queue, Worker
 from gateway.core.errors import DeadlineExceeded, Overloaded
-from gateway.core.types import Event
+from gateway.core.types import Event, GenerateRequest
 from tests.fakes import HANG, ScriptedWorker, chunked
-from tests.fault.lines import heard, pool, say, text
+from tests.fault.lines import STREAMED, context, heard, pool, say, text
 
 GOOD = chunked(say("Hello"), b"end\n")
 
@@ -141,3 +142,95 @@ async def test_a_client_that_leaves_the_queue_costs_no_place() -> None:
     outcomes = Counter(task.cancelled() for task in tasks)
     assert outcomes[True] > 10
     assert {text(events) for events in answers} == {"Hello"}
+
+
+def asks(prompt: str = "hi", **labels: str) -> GenerateRequest:
+    return replace(STREAMED, prompts=(prompt,), labels=labels)
+
+
+async def test_the_beginning_of_a_prompt_finds_its_worker_again() -> None:
+    async with (
+        ScriptedWorker([GOOD]) as a,
+        ScriptedWorker([GOOD]) as b,
+        pool(a.url, b.url, policy="prefix") as backend,
+    ):
+        where = []
+        for prompt in "abcdefghabcdefgh":
+            before = a.asked
+            await heard(backend, asks(prompt))
+            where.append(a.asked > before)
+
+    assert where[:8] == where[8:]
+    assert set(where) == {True, False}, "8 prompts, and all at one worker"
+
+
+@pytest.mark.parametrize("label", ["prompt_cache_key", "user", "safety_identifier"])
+async def test_a_session_finds_its_worker_again(label: str) -> None:
+    async with (
+        ScriptedWorker([GOOD]) as a,
+        ScriptedWorker([GOOD]) as b,
+        pool(a.url, b.url, policy="session") as backend,
+    ):
+        where = []
+        for number, name in enumerate("abcdefghabcdefgh"):
+            before = a.asked
+            await heard(backend, asks(str(number), **{label: name}))
+            where.append(a.asked > before)
+
+    assert where[:8] == where[8:]
+    assert set(where) == {True, False}
+
+
+async def test_of_one_key_all_is_one_session_where_nothing_else_is_said() -> None:
+    async with (
+        ScriptedWorker([GOOD]) as a,
+        ScriptedWorker([GOOD]) as b,
+        pool(a.url, b.url, policy="session") as backend,
+    ):
+        for _ in range(6):
+            async for _ in backend.answer(STREAMED, context(principal="web")):
+                pass
+
+    assert {a.asked, b.asked} == {0, 6}
+
+
+async def test_what_matters_more_is_served_first() -> None:
+    gate = asyncio.Event()
+    async with (
+        ScriptedWorker([gate, GOOD], [GOOD]) as worker,
+        pool(Worker(worker.url, max_concurrency=1)) as backend,
+    ):
+        order: list[int] = []
+
+        async def one(priority: int | None) -> None:
+            await heard(backend, replace(STREAMED, priority=priority))
+            order.append(-1 if priority is None else priority)
+
+        async with asyncio.TaskGroup() as tasks:
+            tasks.create_task(one(1))
+            await worker.until_asked()
+            for priority in (200, 50, None, 0):
+                tasks.create_task(one(priority))
+                await asyncio.sleep(0)
+            gate.set()
+
+    assert order == [1, 0, 50, -1, 200]
+
+
+async def test_a_worker_that_is_taken_away_finishes_what_it_has() -> None:
+    gate = asyncio.Event()
+    async with (
+        ScriptedWorker([gate, GOOD]) as old,
+        ScriptedWorker([GOOD]) as new,
+        pool(old.url) as backend,
+    ):
+        [task] = start(backend, 1)
+        await old.until_asked()
+        backend.replace([Worker(new.url)])
+        for _ in range(3):
+            await heard(backend)
+        gate.set()
+
+        assert text(await task) == "Hello"
+        assert [one.url for one in backend.snapshot()] == [new.url]
+    assert (old.asked, new.asked) == (1, 3)

@@ -2,11 +2,13 @@
 
 import asyncio
 import resource
+from collections.abc import Sequence
 from contextlib import aclosing
 
 import pytest
 from msgspec import Struct
 
+from backends.pool import attempt
 from gateway.core.context import Timeouts
 from gateway.core.errors import (
     DeadlineExceeded,
@@ -16,7 +18,8 @@ from gateway.core.errors import (
     WorkerError,
     WorkerFailed,
 )
-from gateway.core.types import Done, End, Event, GenerateRequest
+from gateway.core.ports import Decoder
+from gateway.core.types import Done, End, Event, GenerateRequest, Request
 from tests.fakes import (
     CHUNKED,
     CLOSE,
@@ -30,7 +33,18 @@ from tests.fakes import (
     head,
     whole,
 )
-from tests.fault.lines import LIMIT, STREAMED, UNARY, context, heard, pool, say, text
+from tests.fault.lines import (
+    LIMIT,
+    STREAMED,
+    UNARY,
+    LineDecoder,
+    Lines,
+    context,
+    heard,
+    pool,
+    say,
+    text,
+)
 
 GOOD = [chunked(say("Hello"), say(" world"), b"end\n")]
 HASTY = Timeouts(connect=1.0, first_token=0.2, idle=0.2, total=10.0)
@@ -185,6 +199,32 @@ async def test_an_event_without_an_end_is_cut_and_memory_stays() -> None:
     grown = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before
     assert text(events) == "Hello"
     assert grown < 16 << 10, f"{grown} KiB more for 40 MiB of one line"
+
+
+async def test_a_whole_answer_has_a_largest_size(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(attempt, "_WHOLE_BYTES", 1 << 20)
+    line = say("x" * 1000)
+    async with ScriptedWorker([whole(line * 2000 + b"end\n")]) as worker, pool(worker.url) as one:
+        with pytest.raises(WorkerFailed, match="larger"):
+            await heard(one, UNARY)
+
+
+class Curt(LineDecoder):
+    def close(self) -> Sequence[Event]:
+        return super().close()[:-1]
+
+
+class Briefly(Lines):
+    def decoder(self, request: Request) -> Decoder:
+        return Curt()
+
+
+async def test_the_body_s_end_is_an_answer_s_where_the_dialect_has_no_other() -> None:
+    async with ScriptedWorker(GOOD) as worker, pool(worker.url, dialect=Briefly()) as backend:
+        events = await heard(backend)
+
+    assert sum(isinstance(event, Done) for event in events) == 1
+    assert isinstance(events[-1], Done)
 
 
 async def test_a_consumer_that_stops_reading_stops_the_worker() -> None:

@@ -1,21 +1,21 @@
 """Who may be asked, by a clock that the test moves."""
 
 import asyncio
+from collections.abc import Awaitable, Callable
+from typing import Any
 
 import pytest
 
+from backends.pool.health import HealthSettings
 from backends.pool.policy import RoundRobin
-from backends.pool.retry import Retry
-from backends.pool.roster import Member, Roster
+from backends.pool.roster import Limits, Place, Roster, Wish
 from backends.upstream import Queue, Worker
 from gateway.core.context import Deadline
 from gateway.core.errors import (
     DeadlineExceeded,
-    GatewayError,
     Overloaded,
     RateLimited,
     StreamBroken,
-    WorkerFailed,
     WorkerUnreachable,
 )
 
@@ -28,145 +28,418 @@ class FakeClock:
         return self.now
 
 
-def roster(
-    clock: FakeClock, workers: int = 2, places: int | None = None, queue: Queue | None = None
-) -> Roster:
-    made = [Worker(f"http://w{i}:1", max_concurrency=places) for i in range(workers)]
-    return Roster(made, RoundRobin(), queue or Queue(), clock)
+def workers(count: int, places: int | None = None) -> list[Worker]:
+    return [Worker(f"http://w{i}:1", max_concurrency=places) for i in range(count)]
 
 
-def soon(clock: FakeClock) -> Deadline:
-    return Deadline(clock, 60)
+def roster(clock: FakeClock, count: int = 2, places: int | None = None, **limits: Any) -> Roster:
+    return Roster(workers(count, places), RoundRobin(), Limits(**limits), clock)
 
 
-def test_a_pool_needs_a_worker() -> None:
-    with pytest.raises(ValueError, match="at least one"):
-        roster(FakeClock(), workers=0)
+class Asker:
+    """Takes places of one roster."""
+
+    def __init__(self, pool: Roster, clock: FakeClock) -> None:
+        self._pool = pool
+        self._clock = clock
+
+    async def take(self, tried: set[int] | None = None, priority: int = 128) -> Place:
+        wish = Wish(tried or set(), priority=priority)
+        return await self._pool.take(wish, Deadline(self._clock, 60))
+
+    def later(self, tried: set[int] | None = None, priority: int = 128) -> asyncio.Task[Place]:
+        return asyncio.get_running_loop().create_task(self.take(tried, priority))
 
 
-def test_absences_grow_to_half_a_minute() -> None:
-    member, now, waits = Member(0, Worker("http://w:1")), 0.0, []
-    for _ in range(9):
-        member.missed(now, "refused")
-        waits.append(member.absent_until - now)
-        now = member.absent_until
-
-    assert waits == [0.5, 1, 2, 4, 8, 16, 30, 30, 30]
+async def all_wait() -> None:
+    """Lets every task come to where it waits."""
+    for _ in range(3):
+        await asyncio.sleep(0)
 
 
-def test_many_requests_missed_together_are_one_absence() -> None:
-    member = Member(0, Worker("http://w:1"))
-    for _ in range(50):
-        member.missed(10.0, "refused")
+UNREACHABLE = WorkerUnreachable("refused")
 
-    assert (member.absences, member.absent_until) == (1, 10.5)
+# --- health ---------------------------------------------------------------------------------------
+
+
+async def test_a_pool_without_workers_says_so_at_once() -> None:
+    clock = FakeClock()
+    pool = roster(clock, count=0)
+
+    assert not pool.ready
+    with pytest.raises(Overloaded, match="no worker"):
+        await Asker(pool, clock).take()
 
 
 async def test_an_absent_worker_is_left_alone_and_then_tried_by_one() -> None:
     clock = FakeClock()
     pool = roster(clock)
-    first = await pool.take(soon(clock))
+    ask = Asker(pool, clock)
+    first = await ask.take()
+    first.member.failed(UNREACHABLE)
     pool.give_back(first)
-    first.missed(clock.now, "refused")
 
-    others = [await pool.take(soon(clock)) for _ in range(4)]
+    others = [await ask.take() for _ in range(4)]
     clock.now += 0.5
-    after = [await pool.take(soon(clock)) for _ in range(4)]
+    after = [await ask.take() for _ in range(4)]
 
-    assert all(member is not first for member in others)
-    assert sum(member is first for member in after) == 1
-    first.met()
-    assert first in [await pool.take(soon(clock)) for _ in range(2)]
+    assert all(place.member is not first.member for place in others)
+    assert sum(place.member is first.member for place in after) == 1
+    first.member.reached()
+    assert first.member in [(await ask.take()).member for _ in range(2)]
 
 
 async def test_when_all_are_absent_all_may_be_asked() -> None:
     clock = FakeClock()
     pool = roster(clock)
+    ask = Asker(pool, clock)
     for _ in range(2):
-        member = await pool.take(soon(clock))
-        member.missed(clock.now, "refused")
-        pool.give_back(member)
+        place = await ask.take()
+        place.member.failed(UNREACHABLE)
+        pool.give_back(place)
 
     assert not pool.ready
-    assert {(await pool.take(soon(clock))).key for _ in range(2)} == {0, 1}
+    assert {(await ask.take()).member.key for _ in range(2)} == {0, 1}
     clock.now += 0.5
     assert pool.ready
 
 
+async def test_those_who_wait_are_served_when_time_brings_a_worker_back() -> None:
+    clock = FakeClock()
+    pool = roster(clock, places=1)
+    ask = Asker(pool, clock)
+    busy, lost = await ask.take(), await ask.take()
+    lost.member.failed(UNREACHABLE)
+    pool.give_back(lost)
+    waiting = ask.later()
+    await all_wait()
+
+    clock.now += 0.5
+
+    assert (await waiting).member is lost.member
+    assert busy.member.in_flight == 1
+
+
+async def test_a_worker_that_has_too_much_gets_less() -> None:
+    clock = FakeClock()
+    pool = roster(clock, count=1, queue=Queue(max=0))
+    ask = Asker(pool, clock)
+    places = [await ask.take() for _ in range(10)]
+
+    places[0].member.failed(RateLimited("busy", retry_after=1.0))
+    for place in places[:4]:
+        pool.give_back(place)
+
+    assert (await ask.take()).member.limit == 7
+    with pytest.raises(Overloaded):
+        await ask.take()
+
+
+# --- who waits ------------------------------------------------------------------------------------
+
+
 async def test_a_place_is_never_at_a_worker_that_was_tried() -> None:
     clock = FakeClock()
-    pool = roster(clock, workers=3)
+    pool = roster(clock, count=3)
+    ask = Asker(pool, clock)
 
-    assert {(await pool.take(soon(clock), {0, 2})).key for _ in range(4)} == {1}
-    assert pool.left({0, 2})
-    assert not pool.left({0, 1, 2})
+    assert {(await ask.take({0, 2})).member.key for _ in range(4)} == {1}
+    assert [one.key for one in pool.choices(Wish({0, 2}))] == [1]
+    assert not pool.choices(Wish({0, 1, 2}))
 
 
 async def test_a_place_that_comes_free_goes_to_whoever_may_have_it() -> None:
     """The first in the queue has tried this worker already: the second gets the place."""
     clock = FakeClock()
-    pool = roster(clock, workers=2, places=1)
-    a, b = [await pool.take(soon(clock)) for _ in range(2)]
-    async with asyncio.TaskGroup() as tasks:
-        first = tasks.create_task(pool.take(soon(clock), {a.key}))
-        second = tasks.create_task(pool.take(soon(clock)))
-        await asyncio.sleep(0)
-        assert pool.waiting == 2
+    pool = roster(clock, places=1)
+    ask = Asker(pool, clock)
+    a, b = await ask.take(), await ask.take()
+    first = ask.later({a.member.key})
+    second = ask.later()
+    await all_wait()
+    assert pool.waiting == 2
 
-        pool.give_back(a)
-        await asyncio.sleep(0)
-        assert (first.done(), second.done()) == (False, True)
-        pool.give_back(b)
+    pool.give_back(a)
+    await all_wait()
+    assert (first.done(), second.done()) == (False, True)
+    pool.give_back(b)
 
-    assert (first.result(), second.result()) == (b, a)
+    assert ((await first).member, (await second).member) == (b.member, a.member)
 
 
-async def test_a_place_given_to_one_who_just_left_goes_on() -> None:
+async def test_who_comes_first_is_served_first_within_a_priority() -> None:
     clock = FakeClock()
-    pool = roster(clock, workers=1, places=1)
-    member = await pool.take(soon(clock))
-    gone = asyncio.get_running_loop().create_task(pool.take(soon(clock)))
-    next_one = asyncio.get_running_loop().create_task(pool.take(soon(clock)))
-    await asyncio.sleep(0)
+    pool = roster(clock, count=1, places=1)
+    ask = Asker(pool, clock)
+    place = await ask.take()
+    order: list[int] = []
 
-    pool.give_back(member)
+    async def one(number: int, priority: int) -> None:
+        mine = await ask.take(priority=priority)
+        order.append(number)
+        pool.give_back(mine)
+
+    async with asyncio.TaskGroup() as tasks:
+        for number, priority in enumerate([128, 200, 128, 0, 200, 127]):
+            tasks.create_task(one(number, priority))
+            await all_wait()
+        pool.give_back(place)
+
+    assert order == [3, 5, 0, 2, 1, 4]
+
+
+async def test_a_newcomer_does_not_overtake_those_who_wait() -> None:
+    """The place came free by itself: nobody was told, and who waits is still first."""
+    clock = FakeClock()
+    pool = roster(clock, places=1)
+    ask = Asker(pool, clock)
+    await ask.take()
+    lost = await ask.take()
+    lost.member.failed(UNREACHABLE)
+    pool.give_back(lost)
+    waiting = ask.later()
+    await all_wait()
+    clock.now += 0.5
+
+    newcomer = ask.later()
+    await all_wait()
+
+    assert (waiting.done(), newcomer.done()) == (True, False)
+    newcomer.cancel()
+
+
+async def leave_then_free(pool: Roster, place: Place, gone: asyncio.Task[Place]) -> None:
+    gone.cancel()
+    pool.give_back(place)
+
+
+async def free_then_leave(pool: Roster, place: Place, gone: asyncio.Task[Place]) -> None:
+    pool.give_back(place)
     gone.cancel()
 
-    assert await next_one is member
-    assert (member.in_flight, pool.waiting) == (1, 0)
+
+@pytest.mark.parametrize("how", [leave_then_free, free_then_leave])
+async def test_a_place_of_one_who_just_left_goes_on(
+    how: Callable[[Roster, Place, asyncio.Task[Place]], Awaitable[None]],
+) -> None:
+    clock = FakeClock()
+    pool = roster(clock, count=1, places=1)
+    ask = Asker(pool, clock)
+    place = await ask.take()
+    gone = ask.later()
+    next_one = ask.later()
+    await all_wait()
+
+    await how(pool, place, gone)
+
+    assert (await next_one).member is place.member
+    assert gone.cancelled()
+    assert (place.member.in_flight, pool.waiting) == (1, 0)
 
 
 async def test_the_queue_has_an_end_in_number_and_in_time() -> None:
     clock = FakeClock()
-    pool = roster(clock, workers=1, places=1, queue=Queue(max=1, wait=0.02))
-    await pool.take(soon(clock))
-    waiting = asyncio.get_running_loop().create_task(pool.take(soon(clock)))
-    await asyncio.sleep(0)
+    pool = roster(clock, count=1, places=1, queue=Queue(max=1, wait=0.02))
+    ask = Asker(pool, clock)
+    await ask.take()
+    waiting = ask.later()
+    await all_wait()
 
     with pytest.raises(Overloaded):
-        await pool.take(soon(clock))
+        await ask.take()
     with pytest.raises(DeadlineExceeded) as caught:
         await waiting
 
     assert caught.value.which == "queue"
+    assert caught.value.retry_after == 1.0
     assert pool.waiting == 0
 
 
-@pytest.mark.parametrize(
-    ("errors", "answers"),
-    [
-        ([WorkerUnreachable("x")] * 3, [True, True, True]),
-        ([StreamBroken("x"), StreamBroken("x")], [True, False]),
-        ([DeadlineExceeded("x", which="first_token"), StreamBroken("x")], [True, False]),
-        ([StreamBroken("x"), WorkerUnreachable("x"), StreamBroken("x")], [True, True, False]),
-        ([DeadlineExceeded("x", which="idle")], [False]),
-        ([DeadlineExceeded("x")], [False]),
-        ([WorkerFailed("x", status=503)], [False]),
-        ([RateLimited("x")], [False]),
-        ([Overloaded("x")], [False]),
-    ],
-)
-def test_what_may_be_tried_again(errors: list[GatewayError], answers: list[bool]) -> None:
-    retry = Retry()
+async def test_a_request_that_matters_more_takes_the_last_ones_place_in_a_full_queue() -> None:
+    clock = FakeClock()
+    pool = roster(clock, count=1, places=1, queue=Queue(max=2))
+    ask = Asker(pool, clock)
+    place = await ask.take()
+    normal, low = ask.later(), ask.later(priority=200)
+    await all_wait()
 
-    assert [retry.again(error) for error in errors] == answers
+    with pytest.raises(Overloaded):
+        await ask.take(priority=200)
+    high = ask.later(priority=0)
+    await all_wait()
+
+    with pytest.raises(Overloaded):
+        await low
+    pool.give_back(place)
+    pool.give_back(await high)
+    assert (await normal).member is place.member
+
+
+async def test_one_who_leaves_as_another_takes_its_place_is_no_error() -> None:
+    clock = FakeClock()
+    pool = roster(clock, count=1, places=1, queue=Queue(max=1))
+    ask = Asker(pool, clock)
+    place = await ask.take()
+    low = ask.later(priority=200)
+    await all_wait()
+
+    high = ask.later(priority=0)
+    low.cancel()
+    await all_wait()
+    pool.give_back(place)
+
+    assert (await high).member is place.member
+    assert low.cancelled()
+
+
+async def test_a_refusal_says_honestly_when_to_come_again() -> None:
+    """Each takes 10 s, 2 at a time; with 3 waiting the next begins after some 20 s."""
+    clock = FakeClock()
+    pool = roster(clock, count=1, places=2, queue=Queue(max=3))
+    ask = Asker(pool, clock)
+    places = [await ask.take() for _ in range(2)]
+    clock.now += 10.0
+    pool.give_back(places[0])
+    await ask.take()
+    waiting = [ask.later() for _ in range(3)]
+    await all_wait()
+
+    with pytest.raises(Overloaded) as caught:
+        await ask.take()
+
+    assert caught.value.retry_after == 20.0
+    for task in waiting:
+        task.cancel()
+
+
+async def test_a_pool_that_closes_tells_those_who_wait() -> None:
+    clock = FakeClock()
+    pool = roster(clock, count=1, places=1)
+    ask = Asker(pool, clock)
+    await ask.take()
+    waiting, gone = ask.later(), ask.later()
+    await all_wait()
+
+    gone.cancel()
+    pool.close()
+
+    with pytest.raises(Overloaded, match="stopping"):
+        await waiting
+    assert pool.waiting == 0
+
+
+# --- limits and the set ---------------------------------------------------------------------------
+
+
+async def test_the_whole_pool_has_a_limit_of_its_own() -> None:
+    clock = FakeClock()
+    pool = roster(clock, count=3, places=2, most=4)
+    ask = Asker(pool, clock)
+    places = [await ask.take() for _ in range(4)]
+    waiting = ask.later()
+    await all_wait()
+    assert not waiting.done()
+
+    pool.give_back(places[0])
+
+    assert (await waiting).member.in_flight <= 2
+
+
+async def test_a_told_limit_holds_beside_the_configured_one() -> None:
+    clock = FakeClock()
+    pool = Roster(
+        [Worker("http://a:1", max_concurrency=2), Worker("http://b:1")],
+        RoundRobin(),
+        Limits(),
+        clock,
+    )
+    for member in pool.members:
+        member.told["m"] = 3
+
+    assert [member.limit for member in pool.members] == [2, 3]
+
+
+async def test_a_worker_of_the_same_url_stays_the_same() -> None:
+    clock = FakeClock()
+    pool = roster(clock)
+    ask = Asker(pool, clock)
+    place = await ask.take()
+    known = list(pool.members)
+
+    pool.replace([Worker("http://new:1"), Worker("http://w0:1", weight=3, max_concurrency=1)])
+
+    assert [one.worker.url for one in pool.members] == ["http://new:1", "http://w0:1"]
+    assert pool.members[1] is known[0] is place.member
+    assert (known[0].weight, known[0].free) == (3, False)
+    assert pool.members[0].key not in {one.key for one in known}
+
+
+async def test_a_worker_that_is_gone_finishes_and_takes_no_more() -> None:
+    clock = FakeClock()
+    pool = roster(clock)
+    ask = Asker(pool, clock)
+    a, b = await ask.take(), await ask.take()
+
+    pool.replace([b.member.worker])
+
+    assert {(await ask.take()).member for _ in range(4)} == {b.member}
+    pool.give_back(a)
+    assert a.member.in_flight == 0
+    pool.replace(workers(2))
+    assert a.member not in pool.members
+
+
+async def test_a_worker_that_comes_back_still_has_its_requests() -> None:
+    clock = FakeClock()
+    pool = roster(clock, count=1, places=1)
+    ask = Asker(pool, clock)
+    place = await ask.take()
+
+    pool.replace([Worker("http://other:1")])
+    pool.replace(workers(1, places=1))
+
+    assert list(pool.members) == [place.member]
+    assert not place.member.free
+
+
+async def test_a_new_worker_serves_those_who_wait() -> None:
+    clock = FakeClock()
+    pool = roster(clock, count=1, places=1)
+    ask = Asker(pool, clock)
+    await ask.take()
+    waiting = ask.later()
+    await all_wait()
+
+    pool.replace(workers(2, places=1))
+
+    assert (await waiting).member is pool.members[1]
+
+
+def test_two_of_one_url_are_one() -> None:
+    pool = Roster(
+        [Worker("http://a:1", weight=1), Worker("http://a:1", weight=5)],
+        RoundRobin(),
+        Limits(),
+        FakeClock(),
+    )
+
+    assert [one.worker.weight for one in pool.members] == [5]
+
+
+async def test_what_is_reported_of_a_worker() -> None:
+    clock = FakeClock()
+    pool = roster(clock, places=4, health=HealthSettings(failures=2, open=15.0))
+    ask = Asker(pool, clock)
+    place = await ask.take()
+    place.member.smoothed.add(clock.now, 0.25)
+    for _ in range(2):
+        place.member.failed(StreamBroken("cut"))
+    clock.now += 5.0
+
+    bad, good = pool.report()
+
+    assert (bad.url, bad.state, bad.in_flight, bad.limit) == ("http://w0:1", "out", 1, 4)
+    assert (bad.back_in, bad.error) == (10.0, "cut")
+    assert bad.latency is not None
+    assert (good.state, good.in_flight, good.back_in, good.error) == ("up", 0, None, "")
+    assert (good.latency, good.weight) == (None, 1)

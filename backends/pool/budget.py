@@ -1,0 +1,30 @@
+"""How many requests a pool may try again. Pure: the moment is a parameter, in seconds.
+
+When every worker fails, trying again is what keeps them down: each request would come twice. So
+what is tried again stays a small part of what is asked.
+"""
+
+from backends.pool.smooth import Recent
+
+
+class Budget:
+    """In ``window`` seconds ``least`` tries, and beside them ``share`` of the requests asked."""
+
+    def __init__(self, share: float = 0.2, least: int = 3, window: float = 10.0) -> None:
+        self._share = share
+        self._least = least
+        self._asked = Recent(window)
+        self._retried = Recent(window)
+
+    def asked(self, now: float) -> None:
+        """A request was sent for the first time."""
+        self._asked.add(now)
+
+    def may_retry(self, now: float) -> bool:
+        """Whether one more may be tried again; tell ``retried`` when it is."""
+        most = self._least + self._share * self._asked.count(now)
+        return self._retried.count(now) + 1 <= most
+
+    def retried(self, now: float) -> None:
+        """A request was sent once more."""
+        self._retried.add(now)

@@ -1,0 +1,53 @@
+"""Calls that may block for as long as they like."""
+
+import asyncio
+import threading
+from collections.abc import Callable
+from contextlib import suppress
+from functools import partial
+from typing import Generic, TypeVar
+
+T = TypeVar("T")
+
+
+class Aside(Generic[T]):
+    """One call, made again and again, each time in a thread of its own.
+
+    The loop's own threads are few, and its end waits for them: a name that nobody answers for
+    would take them all and then keep the gateway from stopping. Here a call that hangs is the only
+    one, and nobody waits for it at the end.
+    """
+
+    def __init__(self, call: Callable[[], T]) -> None:
+        self._call = call
+        self._running: asyncio.Future[T] | None = None
+
+    async def run(self) -> T:
+        """What the call gives; what it raises.
+
+        Who is cancelled leaves it running: it is waited for the next time, and not made once more.
+        """
+        running = self._running or self._start()
+        await asyncio.wait({running})
+        self._running = None
+        return running.result()
+
+    def _start(self) -> asyncio.Future[T]:
+        loop = asyncio.get_running_loop()
+        self._running = future = loop.create_future()
+        future.add_done_callback(_see)
+
+        def work() -> None:
+            try:
+                settle = partial(future.set_result, self._call())
+            except Exception as error:  # noqa: BLE001 - it is raised where the result is wanted
+                settle = partial(future.set_exception, error)
+            with suppress(RuntimeError):  # the loop is over
+                loop.call_soon_threadsafe(settle)
+
+        threading.Thread(target=work, name="discovery", daemon=True).start()
+        return future
+
+
+def _see(future: asyncio.Future[T]) -> None:
+    future.exception()  # so that it counts as seen, also where nobody waits any more

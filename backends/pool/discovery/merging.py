@@ -1,0 +1,188 @@
+"""The workers of a pool, from all who name some: the configuration, sources and the admin."""
+
+import asyncio
+import logging
+from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
+from contextlib import suppress
+from typing import Final
+
+from msgspec import Struct, field
+
+from backends.pool.discovery.source import DiscoveryFailed, Source
+from backends.upstream import Worker
+
+log = logging.getLogger("interlingua")
+
+_FIRST_PAUSE: Final = 1.0
+_MOST: Final = 10_000
+_SHOWN: Final = 20
+
+
+class _Watched(Struct, eq=False):
+    """A source: whom it named last, and how often in a row it has failed since."""
+
+    source: Source
+    found: Mapping[str, Worker] = {}
+    failed: int = 0
+    why: str = ""
+    looked: asyncio.Event = field(default_factory=asyncio.Event)
+
+
+class Discovery:
+    """Keeps the set of a pool's workers, and tells it to ``replace`` whenever it changes.
+
+    The set holds the static ``workers``, those that each source named when it last named any, and
+    those that the admin added, less those that the admin removed. It never shrinks to nothing. Who
+    is named twice is what the admin says, or else the configuration, or else the first source.
+    What the admin says is not kept beyond the process.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        workers: Sequence[Worker],
+        sources: Sequence[Source],
+        replace: Callable[[Sequence[Worker]], object],
+        *,
+        sleep: Callable[[float], Awaitable[object]] = asyncio.sleep,
+    ) -> None:
+        self._name = name
+        self._static = _by_url(workers)
+        self._watched = [_Watched(source) for source in sources]
+        self._replace = replace
+        self._sleep = sleep
+        self._added: dict[str, Worker] = {}
+        self._removed: set[str] = set()
+        self._now = dict(self._static)
+        self._task: asyncio.Task[None] | None = None
+        self.failures = 0
+        """How often a source has failed, or named nobody."""
+
+    @property
+    def workers(self) -> Sequence[Worker]:
+        """The set as it is now."""
+        return tuple(self._now.values())
+
+    @property
+    def failing(self) -> Sequence[str]:
+        """Why each source that fails now does."""
+        return [one.why for one in self._watched if one.failed]
+
+    async def start(self, within: float = 2.0) -> None:
+        """Begin to look, and wait until each source was looked at, ``within`` seconds at most."""
+        self._task = asyncio.get_running_loop().create_task(self._run())
+        with suppress(TimeoutError):
+            async with asyncio.timeout(within):
+                for one in self._watched:
+                    await one.looked.wait()
+
+    async def aclose(self) -> None:
+        """Stop looking at once."""
+        if self._task is not None:
+            self._task.cancel()
+            await asyncio.gather(self._task, return_exceptions=True)
+
+    def add(self, worker: Worker) -> bool:
+        """Add a worker, or put it in the place of the one with its URL; whether it is a new one.
+
+        Raises ValueError where there are too many.
+        """
+        url = _key(worker.url)
+        new = url not in self._now
+        if new and len(self._now) >= _MOST:
+            raise ValueError(f"there are {_MOST} workers already")
+        self._added[url] = worker
+        self._removed.discard(url)
+        self._settle("the admin")
+        return new
+
+    def remove(self, url: str) -> bool:
+        """Remove the worker with this URL, whoever named it; whether there was one.
+
+        It stays away until it is added again, or until nobody names it any more and then somebody
+        does. Raises ValueError for the last one.
+        """
+        url = _key(url)
+        if url not in self._now:
+            return False
+        if len(self._now) == 1:
+            raise ValueError("it is the last worker; add another first")
+        self._added.pop(url, None)
+        self._removed.add(url)
+        self._settle("the admin")
+        return True
+
+    async def _run(self) -> None:
+        async with asyncio.TaskGroup() as tasks:
+            for one in self._watched:
+                tasks.create_task(self._watch(one))
+
+    async def _watch(self, one: _Watched) -> None:
+        while True:
+            try:
+                found = await one.source.look()
+                if not found:
+                    raise DiscoveryFailed("it names no worker")
+                self._take(one, found)
+            except DiscoveryFailed as error:
+                self._fail(one, str(error))
+            except Exception as error:  # noqa: BLE001 - as below
+                # A fault of ours in one source must not keep the others from being looked at.
+                self._fail(one, f"a source broke: {type(error).__name__}", error)
+            one.looked.set()
+            await self._sleep(_pause(one))
+
+    def _take(self, one: _Watched, found: Sequence[Worker]) -> None:
+        if one.failed:
+            log.warning("%s: workers are told of again", self._name)
+        one.failed, one.why = 0, ""
+        one.found = _by_url(found[:_MOST])
+        self._settle("discovery")
+
+    def _fail(self, one: _Watched, why: str, fault: Exception | None = None) -> None:
+        self.failures += 1
+        if why != one.why:
+            said = "%s: workers can't be told of, so those known stay: %s"
+            log.warning(said, self._name, why, exc_info=fault)
+        one.failed, one.why = one.failed + 1, why
+
+    def _settle(self, who: str) -> None:
+        """Make the set anew, and tell of it where it changed."""
+        named: dict[str, Worker] = {}
+        for group in (self._added, self._static, *(one.found for one in self._watched)):
+            for url, worker in group.items():
+                named.setdefault(url, worker)
+        self._removed &= named.keys()
+        now = {url: worker for url, worker in named.items() if url not in self._removed}
+        if not now or now == self._now:
+            return
+        gone, come = self._now.keys() - now.keys(), now.keys() - self._now.keys()
+        if gone:
+            log.warning("%s: %s took away %s", self._name, who, _listed(gone))
+        if come:
+            log.warning("%s: %s brought %s", self._name, who, _listed(come))
+        self._now = now
+        self._replace(self.workers)
+
+
+def _pause(one: _Watched) -> float:
+    """Seconds until the next look: soon after a failure, then ever later."""
+    every = one.source.every
+    return min(every, _FIRST_PAUSE * 2.0 ** min(one.failed - 1, 10)) if one.failed else every
+
+
+def _by_url(workers: Sequence[Worker]) -> dict[str, Worker]:
+    found: dict[str, Worker] = {}
+    for worker in workers:
+        found.setdefault(_key(worker.url), worker)
+    return found
+
+
+def _listed(urls: Collection[str]) -> str:
+    shown = sorted(urls)[:_SHOWN]
+    more = len(urls) - len(shown)
+    return ", ".join(shown) + (f" and {more} more" if more else "")
+
+
+def _key(url: str) -> str:
+    return url.rstrip("/")

@@ -1,0 +1,147 @@
+"""Asks nameservers, each in its turn: in a datagram, and over TCP where the answer is too long."""
+
+import asyncio
+import secrets
+from collections.abc import Sequence
+from contextlib import suppress
+from ipaddress import ip_address
+from pathlib import Path
+from typing import Final
+from urllib.parse import urlsplit
+
+from backends.pool import dns
+from backends.pool.discovery.source import DiscoveryFailed
+
+Address = tuple[str, int]
+
+_PORT: Final = 53
+_SYSTEM: Final = Path("/etc/resolv.conf")
+_SERVERS: Final = 3
+"""As many of the system's as other resolvers heed."""
+_ROUNDS: Final = 2
+_NO_SUCH_NAME: Final = 3
+_NOT_UNDERSTOOD: Final = (1, 4)
+
+
+def read_address(text: str) -> Address:
+    """A nameserver's address: an IP, and a port if it is not 53. Raises ValueError."""
+    bare = text.count(":") > 1 and not text.startswith("[")
+    try:
+        parts = urlsplit(f"//[{text}]" if bare else f"//{text}")
+        host, port = parts.hostname or "", parts.port
+        ip_address(host)
+        if port == 0 or parts.netloc not in (text, f"[{text}]") or "@" in text:
+            raise ValueError
+    except ValueError:
+        raise ValueError(
+            f"{text!r} is not a nameserver; write its IP address, such as 10.0.0.2 or [::1]:5353"
+        ) from None
+    return host, port or _PORT
+
+
+class Nameservers:
+    """Those to ask: the one that is given, or the system's. Each has ``patience`` seconds."""
+
+    def __init__(
+        self, given: str | None = None, *, patience: float = 1.0, system: Path = _SYSTEM
+    ) -> None:
+        self._given = read_address(given) if given is not None else None
+        self._patience = patience
+        self._system = system
+
+    async def ask(self, name: str, kind: dns.Kind) -> dns.Answer:
+        """The first answer that settles it, be it that there is none. Raises DiscoveryFailed."""
+        why = "there is no nameserver to ask"
+        for server in list(self._servers()) * _ROUNDS:
+            try:
+                async with asyncio.timeout(self._patience):
+                    answer = await _exchange(server, name, kind)
+            except TimeoutError:
+                why = f"the nameserver {server[0]} does not answer"
+            except dns.DnsError as error:
+                why = f"the nameserver {server[0]} sent something else than an answer: {error}"
+            except (OSError, EOFError) as error:
+                why = f"the nameserver {server[0]} can't be asked: {error}"
+            else:
+                if answer.code in (0, _NO_SUCH_NAME):
+                    return answer
+                why = f"the nameserver {server[0]} does not tell: {answer.why}"
+        raise DiscoveryFailed(f"{kind} of {name}: {why}")
+
+    def _servers(self) -> Sequence[Address]:
+        if self._given is not None:
+            return [self._given]
+        try:
+            lines = self._system.read_text("utf-8", "replace").splitlines()
+        except OSError:
+            return []
+        found: list[Address] = []
+        for words in map(str.split, lines):
+            if len(words) > 1 and words[0] == "nameserver":
+                with suppress(ValueError):
+                    found.append(read_address(words[1]))
+        return found[:_SERVERS]
+
+
+async def _exchange(server: Address, name: str, kind: dns.Kind) -> dns.Answer:
+    answer = await _in_a_datagram(server, name, kind, extended=True)
+    if answer.code in _NOT_UNDERSTOOD:
+        answer = await _in_a_datagram(server, name, kind, extended=False)
+    return await _over_tcp(server, name, kind) if answer.cut else answer
+
+
+async def _in_a_datagram(
+    server: Address, name: str, kind: dns.Kind, *, extended: bool
+) -> dns.Answer:
+    number = secrets.randbelow(1 << 16)
+    loop = asyncio.get_running_loop()
+    answer: asyncio.Future[dns.Answer] = loop.create_future()
+
+    # Connected, so that the system drops what other addresses send.
+    transport, _ = await loop.create_datagram_endpoint(
+        lambda: _Datagrams(answer, number, name, kind), remote_addr=server
+    )
+    try:
+        transport.sendto(dns.query(number, name, kind, extended=extended))
+        return await answer
+    finally:
+        transport.abort()
+
+
+class _Datagrams(asyncio.DatagramProtocol):
+    """Waits for the answer, whatever else comes."""
+
+    def __init__(
+        self, answer: asyncio.Future[dns.Answer], number: int, name: str, kind: dns.Kind
+    ) -> None:
+        self._answer = answer
+        self._question = number, name, kind
+
+    def datagram_received(self, data: bytes, addr: object) -> None:
+        del addr  # the socket is connected
+        if self._answer.done():
+            return
+        with suppress(dns.Stray):
+            try:
+                self._answer.set_result(dns.read(data, *self._question))
+            except dns.Malformed as error:
+                self._answer.set_exception(error)
+
+    def error_received(self, exc: Exception) -> None:
+        if not self._answer.done():
+            self._answer.set_exception(exc)
+
+
+async def _over_tcp(server: Address, name: str, kind: dns.Kind) -> dns.Answer:
+    number = secrets.randbelow(1 << 16)
+    question = dns.query(number, name, kind)
+    reader, writer = await asyncio.open_connection(*server)
+    try:
+        writer.write(len(question).to_bytes(2) + question)
+        size = int.from_bytes(await reader.readexactly(2))
+        answer = dns.read(await reader.readexactly(size), number, name, kind)
+    finally:
+        writer.transport.abort()
+    if answer.cut:
+        raise dns.Malformed("it is cut off even over TCP")
+    return answer

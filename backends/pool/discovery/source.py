@@ -1,0 +1,21 @@
+"""What tells of workers, and how it fails."""
+
+from collections.abc import Sequence
+from typing import Protocol
+
+from backends.upstream import Worker
+
+
+class DiscoveryFailed(Exception):
+    """A source can't tell which workers there are. Its text says why, for a log."""
+
+
+class Source(Protocol):
+    """Tells which workers there are now."""
+
+    @property
+    def every(self) -> float:
+        """In how many seconds to look again."""
+
+    async def look(self) -> Sequence[Worker]:
+        """The workers; none at all counts as a failure. Raises DiscoveryFailed."""

@@ -1,0 +1,243 @@
+"""DNS messages: a question to bytes, and bytes to what they answer. Pure.
+
+Only what finding workers needs: one question about a name's addresses or its service, and the
+records A, AAAA, CNAME and SRV; others are stepped over. RFC 1035 says how a message is made, 2782
+has SRV, 3596 AAAA and 6891 the word about how long an answer may be.
+"""
+
+import ipaddress
+import re
+from collections.abc import Mapping, Sequence
+from typing import Final, Literal
+
+from msgspec import Struct
+
+Kind = Literal["A", "AAAA", "SRV"]
+
+LARGEST: Final = 1232
+"""Bytes of an answer that come through in one datagram nearly everywhere."""
+_NUMBERS: Final[Mapping[Kind, int]] = {"A": 1, "AAAA": 28, "SRV": 33}
+_CNAME: Final = 5
+_OPT: Final = 41
+_INTERNET: Final = 1
+_HEAD: Final = 12
+_ASKED: Final = 0x0100
+"""Flags of a question: the nameserver is to find out what it does not know."""
+_ANSWER, _OPCODE, _CUT_OFF, _CODE = 0x8000, 0x7800, 0x0200, 0x000F
+_LONGEST_LABEL, _LONGEST_NAME = 63, 255
+_POINTER: Final = 0xC0
+_LEAPS: Final = 32
+"""Pointers in one name. Honest names need a few; many make a short message long to read."""
+_TTL_LIMIT: Final = 1 << 31
+_PLAIN = re.compile(rb"[A-Za-z0-9_-]+")
+_NAME = re.compile(r"(?=.{1,253}\.?\Z)[A-Za-z0-9_-]{1,63}(\.[A-Za-z0-9_-]{1,63})*\.?")
+_CODES: Final[Mapping[int, str]] = {
+    1: "it does not understand the question",
+    2: "it failed",
+    3: "there is no such name",
+    4: "it does not know such questions",
+    5: "it refuses",
+}
+
+
+class DnsError(Exception):
+    """What came is no answer. Its text says why, for a log."""
+
+
+class Stray(DnsError):
+    """It answers another question, or none: the answer may still come."""
+
+
+class Malformed(DnsError):
+    """It is not a DNS message."""
+
+
+class Service(Struct, frozen=True):
+    """Where a service is. Of several, the lowest ``priority`` is meant; "" means: nowhere."""
+
+    priority: int
+    weight: int
+    port: int
+    target: str
+
+
+class Record(Struct, frozen=True):
+    """A fact about a name. ``ttl``: for how many seconds it holds. An address is its text."""
+
+    name: str
+    ttl: int
+    value: str | Service
+
+
+class Answer(Struct, frozen=True):
+    """``found``: what was asked for, in the message's order. ``more``: addresses told unasked.
+
+    ``ttl`` is in seconds, None where nothing was found. An answer that was ``cut`` off holds
+    nothing; the whole of it is to be had over TCP.
+    """
+
+    code: int = 0
+    cut: bool = False
+    found: tuple[Record, ...] = ()
+    more: tuple[Record, ...] = ()
+    ttl: int | None = None
+
+    @property
+    def why(self) -> str:
+        """What its code means, "" where all went well."""
+        return _CODES.get(self.code, f"it answers with the code {self.code}") if self.code else ""
+
+
+def is_name(text: str) -> bool:
+    """Whether DNS can be asked about it."""
+    return bool(_NAME.fullmatch(text))
+
+
+def query(number: int, name: str, kind: Kind, *, extended: bool = True) -> bytes:
+    """The question with this ``number`` (16 bits). Raises ValueError unless ``is_name(name)``.
+
+    ``extended`` lets an answer be as long as LARGEST; not every nameserver knows what that is.
+    """
+    if not is_name(name):
+        raise ValueError(f"{name!r} is not a name that DNS can be asked about")
+    head = _numbers(number, _ASKED, 1, 0, 0, int(extended))
+    labels = name.encode("ascii").rstrip(b".").split(b".")
+    question = b"".join(bytes((len(label),)) + label for label in labels) + b"\0"
+    extension = b"\0" + _numbers(_OPT, LARGEST, 0, 0, 0) if extended else b""
+    return head + question + _numbers(_NUMBERS[kind], _INTERNET) + extension
+
+
+def read(data: bytes, number: int, name: str, kind: Kind) -> Answer:
+    """What ``data`` answers to the question with this ``number``. Raises Stray or Malformed."""
+    if len(data) < _HEAD:
+        raise Stray("it is too short for an answer")
+    reader = _Reader(data)
+    head = [reader.number(2) for _ in range(6)]
+    flags, counts = head[1], head[2:]
+    if head[0] != number or not flags & _ANSWER or flags & _OPCODE:
+        raise Stray("it is not an answer to the question's number")
+    code = flags & _CODE
+    if counts[0] == 0 and code:
+        return Answer(code)  # some leave the question out when they fail
+    if counts[0] != 1:
+        raise Malformed("it does not repeat the one question")
+    asked = name.lower().rstrip(".")
+    if (reader.name(), reader.number(2), reader.number(2)) != (asked, _NUMBERS[kind], _INTERNET):
+        raise Stray("it answers another question")
+    if flags & _CUT_OFF:
+        return Answer(code, cut=True)
+    answers, _, more = ([reader.record() for _ in range(count)] for count in counts[1:])
+    return _chosen(code, answers, more, asked, kind)
+
+
+class _Raw(Struct, frozen=True):
+    """A record of any kind that we know; ``kind`` 0 is one that we do not."""
+
+    kind: int
+    record: Record
+
+
+def _chosen(
+    code: int, answers: Sequence[_Raw], more: Sequence[_Raw], asked: str, kind: Kind
+) -> Answer:
+    """The records under the name asked for, or under what it is another name of."""
+    aliases = {raw.record.name: raw.record for raw in answers if raw.kind == _CNAME}
+    name, ttls, left = asked, list[int](), dict(aliases)
+    while alias := left.pop(name, None):
+        ttls.append(alias.ttl)
+        name = str(alias.value)
+    wanted = _NUMBERS[kind]
+    found = [raw.record for raw in answers if raw.kind == wanted and raw.record.name == name]
+    ttls += [record.ttl for record in found]
+    addresses = (_NUMBERS["A"], _NUMBERS["AAAA"])
+    return Answer(
+        code,
+        found=tuple(dict.fromkeys(found)),
+        more=tuple(dict.fromkeys(raw.record for raw in more if raw.kind in addresses)),
+        ttl=min(ttls) if found else None,
+    )
+
+
+class _Reader:
+    """Steps through a message. Whatever would lead out of it is Malformed."""
+
+    def __init__(self, data: bytes) -> None:
+        self._data = data
+        self._at = 0
+
+    def number(self, size: int) -> int:
+        """The next ``size`` bytes as a number."""
+        return int.from_bytes(self._take(size))
+
+    def name(self) -> str:
+        """A name in lower case, without the dot at its end; odd bytes as numbers."""
+        labels: list[str] = []
+        back: int | None = None
+        lowest, room, leaps = self._at, _LONGEST_NAME - 1, 0
+        while length := self.number(1):
+            if length >= _POINTER:
+                target = (length - _POINTER) << 8 | self.number(1)
+                back = self._at if back is None else back
+                leaps += 1
+                if target >= lowest or leaps > _LEAPS:
+                    raise Malformed("a name leads in circles")
+                self._at = lowest = target
+                continue
+            if length > _LONGEST_LABEL:
+                raise Malformed("a name has a part of an unknown sort")
+            room -= length + 1
+            if room < 0:
+                raise Malformed("a name is too long")
+            labels.append(_shown(self._take(length)))
+        if back is not None:
+            self._at = back
+        return ".".join(labels)
+
+    def record(self) -> _Raw:
+        """The next record. One of a kind that we do not know, or not of the internet, is 0."""
+        name, kind, family = self.name(), self.number(2), self.number(2)
+        ttl, size = self.number(4), self.number(2)
+        end = self._at + size
+        if end > len(self._data):
+            raise Malformed("it ends too early")
+        value = self._value(kind, size) if family == _INTERNET else None
+        if value is None:
+            self._at, kind, value = end, 0, ""
+        if self._at != end:
+            raise Malformed("a record is not as long as it says")
+        # RFC 2181, 8: what would be a negative number of seconds is none
+        return _Raw(kind, Record(name, ttl if ttl < _TTL_LIMIT else 0, value))
+
+    def _value(self, kind: int, size: int) -> str | Service | None:
+        if kind == _NUMBERS["A"]:
+            return str(ipaddress.IPv4Address(self._exactly(4, size)))
+        if kind == _NUMBERS["AAAA"]:
+            return str(ipaddress.IPv6Address(self._exactly(16, size)))
+        if kind == _NUMBERS["SRV"]:
+            return Service(self.number(2), self.number(2), self.number(2), self.name())
+        return self.name() if kind == _CNAME else None
+
+    def _exactly(self, wanted: int, size: int) -> bytes:
+        if size != wanted:
+            raise Malformed("an address is not as long as it must be")
+        return self._take(size)
+
+    def _take(self, size: int) -> bytes:
+        end = self._at + size
+        if end > len(self._data):
+            raise Malformed("it ends too early")
+        taken = self._data[self._at : end]
+        self._at = end
+        return taken
+
+
+def _shown(label: bytes) -> str:
+    if _PLAIN.fullmatch(label):
+        return label.decode("ascii").lower()
+    return "".join(
+        chr(byte).lower() if _PLAIN.fullmatch(bytes((byte,))) else f"\\{byte:03d}" for byte in label
+    )
+
+
+def _numbers(*numbers: int) -> bytes:
+    return b"".join(number.to_bytes(2) for number in numbers)

@@ -1,0 +1,43 @@
+"""Short requests of the pool's own to a worker: a probe, a question, a word to stop."""
+
+import asyncio
+from typing import Final
+
+from backends.upstream import Upstream, Worker
+from gateway.core.errors import DeadlineExceeded, WorkerFailed
+from gateway.core.ports import WireRequest
+
+_BYTES: Final = 1 << 20
+"""The largest answer that is read."""
+
+
+def keyed(wire: WireRequest, worker: Worker) -> WireRequest:
+    """``wire`` with the worker's key, where it has one."""
+    if worker.bearer is None:
+        return wire
+    key = ("Authorization", f"Bearer {worker.bearer}")
+    return WireRequest(wire.path, wire.body, (*wire.headers, key), wire.method)
+
+
+async def fetch(
+    upstream: Upstream, worker: Worker, wire: WireRequest, seconds: float
+) -> tuple[int, bytes]:
+    """The status and the body of the answer, all within ``seconds``.
+
+    Raises WorkerError, and DeadlineExceeded (``first_token``).
+    """
+    body = bytearray()
+    try:
+        async with asyncio.timeout(seconds):
+            reading = await upstream.open(worker.url, keyed(wire, worker), seconds)
+            try:
+                while data := await reading.read():
+                    body += data
+                    if len(body) > _BYTES:
+                        raise WorkerFailed(f"the worker's answer is larger than {_BYTES} bytes")
+            finally:
+                reading.release()
+    except TimeoutError:
+        text = "the worker took too long to answer"
+        raise DeadlineExceeded(text, which="first_token") from None
+    return reading.status, bytes(body)

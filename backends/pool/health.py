@@ -1,0 +1,324 @@
+"""Whether a worker may be asked, and how much of it. Pure: the moment is a parameter, in seconds.
+
+Three things take a worker out: probes that fail, requests that fail, and connections that it does
+not take. Each has its own way back. Too many requests (429) take it out never; they make it smaller
+for a while.
+"""
+
+from collections.abc import Sequence
+from typing import Final, Literal, Protocol, TypeVar
+
+from msgspec import Struct
+
+from backends.pool.smooth import Recent
+
+State = Literal["up", "trial", "out"]
+"""``trial``: it was out, its time is over, and one request at a time finds out about it."""
+
+_FIRST_ABSENCE: Final = 0.5
+_LONGEST_ABSENCE: Final = 30.0
+_LONGEST_EJECTION: Final = 300.0
+"""Also how long a worker must be good for its earlier ejections to count no more."""
+_DOUBLINGS: Final = 16
+_LEAST_SHARE: Final = 0.1
+_SHRINK: Final = 0.7
+_BREATH: Final = 1.0
+"""Refusals within so many seconds were under way together, and count as one."""
+_PRESSURE_LASTS: Final = 60.0
+
+
+class HealthSettings(Struct, frozen=True):
+    """When a worker is out, and how it comes back. Times are in seconds."""
+
+    fall: int = 3
+    """Failed probes in a row that take it out."""
+    rise: int = 2
+    """Good probes in a row that bring it back from there."""
+    failures: int = 5
+    """Failed requests in a row that take it out."""
+    rate: float = 0.25
+    """The part of all requests in ``window`` whose failing takes it out, of ``least`` at least."""
+    least: int = 20
+    window: float = 10.0
+    open: float = 15.0
+    """How long failed requests keep it out the first time; each time after twice as long."""
+    slow_start: float = 30.0
+    """In how long its share grows to the whole after it comes back; 0 is at once."""
+    panic: float = 0.3
+    """When fewer than this part of all workers are in, it is rather the health that is wrong."""
+
+
+class Health:
+    """What is known of one worker. Nothing is known of a new one, and it may be asked.
+
+    Its caller tells what happened and judges nothing itself, but for this: an error that is the
+    client's, or a client that left, says nothing about the worker and is not told.
+    """
+
+    def __init__(self, settings: HealthSettings | None = None) -> None:
+        self._settings = settings or HealthSettings()
+        self._probes = _Probes()
+        self._absence = _Absence()
+        self._ejection = _Ejection(self._settings)
+        self._pressure = _Pressure()
+        self._full = 0.0
+        """When its share is whole again."""
+
+    def probed(self, now: float, ok: bool) -> None:  # noqa: FBT001 - it is what a probe gives
+        """A probe ended. One that is good also ends an absence: it can be reached again."""
+        if not ok:
+            self._probes.failed(self._settings.fall)
+            return
+        self.reached(now)
+        if self._probes.succeeded(self._settings.rise):
+            self._ejection.end(now)
+            self._full = now + self._settings.slow_start
+
+    def reached(self, now: float) -> None:
+        """It took a connection: an absence is over, whatever the answer will be.
+
+        That it missed but one is no reason to go slow.
+        """
+        if self._absence.misses > 1:
+            self._full = now + self._settings.slow_start
+        self._absence = _Absence()
+
+    def succeeded(self, now: float) -> None:
+        """A request was answered."""
+        self.reached(now)
+        self._pressure.ease(now)
+        if self._ejection.succeeded(now):
+            self._full = now + self._settings.slow_start
+
+    def failed(self, now: float) -> None:
+        """A request met a status from 500 on, a cut stream, garbage, or silence."""
+        self.reached(now)
+        self._ejection.failed(now)
+
+    def unreachable(self, now: float) -> None:
+        """There was no connection: leave it alone, twice as long each time.
+
+        Requests that were under way to it together count as one.
+        """
+        if self._absence.missed(now):
+            self._ejection.missed(now)
+
+    def pressed(self, now: float, retry_after: float | None = None) -> None:
+        """It has too many requests (429), and said after how many seconds it may have more."""
+        self.reached(now)
+        self._pressure.add(now, retry_after or 0.0)
+
+    def state(self, now: float) -> State:
+        """Whether it may be asked."""
+        if self._probes.down or self.away(now) or self._ejection.lasts(now):
+            return "out"
+        return "trial" if self._absence.misses or self._ejection.on else "up"
+
+    def ready(self, now: float) -> bool:
+        """Whether it is not out."""
+        return self.state(now) != "out"
+
+    def away(self, now: float) -> bool:
+        """Whether it is left alone since it took no connection."""
+        return now < self._absence.until
+
+    def until(self, now: float) -> float | None:
+        """The moment until which it is left alone, where that is known and still to come."""
+        moment = max(self._absence.until, self._ejection.until)
+        return moment if now < moment else None
+
+    def share(self, now: float) -> float:
+        """The part of its weight that counts, which grows after it came back.
+
+        A trial needs no smaller part: it is one request at a time, and it has to come about.
+        """
+        left = self._full - now
+        if left <= 0.0 or self.state(now) == "trial":
+            return 1.0
+        return max(_LEAST_SHARE, 1.0 - left / self._settings.slow_start)
+
+    def limit(self, configured: int | None, in_flight: int) -> int | None:
+        """How many requests it may have at a time, of which it has ``in_flight`` now."""
+        self._pressure.in_flight = in_flight
+        if self._pressure.limit is None:
+            return configured
+        limit = int(self._pressure.limit)
+        return limit if configured is None else min(limit, configured)
+
+
+class Patient(Protocol):
+    """A worker with its health."""
+
+    @property
+    def health(self) -> Health:
+        """What is known of it."""
+
+    @property
+    def in_flight(self) -> int:
+        """The requests that it has now."""
+
+
+PatientT = TypeVar("PatientT", bound=Patient)
+
+
+def eligible(members: Sequence[PatientT], now: float, panic: float) -> list[PatientT]:
+    """Those that may be asked, of all the ``members`` of a pool: one at least, if there is any.
+
+    When fewer than the part ``panic`` of them are in, health is ignored, but for workers that are
+    left alone since they took no connection: they would not take the next either. They are asked
+    when there is nobody else.
+    """
+    known = [one for one in members if one.health.ready(now)]
+    if len(known) < panic * len(members) or not known:
+        return [one for one in members if not one.health.away(now)] or list(members)
+    free = [one for one in known if not one.in_flight or one.health.state(now) == "up"]
+    return free or known
+
+
+class _Probes(Struct):
+    """Whether probes say that it is down."""
+
+    good: int = 0
+    bad: int = 0
+    down: bool = False
+
+    def failed(self, fall: int) -> None:
+        self.good = 0
+        self.bad += 1
+        self.down = self.down or self.bad >= fall
+
+    def succeeded(self, rise: int) -> bool:
+        """Whether that brought it back."""
+        self.bad = 0
+        self.good += 1
+        back = self.down and self.good >= rise
+        self.down = self.down and not back
+        return back
+
+
+class _Absence(Struct):
+    """How often in a row it took no connection, and until when it is left alone for it."""
+
+    misses: int = 0
+    until: float = 0.0
+
+    def missed(self, now: float) -> bool:
+        """Whether that was another time."""
+        if now < self.until:
+            return False
+        seconds = _FIRST_ABSENCE * 2.0 ** min(self.misses, _DOUBLINGS)
+        self.until = now + min(seconds, _LONGEST_ABSENCE)
+        self.misses += 1
+        return True
+
+
+class _Ejection:
+    """Requests that failed, and how long they keep it out.
+
+    ``on`` from the ejection until a request proves it good. What still comes in from requests that
+    were sent before says little, and is not counted; but answers that are good a ``window`` later,
+    as many in a row as would have taken it out, are those of a worker which all the gateway's
+    requests go to for want of a better: it is back.
+    """
+
+    def __init__(self, settings: HealthSettings) -> None:
+        self.on = False
+        self.until = 0.0
+        self._settings = settings
+        self._since = 0.0
+        self._times = 0
+        self._ended = 0.0
+        self._row = 0
+        self._good = 0
+        self._all = Recent(settings.window)
+        self._bad = Recent(settings.window)
+
+    def lasts(self, now: float) -> bool:
+        return self.on and now < self.until
+
+    def failed(self, now: float) -> None:
+        self._good = 0
+        if self.lasts(now):
+            return
+        self._row += 1
+        self._count(now)
+        if self.on or self._row >= self._settings.failures or self._is_often(now):
+            self._begin(now)
+
+    def missed(self, now: float) -> None:
+        """No connection, which counts among all; the absence says what it is worth in a row."""
+        if self.on:
+            return
+        self._count(now)
+        if self._is_often(now):
+            self._begin(now)
+
+    def succeeded(self, now: float) -> bool:
+        """Whether that brought it back."""
+        self._row = 0
+        self._all.add(now)
+        if not self.on:
+            return False
+        if self.lasts(now):
+            self._good += now >= self._since + self._settings.window
+            if self._good < self._settings.failures:
+                return False
+        self.end(now)
+        return True
+
+    def end(self, now: float) -> None:
+        """It is proven good."""
+        if self.on:
+            self._ended = now
+        self.on = False
+        self.until = 0.0
+        self._row = 0
+
+    def _count(self, now: float) -> None:
+        self._all.add(now)
+        self._bad.add(now)
+
+    def _is_often(self, now: float) -> bool:
+        count = self._all.count(now)
+        most = self._settings.rate * count
+        return count >= self._settings.least and self._bad.count(now) >= most
+
+    def _begin(self, now: float) -> None:
+        if not self.on and now - self._ended >= _LONGEST_EJECTION:
+            self._times = 0
+        seconds = self._settings.open * 2.0 ** min(self._times, _DOUBLINGS)
+        self._times += 1
+        self.on = True
+        self._since = now
+        self.until = now + min(seconds, max(self._settings.open, _LONGEST_EJECTION))
+        self._row = self._good = 0
+        self._all.clear()
+        self._bad.clear()
+
+
+class _Pressure(Struct):
+    """How small too many requests have made it; ``limit`` is None where they have not.
+
+    A refusal takes a part of what it has or may have, and each answer gives a little back, one
+    more request for as many answers as it may have requests: the limit hovers below where refusals
+    begin.
+    """
+
+    in_flight: int = 0
+    limit: float | None = None
+    at: float = 0.0
+    grows: float = 0.0
+
+    def add(self, now: float, retry_after: float) -> None:
+        if self.limit is not None and now < self.at + _BREATH:
+            return
+        had = self.in_flight if self.limit is None else min(self.in_flight, self.limit)
+        self.limit = max(1.0, had * _SHRINK)
+        self.at = now
+        self.grows = now + max(_BREATH, min(retry_after, _PRESSURE_LASTS))
+
+    def ease(self, now: float) -> None:
+        if self.limit is None or now < self.grows:
+            return
+        over = now >= self.at + _PRESSURE_LASTS
+        self.limit = None if over else self.limit + 1.0 / self.limit

@@ -1,0 +1,78 @@
+"""Asking workers whether they are well, whether or not there are requests for them."""
+
+import asyncio
+import logging
+from collections.abc import Callable, Sequence
+
+from backends.pool.errand import fetch
+from backends.pool.learning import Learner
+from backends.pool.member import Member
+from backends.pool.settings import ProbeSettings
+from backends.upstream import Upstream
+from gateway.core.errors import GatewayError
+from gateway.core.ports import WireRequest
+
+log = logging.getLogger("interlingua")
+
+_GOOD = range(200, 300)
+_JITTER = 0.1
+
+
+class Probing:
+    """Probes each worker by itself, at once and then again and again.
+
+    A worker that is found well, for the first time or after it was not, is asked about its models.
+    """
+
+    def __init__(
+        self,
+        settings: ProbeSettings,
+        probe: WireRequest,
+        upstream: Upstream,
+        learner: Learner | None,
+        draw: Callable[[], float],
+    ) -> None:
+        self._settings = settings
+        path = settings.path
+        self._probe = WireRequest(path, b"", method="GET") if path is not None else probe
+        self._upstream = upstream
+        self._learner = learner
+        self._draw = draw
+        self._tasks: dict[Member, asyncio.Task[None]] = {}
+
+    def watch(self, members: Sequence[Member]) -> None:
+        """These are the workers from now on."""
+        for member in self._tasks.keys() - set(members):
+            self._tasks.pop(member).cancel()
+        for member in members:
+            if member not in self._tasks:
+                task = asyncio.get_running_loop().create_task(self._watch(member))
+                self._tasks[member] = task
+
+    async def aclose(self) -> None:
+        """Probe no more."""
+        tasks = list(self._tasks.values())
+        self._tasks.clear()
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+    async def _watch(self, member: Member) -> None:
+        while True:
+            try:
+                await self._look(member)
+            except Exception:
+                log.exception("probing worker %s failed", member.worker.url)
+            apart = 1.0 - _JITTER + 2.0 * _JITTER * self._draw()
+            await asyncio.sleep(self._settings.every * apart)
+
+    async def _look(self, member: Member) -> None:
+        seconds = self._settings.timeout
+        try:
+            status, _ = await fetch(self._upstream, member.worker, self._probe, seconds)
+        except GatewayError:
+            status = 0
+        ok = status in _GOOD
+        member.probed(ok=ok)
+        if ok and self._learner is not None:
+            await self._learner.meet(member)

@@ -1,0 +1,52 @@
+"""What a pool may be told."""
+
+from msgspec import Struct, field
+
+from backends.pool.discovery import DnsSettings, Template
+from backends.pool.health import HealthSettings
+from backends.pool.policy import PolicyName
+from backends.pool.retry import RetrySettings
+from backends.upstream import Queue
+from gateway.core.context import Timeouts
+
+
+class ProbeSettings(Struct, frozen=True):
+    """How workers are asked whether they are well.
+
+    Each is asked ``every`` so many seconds, a tenth more or less, and has ``timeout`` seconds.
+    ``path`` is asked for by GET in place of the dialect's own probe.
+    """
+
+    every: float = 5.0
+    path: str | None = None
+    timeout: float = 2.0
+
+
+class SourceSettings(Struct, frozen=True, kw_only=True):
+    """Somebody who names workers while the pool runs: DNS, or a file that lists them."""
+
+    dns: DnsSettings | None = None
+    template: Template = Template()
+    """What the workers that DNS names have in common."""
+    file: str | None = None
+
+
+class PoolSettings(Struct, frozen=True, kw_only=True):
+    """Everything about a pool beside its workers and their dialect.
+
+    ``max_concurrency`` is how many requests the whole pool has at a time; each worker has its own
+    limit beside. Without ``probe`` only requests tell how the workers are. ``models`` are the names
+    that the workers are asked about before the first request, where the dialect has questions.
+    """
+
+    policy: PolicyName = "least_load"
+    timeouts: Timeouts = Timeouts()
+    queue: Queue = Queue()
+    max_concurrency: int | None = None
+    health: HealthSettings = HealthSettings()
+    probe: ProbeSettings | None = None
+    retries: RetrySettings = field(default_factory=RetrySettings)
+    models: tuple[str, ...] = ()
+    sources: tuple[SourceSettings, ...] = ()
+    name: str = ""
+    """As the pool is called in logs."""

@@ -1,0 +1,171 @@
+"""A nameserver of which every answer is scripted, on a loopback port, in datagrams and over TCP.
+
+    async with StubNameserver() as dns:
+        dns.zone["A", "w.local"] = [(1, "127.0.0.1")]     # TTL in seconds, and an address
+        dns.zone["SRV", "_http._tcp.w.local"] = [(1, (0, 1, 8000, "a.w.local"))]
+        ...  # ask dns.address
+
+What is not in the zone does not exist. ``fault`` takes the place of every answer.
+"""
+
+import asyncio
+import ipaddress
+import socket
+from types import TracebackType
+from typing import Any, Literal, Self
+
+Fault = Literal["silence", "garbage", "servfail", "empty", "other", "oversized"] | None
+Value = str | tuple[int, int, int, str]
+Question = tuple[str, str]
+
+_KINDS = {1: "A", 28: "AAAA", 33: "SRV"}
+_NUMBERS = {kind: number for number, kind in _KINDS.items()}
+
+
+class StubNameserver:
+    """Answers from ``zone``, or as ``fault`` says. ``asked`` are the questions so far."""
+
+    def __init__(self) -> None:
+        self.zone: dict[Question, list[tuple[int, Value]]] = {}
+        self.fault: Fault = None
+        self.asked: list[Question] = []
+        self.over_tcp: list[Question] = []
+        self.room: int | None = None
+        """Bytes that a datagram may have here, whatever the question says."""
+        self.extended = True
+        """Whether it understands how long an answer may be."""
+        self.address = ""
+        self.strays = False
+        """Whether something else comes before each answer."""
+
+    async def __aenter__(self) -> Self:
+        loop = asyncio.get_running_loop()
+        streams, datagrams = one_port(
+            ("127.0.0.1", socket.SOCK_STREAM), ("127.0.0.1", socket.SOCK_DGRAM)
+        )
+        self._transport, _ = await loop.create_datagram_endpoint(
+            lambda: _Datagrams(self), sock=datagrams
+        )
+        self._server = await asyncio.start_server(self._serve, sock=streams)
+        self.address = f"127.0.0.1:{streams.getsockname()[1]}"
+        return self
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self._transport.abort()
+        self._server.close()
+
+    async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        try:
+            size = int.from_bytes(await reader.readexactly(2))
+            question = await reader.readexactly(size)
+            self.over_tcp.append(_asked(question)[0])
+            answer = self.answer(question, room=1 << 16)
+            writer.write(len(answer).to_bytes(2) + answer)
+            await writer.drain()
+        finally:
+            writer.close()
+
+    def answer(self, question: bytes, room: int) -> bytes:
+        """The bytes that answer; none in silence."""
+        asked, end = _asked(question)
+        self.asked.append(asked)
+        extended = question[10:12] != b"\0\0"
+        body = question[12:end]
+        match self.fault:
+            case "silence":
+                return b""
+            case "garbage":
+                return question[:2] + b"\x81\x80\x00\x01\x00\x09" + bytes(4) + body + b"\xff" * 20
+            case "servfail":
+                return _message(question, body, code=2)
+            case "empty":
+                return _message(question, body)
+            case "other":
+                return _message(bytes((question[0] ^ 1, question[1])), body)
+            case "oversized":
+                return _message(question, body, cut=True)
+            case None:
+                pass
+        if extended and not self.extended:
+            return _message(question, b"", code=1)
+        if asked not in self.zone:
+            return _message(question, body, code=3)
+        records = [_record(asked[0], ttl, value) for ttl, value in self.zone[asked]]
+        whole = _message(question, body, records)
+        room = self.room or (room if extended else 512)
+        return whole if len(whole) <= room else _message(question, body, cut=True)
+
+
+class _Datagrams(asyncio.DatagramProtocol):
+    def __init__(self, stub: StubNameserver) -> None:
+        self._stub = stub
+
+    def connection_made(self, transport: Any) -> None:
+        self._transport = transport
+
+    def datagram_received(self, data: bytes, addr: tuple[str, int]) -> None:
+        if answer := self._stub.answer(data, room=1232):
+            if self._stub.strays:
+                self._transport.sendto(b"\0", addr)
+                self._transport.sendto(bytes((data[0] ^ 1,)) + answer[1:], addr)
+            self._transport.sendto(answer, addr)
+            self._transport.sendto(answer, addr)
+
+
+def one_port(*wanted: tuple[str, socket.SocketKind]) -> list[socket.socket]:
+    """Sockets of these addresses and sorts, all bound to one port."""
+    for _ in range(50):
+        made: list[socket.socket] = []
+        port = 0
+        try:
+            for host, kind in wanted:
+                made.append(socket.socket(socket.AF_INET, kind))
+                made[-1].setblocking(False)
+                made[-1].bind((host, port))
+                port = made[-1].getsockname()[1]
+        except OSError:
+            for one in made:
+                one.close()
+        else:
+            return made
+    raise AssertionError("no port is free for all of them")
+
+
+def _asked(question: bytes) -> tuple[Question, int]:
+    """The kind and the name that are asked for, and where the question ends."""
+    labels, at = [], 12
+    while size := question[at]:
+        labels.append(question[at + 1 : at + 1 + size].decode())
+        at += 1 + size
+    kind = int.from_bytes(question[at + 1 : at + 3])
+    return (_KINDS[kind], ".".join(labels).lower()), at + 5
+
+
+def _message(
+    question: bytes,
+    body: bytes,
+    records: list[bytes] | None = None,
+    *,
+    code: int = 0,
+    cut: bool = False,
+) -> bytes:
+    flags = 0x8180 | (0x0200 if cut else 0) | code
+    counts = (1 if body else 0, len(records or []), 0, 0)
+    numbers = b"".join(number.to_bytes(2) for number in (flags, *counts))
+    return question[:2] + numbers + body + b"".join(records or [])
+
+
+def _record(kind: str, ttl: int, value: Value) -> bytes:
+    if isinstance(value, str):
+        data = ipaddress.ip_address(value).packed
+    else:
+        *numbers, target = value
+        labels = [bytes((len(label),)) + label.encode() for label in target.split(".")]
+        data = b"".join(number.to_bytes(2) for number in numbers) + b"".join(labels) + b"\0"
+    head = b"\xc0\x0c" + _NUMBERS[kind].to_bytes(2) + b"\0\x01" + ttl.to_bytes(4)
+    return head + len(data).to_bytes(2) + data

@@ -1,0 +1,285 @@
+"""DNS names other workers, or fails to (faults 15 and 16): a real nameserver, real datagrams."""
+
+import asyncio
+import socket
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import pytest
+
+from backends.pool import dns
+from backends.pool.discovery import Discovery, DiscoveryFailed, Dns, DnsSettings
+from backends.pool.discovery.nameserver import Nameservers, _Datagrams
+from backends.upstream import Worker
+from tests.fakes import CHUNKED, END, Reply, ScriptedWorker, chunk, chunked
+from tests.fault.lines import heard, pool, say, text
+from tests.fault.nameserver import Fault, StubNameserver, one_port
+
+SERVICE = "_http._tcp.w.local"
+FAULTS: Sequence[Fault] = ("silence", "garbage", "servfail", "empty", "other", "oversized")
+
+
+class Pauses:
+    """Pauses of no length. ``asked`` are the seconds that were asked for."""
+
+    def __init__(self) -> None:
+        self.asked: list[float] = []
+
+    async def __call__(self, seconds: float) -> None:
+        self.asked.append(seconds)
+        await asyncio.sleep(0.001)
+
+
+class Pool:
+    def __init__(self) -> None:
+        self.sets: list[list[str]] = []
+
+    def replace(self, workers: Sequence[Worker]) -> None:
+        self.sets.append(sorted(worker.url for worker in workers))
+
+
+async def until(condition: Callable[[], bool]) -> None:
+    async with asyncio.timeout(10):
+        while not condition():  # noqa: ASYNC110 - what is waited for has no event
+            await asyncio.sleep(0.001)
+
+
+@asynccontextmanager
+async def discovering(
+    stub: StubNameserver, pauses: Pauses, *, service: bool = False
+) -> AsyncIterator[tuple[Discovery, Pool]]:
+    asked = Nameservers(stub.address, patience=0.05)
+    if service:
+        settings = DnsSettings(SERVICE, record="srv", nameserver=stub.address)
+    else:
+        settings = DnsSettings("w.local:8000", nameserver=stub.address)
+    source = Dns(settings, resolver=asked)
+    pool = Pool()
+    discovery = Discovery("gpu", [], [source], pool.replace, sleep=pauses)
+    await discovery.start()
+    try:
+        yield discovery, pool
+    finally:
+        await discovery.aclose()
+
+
+@pytest.fixture
+async def stub() -> AsyncIterator[StubNameserver]:
+    async with StubNameserver() as running:
+        running.zone["A", "w.local"] = [(3, "127.0.0.1"), (3, "127.0.0.2")]
+        running.zone["SRV", SERVICE] = [(3, (0, 1, 8000, "a.w.local"))]
+        running.zone["A", "a.w.local"] = [(30, "127.0.0.1")]
+        yield running
+
+
+# --- 15 ------------------------------------------------------------------------------------------
+
+
+async def test_15_a_new_address_is_a_worker_within_its_time_and_a_second(
+    stub: StubNameserver,
+) -> None:
+    pauses = Pauses()
+    async with discovering(stub, pauses) as (_, pool):
+        assert pool.sets == [["http://127.0.0.1:8000", "http://127.0.0.2:8000"]]
+        stub.zone["A", "w.local"] = [(3, "127.0.0.2"), (3, "127.0.0.3")]
+        await until(lambda: len(pool.sets) == 2)
+
+    assert pool.sets[1] == ["http://127.0.0.2:8000", "http://127.0.0.3:8000"]
+    assert max(pauses.asked) <= 3 + 1
+
+
+async def test_15_a_new_place_of_a_service_is_a_worker(stub: StubNameserver) -> None:
+    pauses = Pauses()
+    async with discovering(stub, pauses, service=True) as (_, pool):
+        stub.zone["A", "b.w.local"] = [(30, "127.0.0.7")]
+        stub.zone["SRV", SERVICE].append((3, (0, 1, 8001, "b.w.local")))
+        await until(lambda: len(pool.sets) == 2)
+
+    assert pool.sets == [
+        ["http://127.0.0.1:8000"],
+        ["http://127.0.0.1:8000", "http://127.0.0.7:8001"],
+    ]
+    assert max(pauses.asked) <= 3 + 1
+
+
+async def test_15_requests_go_to_the_new_worker_and_old_streams_end_well(
+    stub: StubNameserver,
+) -> None:
+    first, second = one_port(*((host, socket.SOCK_STREAM) for host in ("127.0.0.1", "127.0.0.2")))
+    gate = asyncio.Event()
+    slow: Reply = [CHUNKED, chunk(say("old ")), gate, chunk(say("stream")), chunk(b"end\n"), END]
+    port = first.getsockname()[1]
+    stub.zone["A", "w.local"] = [(3, "127.0.0.1")]
+    source = Dns(DnsSettings(f"w.local:{port}", nameserver=stub.address))
+    async with (
+        ScriptedWorker(slow, listener=first) as old,
+        ScriptedWorker([chunked(say("new"), b"end\n")], listener=second) as new,
+        pool() as backend,
+    ):
+        discovery = Discovery("gpu", [], [source], backend.replace, sleep=Pauses())
+        await discovery.start()
+        running = asyncio.get_running_loop().create_task(heard(backend))
+        await old.until_asked()
+        stub.zone["A", "w.local"] = [(3, "127.0.0.2")]
+        await until(lambda: [worker.url for worker in discovery.workers] == [new.url])
+
+        answers = [text(await heard(backend)) for _ in range(3)]
+        gate.set()
+
+        assert text(await running) == "old stream"
+        assert answers == ["new"] * 3
+        assert (old.asked, new.asked) == (1, 3)
+        await discovery.aclose()
+
+
+async def test_15_by_the_real_clock_too(stub: StubNameserver) -> None:
+    stub.zone["A", "w.local"] = [(1, "127.0.0.1")]
+    pool = Pool()
+    source = Dns(DnsSettings("w.local:8000", nameserver=stub.address))
+    discovery = Discovery("gpu", [], [source], pool.replace)
+    await discovery.start()
+    stub.zone["A", "w.local"] = [(1, "127.0.0.2")]
+
+    await until(lambda: len(pool.sets) == 2)
+
+    assert pool.sets == [["http://127.0.0.1:8000"], ["http://127.0.0.2:8000"]]
+    await discovery.aclose()
+
+
+# --- 16 ------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("service", [False, True], ids=["addresses", "service"])
+@pytest.mark.parametrize("fault", FAULTS)
+async def test_16_the_last_good_set_is_kept_and_the_failures_are_counted(
+    stub: StubNameserver, fault: Fault, *, service: bool
+) -> None:
+    async with discovering(stub, Pauses(), service=service) as (discovery, pool):
+        known = list(discovery.workers)
+        stub.fault = fault
+        await until(lambda: discovery.failures >= 2)
+
+        assert list(discovery.workers) == known
+        assert len(pool.sets) == 1
+        assert discovery.failing
+
+        stub.fault = None
+        for name in ("w.local", "a.w.local"):
+            stub.zone["A", name] = [(3, "127.0.0.9")]
+        await until(lambda: len(pool.sets) == 2)
+
+    assert pool.sets[1] == ["http://127.0.0.9:8000"]
+    assert discovery.failing == []
+
+
+async def test_16_a_nameserver_that_is_not_there_keeps_nobody_waiting(
+    stub: StubNameserver,
+) -> None:
+    stub._transport.abort()
+    pool = Pool()
+    source = Dns(DnsSettings("w.local:8000", nameserver=stub.address))
+    discovery = Discovery("gpu", [Worker("http://127.0.0.1:1")], [source], pool.replace)
+
+    await discovery.start()
+
+    assert discovery.failures == 1
+    assert "can't be asked" in discovery.failing[0]
+    assert len(discovery.workers) == 1
+    await discovery.aclose()
+
+
+# --- one question --------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("fault", "said"),
+    [
+        ("silence", "does not answer"),
+        ("other", "does not answer"),
+        ("garbage", "something else than an answer"),
+        ("servfail", "it failed"),
+        ("oversized", "cut off even over TCP"),
+    ],
+)
+async def test_a_failure_says_what_was_wrong(stub: StubNameserver, fault: Fault, said: str) -> None:
+    stub.fault = fault
+
+    with pytest.raises(DiscoveryFailed, match=f"A of w.local: .*{said}"):
+        await Nameservers(stub.address, patience=0.05).ask("w.local", "A")
+
+    assert stub.asked.count(("A", "w.local")) >= 2
+
+
+async def test_strays_and_doubles_do_not_matter(stub: StubNameserver) -> None:
+    stub.strays = True
+
+    answer = await Nameservers(stub.address).ask("w.local", "A")
+
+    assert [one.value for one in answer.found] == ["127.0.0.1", "127.0.0.2"]
+
+
+async def test_what_comes_after_the_answer_does_not_matter(stub: StubNameserver) -> None:
+    answer: asyncio.Future[dns.Answer] = asyncio.get_running_loop().create_future()
+    one = _Datagrams(answer, 7, "w.local", "A")
+    whole = stub.answer(dns.query(7, "w.local", "A"), room=1232)
+
+    for data in (whole, whole, whole[:-1]):
+        one.datagram_received(data, None)
+    one.error_received(ConnectionRefusedError())
+
+    assert len((await answer).found) == 2
+
+
+async def test_an_answer_too_long_for_a_datagram_comes_over_tcp(stub: StubNameserver) -> None:
+    many = [f"127.0.{n // 250}.{n % 250 + 1}" for n in range(600)]
+    stub.zone["A", "w.local"] = [(30, one) for one in many]
+
+    answer = await Nameservers(stub.address).ask("w.local", "A")
+
+    assert [one.value for one in answer.found] == many
+    assert stub.over_tcp == [("A", "w.local")]
+
+
+async def test_a_nameserver_that_hangs_up_over_tcp_is_a_failure(stub: StubNameserver) -> None:
+    stub.room = 20
+    stub._server.close()
+
+    with pytest.raises(DiscoveryFailed, match="can't be asked"):
+        await Nameservers(stub.address).ask("w.local", "A")
+
+
+async def test_an_old_nameserver_is_asked_in_its_own_way(stub: StubNameserver) -> None:
+    stub.extended = False
+
+    answer = await Nameservers(stub.address).ask("w.local", "A")
+
+    assert len(answer.found) == 2
+
+
+async def test_a_name_that_does_not_exist_is_settled_by_one_answer(stub: StubNameserver) -> None:
+    answer = await Nameservers(stub.address).ask("nobody.local", "A")
+
+    assert "no such name" in answer.why
+    assert len(stub.asked) == 1
+
+
+async def test_the_systems_nameservers_are_asked_in_their_order(tmp_path: Path) -> None:
+    conf = tmp_path / "resolv.conf"
+    conf.write_text("# nobody\nsearch local\nnameserver\nnameserver 127.0.0.1\nnameserver ::1\n")
+
+    servers = Nameservers(system=conf)._servers()
+
+    assert servers == [("127.0.0.1", 53), ("::1", 53)]
+
+
+@pytest.mark.parametrize("text", [None, "", "nameserver dns.local\n"])
+async def test_without_a_nameserver_there_is_nobody_to_ask(
+    tmp_path: Path, text: str | None
+) -> None:
+    conf = tmp_path / "resolv.conf"
+    if text is not None:
+        conf.write_text(text)
+
+    with pytest.raises(DiscoveryFailed, match="no nameserver"):
+        await Nameservers(system=conf).ask("w.local", "A")

@@ -1,0 +1,144 @@
+"""Workers are asked whether they are well, and requests go to those that are."""
+
+import asyncio
+import socket
+from collections.abc import Iterator
+
+import pytest
+
+from backends.pool import PoolBackend
+from backends.pool.health import HealthSettings
+from backends.pool.settings import ProbeSettings
+from backends.upstream import Worker
+from tests.fakes import CLOSE, HANG, Reply, ScriptedWorker, chunked, whole
+from tests.fault.lines import heard, pool, say, text, until
+
+WELL: Reply = [whole(b"ok")]
+ILL: Reply = [whole(b"{}", "503 Loading")]
+GOOD = [chunked(say("Hello"), b"end\n")]
+OFTEN = ProbeSettings(every=0.02, timeout=0.2)
+STRICT = HealthSettings(fall=2, rise=2, slow_start=0.0)
+
+
+def state(backend: PoolBackend, position: int = 0) -> str:
+    return backend.snapshot()[position].state
+
+
+async def test_a_probe_is_the_dialects_with_the_workers_own_key() -> None:
+    async with (
+        ScriptedWorker(WELL) as worker,
+        pool(Worker(worker.url + "/base", bearer="s3cret"), probe=OFTEN),
+    ):
+        await worker.until_asked(3)
+
+    assert worker.requests[0].method == "GET"
+    assert worker.requests[0].path == "/base/health"
+    assert worker.requests[0].headers["authorization"] == "Bearer s3cret"
+
+
+async def test_a_path_that_was_configured_is_asked_for() -> None:
+    probe = ProbeSettings(every=0.02, path="/v2/health/ready")
+    async with ScriptedWorker(WELL) as worker, pool(worker.url, probe=probe):
+        await worker.until_asked()
+
+    assert (worker.requests[0].method, worker.requests[0].path) == ("GET", "/v2/health/ready")
+
+
+@pytest.mark.parametrize(
+    "ill",
+    [ILL, [HANG], [CLOSE], [whole(b"", "404 Not Found")], [whole(b"x" * (2 << 20))]],
+    ids=["503", "hangs", "closes", "404", "endless"],
+)
+async def test_a_worker_that_is_ill_gets_no_requests_until_it_is_well(ill: Reply) -> None:
+    probes = ProbeSettings(every=0.02, timeout=0.1)
+    replies = [ill] * 4 + [WELL] * 1000
+    async with (
+        ScriptedWorker(*replies) as bad,
+        ScriptedWorker(WELL) as other,
+        pool(bad.url, other.url, probe=probes, health=STRICT) as backend,
+    ):
+        await until(lambda: state(backend) == "out")
+        assert backend.ready
+        await until(lambda: state(backend) == "up")
+
+    assert bad.asked >= 6
+
+
+@pytest.fixture
+def reserved() -> Iterator[socket.socket]:
+    """An address where nobody listens yet."""
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        yield taken
+
+
+async def test_a_pool_starts_with_no_worker_alive_and_finds_them_when_they_come(
+    reserved: socket.socket,
+) -> None:
+    url = f"http://127.0.0.1:{reserved.getsockname()[1]}"
+    async with pool(url, probe=OFTEN, health=STRICT) as backend:
+        await until(lambda: not backend.ready)
+        async with ScriptedWorker(WELL, listener=reserved):
+            await until(lambda: backend.ready)
+
+            assert state(backend) == "up"
+
+
+async def test_probes_follow_the_set_of_workers() -> None:
+    async with (
+        ScriptedWorker(WELL) as a,
+        ScriptedWorker(WELL) as b,
+        pool(a.url, probe=OFTEN) as backend,
+    ):
+        await a.until_asked()
+        backend.replace([Worker(b.url)])
+        await b.until_asked(2)
+        await asyncio.sleep(0.1)
+        asked = a.asked
+        await b.until_asked(b.asked + 5)
+
+        assert a.asked == asked
+        assert [one.url for one in backend.snapshot()] == [b.url]
+
+
+async def test_a_set_that_changes_before_the_start_is_probed_from_the_start() -> None:
+    async with ScriptedWorker(WELL) as worker, pool(probe=OFTEN) as backend:
+        assert not backend.ready
+        backend.replace([Worker(worker.url)])
+        await worker.until_asked()
+        assert backend.ready
+
+
+async def test_a_path_that_is_none_finds_nobody_well() -> None:
+    probe = ProbeSettings(every=0.02, path="no path")
+    async with ScriptedWorker(WELL) as worker:
+        async with pool(worker.url, probe=probe, health=STRICT) as backend:
+            await until(lambda: state(backend) == "out")
+
+        assert worker.asked == 0
+
+
+async def test_a_pool_that_closes_probes_no_more() -> None:
+    async with ScriptedWorker([HANG]) as worker:
+        async with pool(worker.url, probe=ProbeSettings(every=0.02, timeout=60.0)):
+            await worker.until_asked()
+        await worker.until_left()
+        asked = worker.asked
+        await asyncio.sleep(0.1)
+
+    assert worker.asked == asked
+
+
+async def test_requests_go_where_probes_are_good() -> None:
+    """The ill one's answer to a request would be good: it is not asked."""
+    probe = ProbeSettings(every=0.02, timeout=0.2)
+    async with (
+        ScriptedWorker(ILL) as ill,
+        ScriptedWorker(GOOD) as well,
+        pool(ill.url, well.url, probe=probe, health=STRICT) as backend,
+    ):
+        await until(lambda: state(backend) == "out")
+        for _ in range(10):
+            assert text(await heard(backend)) == "Hello"
+
+    assert {request.method for request in ill.requests} == {"GET"}

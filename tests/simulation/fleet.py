@@ -1,0 +1,248 @@
+"""A pool by a clock that jumps: workers with their fates, the pool's pure parts, no time spent.
+
+The pool's own parts decide everything that they decide in truth: the policy, health, the smoothed
+time to the first token, the budget. Here are only the workers, the queue and the clock.
+"""
+
+import heapq
+import random
+from collections import Counter, deque
+from collections.abc import Callable, Sequence
+from itertools import count
+from typing import Any, Final, Literal
+
+from msgspec import Struct, field
+
+from backends.pool.budget import Budget
+from backends.pool.health import Health, HealthSettings, eligible
+from backends.pool.policy import Ask, PolicyName, make_policy
+from backends.pool.smooth import Smoothed
+
+Kind = Literal["dead", "hang", "error", "slow"]
+Outcome = Literal["done", "cut", "failed", "queue"]
+"""``cut``: told so in the middle; ``failed``: no answer began; ``queue``: it waited too long."""
+
+FIRST_TOKEN: Final = 5.0
+"""How long an answer may take to begin; seconds, as all here."""
+QUEUE: Final = 10.0
+TRIES: Final = 3
+
+
+class Spell(Struct, frozen=True):
+    """What befalls a worker for some time.
+
+    ``dead`` takes no connection and cuts those it has; ``hang`` says nothing; ``error`` fails the
+    part ``much`` of its requests at once; ``slow`` takes ``much`` times as long.
+    """
+
+    kind: Kind
+    start: float
+    end: float
+    much: float = 1.0
+
+
+class Site(Struct, frozen=True):
+    """A worker as it truly is: seconds to the first token, and from there to the end.
+
+    It is configured to have ``places`` requests at a time, and refuses (429) beyond ``takes``.
+    """
+
+    first: float = 0.1
+    rest: float = 0.3
+    weight: float = 1.0
+    places: int | None = None
+    takes: int | None = None
+    spells: tuple[Spell, ...] = ()
+
+    def spell(self, now: float) -> Spell | None:
+        return next((one for one in self.spells if one.start <= now < one.end), None)
+
+    def death(self, start: float, end: float) -> float | None:
+        """The first moment in between at which it dies."""
+        moments = [one.start for one in self.spells if one.kind == "dead"]
+        return min((one for one in moments if start < one < end), default=None)
+
+
+class Call(Struct, eq=False):
+    """A request on its way."""
+
+    ask: Ask = Ask()
+    tried: set[int] = field(default_factory=set[int])
+    began: bool = False
+    outcome: Outcome | None = None
+
+
+class Member:
+    """A worker as the pool has it: a Load, and a Patient."""
+
+    def __init__(self, key: int, site: Site, fleet: "Fleet") -> None:
+        self.key = key
+        self.name = f"http://w{key}:8000"
+        self.site = site
+        self.health = Health(fleet.settings)
+        self.smoothed = Smoothed()
+        self.in_flight = 0
+        self._fleet = fleet
+
+    @property
+    def weight(self) -> float:
+        return self.site.weight * self.health.share(self._fleet.now)
+
+    @property
+    def latency(self) -> float | None:
+        return self.smoothed.value(self._fleet.now)
+
+    @property
+    def free(self) -> bool:
+        limit = self.health.limit(self.site.places, self.in_flight)
+        return limit is None or self.in_flight < limit
+
+
+class Pick(Struct, frozen=True):
+    """One try: when, at whom, and what everybody had then."""
+
+    at: float
+    key: int
+    call: Call
+    again: bool
+    in_flight: tuple[int, ...]
+
+
+class Fleet:
+    """Runs calls against sites. ``seed`` is all the luck there is."""
+
+    def __init__(
+        self,
+        sites: Sequence[Site],
+        policy: PolicyName,
+        seed: int,
+        *,
+        settings: HealthSettings | None = None,
+        probing: float | None = None,
+    ) -> None:
+        self.now = 0.0
+        self.settings = settings or HealthSettings()
+        self.luck = random.Random(seed)
+        self.members = [Member(key, site, self) for key, site in enumerate(sites)]
+        self.picks: list[Pick] = []
+        self.calls: list[Call] = []
+        self.pressed = Counter[int]()
+        self._policy = make_policy(policy, self.luck.random)
+        self._budget = Budget()
+        self._probing = probing
+        self._waiting: deque[Call] = deque()
+        self._events: list[tuple[float, int, Callable[..., None], tuple[Any, ...]]] = []
+        self._number = count()
+
+    def run(self, rate: float, until: float, ask: Callable[[random.Random], Ask]) -> "Fleet":
+        """Calls at random moments, ``rate`` in a second; runs on until the last has ended."""
+        moment = self.now
+        while (moment := moment + self.luck.expovariate(rate)) < until:
+            self._at(moment, self._arrive, Call(ask(self.luck)))
+        if self._probing is not None:
+            for member in self.members:
+                for n in range(int((until - self.now) / self._probing)):
+                    self._at(
+                        self.now + (n + self.luck.random()) * self._probing, self._probe, member
+                    )
+        while self._events:
+            self.now, _, do, arguments = heapq.heappop(self._events)
+            do(*arguments)
+        self.now = max(self.now, until)
+        return self
+
+    def outcomes(self, since: float = 0.0) -> Counter[Outcome | None]:
+        """How the calls ended that were first sent from then on."""
+        return Counter(one.call.outcome for one in self.picks if not one.again and one.at >= since)
+
+    def shares(self, start: float = 0.0, end: float = 1e9) -> Counter[int]:
+        """Who was asked how often."""
+        return Counter(one.key for one in self.picks if start <= one.at < end)
+
+    def _at(self, moment: float, do: Callable[..., None], *arguments: Any) -> None:
+        heapq.heappush(self._events, (moment, next(self._number), do, arguments))
+
+    def _arrive(self, call: Call) -> None:
+        self.calls.append(call)
+        self._budget.asked(self.now)
+        self._place(call)
+
+    def _place(self, call: Call) -> None:
+        if not self._send(call):
+            self._waiting.append(call)
+            self._at(self.now + QUEUE, self._give_up, call)
+
+    def _give_up(self, call: Call) -> None:
+        if call in self._waiting:
+            self._waiting.remove(call)
+            call.outcome = "queue"
+
+    def _send(self, call: Call) -> bool:
+        """Whether there was a place."""
+        asked = eligible(self.members, self.now, self.settings.panic)
+        assert asked, "somebody may always be asked"
+        left = [one for one in asked if one.key not in call.tried]
+        left = left or [one for one in self.members if one.key not in call.tried]
+        free = [one for one in left if one.free]
+        if not free:
+            return False
+        member = self._policy.pick(free, call.ask)
+        assert any(member is one for one in free)
+        busy = tuple(one.in_flight for one in free)
+        self.picks.append(Pick(self.now, member.key, call, bool(call.tried), busy))
+        member.in_flight += 1
+        call.tried.add(member.key)
+        self._befall(call, member)
+        return True
+
+    def _befall(self, call: Call, member: Member) -> None:
+        """What becomes of it is settled when it is sent."""
+        site, now = member.site, self.now
+        spell = site.spell(now)
+        kind, much = (spell.kind, spell.much) if spell else (None, 1.0)
+        if kind == "dead":
+            self._at(now + 0.001, self._end, call, member, member.health.unreachable)
+        elif site.takes is not None and member.in_flight > site.takes:
+            self.pressed[member.key] += 1
+            self._at(now + 0.005, self._end, call, member, member.health.pressed)
+        elif kind == "error" and self.luck.random() < much:
+            self._at(now + 0.02, self._end, call, member, member.health.failed)
+        elif kind == "hang":
+            self._at(now + FIRST_TOKEN, self._end, call, member, member.health.failed)
+        else:
+            longer = self.luck.lognormvariate(0.0, 0.3) * (much if kind == "slow" else 1.0)
+            first = now + site.first * longer
+            end = first + site.rest * longer
+            death = site.death(now, end)
+            if death is None or death > first:
+                self._at(first, self._begin, call, member, now)
+            how = member.health.succeeded if death is None else member.health.failed
+            self._at(death or end, self._end, call, member, how)
+
+    def _begin(self, call: Call, member: Member, sent: float) -> None:
+        call.began = True
+        member.smoothed.add(self.now, self.now - sent)
+
+    def _end(self, call: Call, member: Member, how: Callable[[float], None]) -> None:
+        member.in_flight -= 1
+        how(self.now)
+        if how == member.health.succeeded:
+            call.outcome = "done"
+        elif call.began:
+            call.outcome = "cut"
+        elif self._may_try(call):
+            self._budget.retried(self.now)
+            self._place(call)
+        else:
+            call.outcome = "failed"
+        for waiting in list(self._waiting):
+            if self._send(waiting):
+                self._waiting.remove(waiting)
+
+    def _may_try(self, call: Call) -> bool:
+        left = len(call.tried) < min(TRIES, len(self.members))
+        return left and self._budget.may_retry(self.now)
+
+    def _probe(self, member: Member) -> None:
+        spell = member.site.spell(self.now)
+        member.health.probed(self.now, ok=spell is None or spell.kind in {"error", "slow"})

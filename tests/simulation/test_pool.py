@@ -1,0 +1,284 @@
+"""Laws of a pool, over thousands of seeded fates: no time passes, and no luck is left to chance."""
+
+import math
+import random
+from bisect import bisect
+from collections import Counter
+from collections.abc import Callable
+from typing import get_args
+
+import pytest
+
+from backends.pool.health import HealthSettings
+from backends.pool.policy import Ask, PolicyName
+from tests.simulation.fleet import Fleet, Kind, Site, Spell
+
+POLICIES: tuple[PolicyName, ...] = get_args(PolicyName)
+KINDS: tuple[Kind, ...] = get_args(Kind)
+KEYS = 40
+SEEDS = 200
+
+every_policy = pytest.mark.parametrize("policy", POLICIES)
+
+
+def keyed(luck: random.Random) -> Ask:
+    return Ask(prefix=luck.randrange(KEYS) << 40, session=f"user-{luck.randrange(KEYS)}")
+
+
+def same(luck: random.Random) -> Ask:
+    return Ask(prefix=7, session="one")
+
+
+def spells(luck: random.Random, until: float) -> tuple[Spell, ...]:
+    """Up to three misfortunes, one after the other, all over at ``until``."""
+    moments = sorted(luck.uniform(0.0, until) for _ in range(2 * luck.randrange(4)))
+    pairs = zip(moments[::2], moments[1::2], strict=True)
+    return tuple(
+        Spell(luck.choice(KINDS), start, end, luck.choice([0.3, 1.0, 5.0])) for start, end in pairs
+    )
+
+
+def fates(seed: int) -> tuple[list[Site], random.Random]:
+    """A fleet of any kind, whose misfortunes end at 20 s."""
+    luck = random.Random(seed)
+    sites = [
+        Site(
+            first=luck.choice([0.02, 0.1, 0.5]),
+            rest=luck.choice([0.0, 1.0, 5.0]),
+            weight=luck.choice([1.0, 1.0, 3.0]),
+            places=luck.choice([None, None, 2, 8]),
+            takes=luck.choice([None, None, 3]),
+            spells=spells(luck, 20.0),
+        )
+        for _ in range(luck.randint(1, 6))
+    ]
+    return sites, luck
+
+
+def between(moments: list[float], start: float, end: float) -> int:
+    """How many of them lie after ``start``, up to ``end``."""
+    return bisect(moments, end) - bisect(moments, start)
+
+
+# ── whatever befalls the workers ────────────────────────────────────────────────────────────────
+
+
+@every_policy
+def test_every_call_ends_once_and_leaves_nothing_behind(policy: PolicyName) -> None:
+    for seed in range(SEEDS):
+        sites, luck = fates(seed)
+        fleet = Fleet(sites, policy, seed, probing=luck.choice([None, 2.0]))
+
+        fleet.run(rate=4.0, until=30.0, ask=keyed)
+
+        assert all(call.outcome is not None for call in fleet.calls), seed
+        assert not any(one.in_flight for one in fleet.members), seed
+        assert sum(not one.again for one in fleet.picks) >= sum(
+            call.outcome != "queue" for call in fleet.calls
+        ), seed
+        for call in fleet.calls:
+            assert len(call.tried) <= 3, seed
+
+
+@every_policy
+def test_tries_stay_within_the_budget(policy: PolicyName) -> None:
+    """A fifth of what is asked in ten seconds, and three; a window is right to a tenth."""
+    for seed in range(SEEDS // 2):
+        luck = random.Random(seed)
+        broken = Spell(luck.choice(["dead", "error"]), luck.uniform(0.0, 9.0), 99.0)
+        sites = [Site(spells=(broken,)) for _ in range(luck.randint(2, 5))]
+        fleet = Fleet(sites, policy, seed)
+
+        fleet.run(rate=luck.uniform(1.0, 12.0), until=20.0, ask=keyed)
+
+        firsts = [one.at for one in fleet.picks if not one.again]
+        tries = [one.at for one in fleet.picks if one.again]
+        assert tries, seed
+        for moment in tries:
+            asked = between(firsts, moment - 10.1, moment)
+            assert between(tries, moment - 8.9, moment) <= 3 + 0.2 * asked, (seed, moment)
+
+
+@every_policy
+@pytest.mark.parametrize("kind", ["dead", "hang", "error"])
+@pytest.mark.parametrize("probing", [None, 3.0], ids=["unprobed", "probed"])
+def test_all_die_and_all_come_back(policy: PolicyName, kind: Kind, probing: float | None) -> None:
+    """Every call is answered again half a minute after the return, which is the longest absence.
+
+    A worker that failed its trials may be out for longer, but for no more than twice the outage.
+    """
+    for seed in range(6):
+        luck = random.Random(seed)
+        death = luck.uniform(1.0, 10.0)
+        life = death + luck.choice([1.0, 20.0, 60.0])
+        ends = [life + luck.uniform(0.0, 2.0) for _ in range(luck.randint(1, 5))]
+        sites = [Site(spells=(Spell(kind, death, end),)) for end in ends]
+        fleet = Fleet(sites, policy, seed, probing=probing)
+
+        fleet.run(rate=4.0, until=life + 160.0, ask=keyed)
+
+        assert fleet.outcomes(life + 35.0).keys() == {"done"}, seed
+        assert all(one.health.state(fleet.now) == "up" for one in fleet.members), seed
+        assert len(fleet.shares(life + 130.0)) == len(sites), seed
+
+
+@every_policy
+@pytest.mark.parametrize("kind", ["dead", "hang", "error"])
+def test_one_bad_worker_is_found_out(policy: PolicyName, kind: Kind) -> None:
+    """Whoever it hurts is tried elsewhere; and soon hardly anybody is sent there any more."""
+    for seed in range(10):
+        bad = Site(spells=(Spell(kind, 0.0, 999.0),))
+        fleet = Fleet([bad, Site(), Site()], policy, seed)
+
+        fleet.run(rate=20.0, until=30.0, ask=keyed)
+
+        outcomes = fleet.outcomes()
+        assert outcomes["done"] >= 0.97 * outcomes.total(), (seed, outcomes)
+        late = fleet.shares(start=10.0)
+        assert late[0] <= 0.02 * late.total(), (seed, late)
+
+
+@every_policy
+def test_a_worker_that_fails_now_and_then_is_taken_out_by_rate(policy: PolicyName) -> None:
+    """Three of ten requests fail at once; two hundred in a row would be luck."""
+    settings = HealthSettings(failures=200, rate=0.2)
+    for seed in range(10):
+        sites = [Site(), Site(), Site(spells=(Spell("error", 0.0, 999.0, 0.3),))]
+        fleet = Fleet(sites, policy, seed, settings=settings)
+
+        fleet.run(rate=30.0, until=60.0, ask=keyed)
+
+        shares, outcomes = fleet.shares(), fleet.outcomes()
+        assert shares[2] <= 0.15 * shares.total(), (seed, shares)
+        assert outcomes["done"] >= 0.995 * outcomes.total(), (seed, outcomes)
+
+
+# ── who is asked ────────────────────────────────────────────────────────────────────────────────
+
+
+@every_policy
+def test_nobody_starves(policy: PolicyName) -> None:
+    """Each of a healthy fleet is asked, and never waits long for its turn."""
+    for seed in range(SEEDS // 2):
+        luck = random.Random(seed)
+        size = luck.randint(1, 6)
+        fleet = Fleet([Site() for _ in range(size)], policy, seed)
+
+        fleet.run(rate=5.0 * size, until=10.0, ask=keyed)
+
+        assert len(fleet.shares()) == size, seed
+        last = Counter[int]()
+        for n, one in enumerate(fleet.picks):
+            assert n - last[one.key] <= 30 * size, (seed, n)
+            last[one.key] = n
+
+
+@pytest.mark.parametrize(
+    ("policy", "most"), [("round_robin", 0), ("least_load", 0), ("two_choices", 6)]
+)
+def test_load_follows_the_weights(policy: PolicyName, most: float) -> None:
+    """As long as nobody is done, in_flight is what each was given."""
+    for seed in range(SEEDS // 4):
+        luck = random.Random(seed)
+        weights = [luck.randint(1, 4) for _ in range(luck.randint(2, 6))]
+        fleet = Fleet([Site(first=1e6, weight=one) for one in weights], policy, seed)
+
+        fleet.run(rate=30.0, until=10.0, ask=keyed)
+
+        rounds = len(fleet.picks) / sum(weights)
+        for key, count in fleet.shares().items():
+            assert abs(count - rounds * weights[key]) <= weights[key] + 1 + most, (seed, key)
+
+
+@pytest.mark.parametrize(("policy", "bound"), [("prefix", 1.25), ("session", 1.5)])
+@pytest.mark.parametrize("ask", [keyed, same])
+def test_a_hot_key_overloads_nobody(
+    policy: PolicyName, bound: float, ask: Callable[[random.Random], Ask]
+) -> None:
+    for seed in range(SEEDS // 4):
+        size = random.Random(seed).randint(2, 6)
+        fleet = Fleet([Site(rest=1.0) for _ in range(size)], policy, seed)
+
+        fleet.run(rate=8.0 * size, until=8.0, ask=ask)
+
+        for pick in fleet.picks:
+            part = (1 + sum(pick.in_flight)) / size
+            assert pick.in_flight[pick.key] + 1 <= max(2, math.ceil(bound * part)), seed
+
+
+@pytest.mark.parametrize("policy", ["prefix", "session"])
+def test_a_key_stays_with_its_worker_where_there_is_room(policy: PolicyName) -> None:
+    for seed in range(SEEDS // 8):
+        fleet = Fleet([Site(rest=0.2) for _ in range(4)], policy, seed)
+
+        fleet.run(rate=8.0, until=30.0, ask=keyed)
+
+        homes: dict[int | str | None, Counter[int]] = {}
+        for pick in fleet.picks:
+            ask = pick.call.ask
+            key = ask.prefix if policy == "prefix" else ask.session
+            homes.setdefault(key, Counter())[pick.key] += 1
+        at_home = sum(count.most_common(1)[0][1] for count in homes.values())
+        assert at_home >= 0.8 * len(fleet.picks), seed
+        assert len({count.most_common(1)[0][0] for count in homes.values()}) == 4, seed
+
+
+def test_of_two_choices_the_nearer_has_the_traffic() -> None:
+    for seed in range(SEEDS // 8):
+        fleet = Fleet([Site(first=0.05), Site(first=0.5)], "two_choices", seed)
+
+        fleet.run(rate=10.0, until=60.0, ask=keyed)
+
+        shares = fleet.shares()
+        assert shares[0] >= 0.85 * shares.total(), (seed, shares)
+        assert shares[1] >= 3, "the farther is asked now and then: it may have come nearer"
+
+
+def test_traffic_leaves_a_worker_that_turns_slow_and_comes_back() -> None:
+    for seed in range(SEEDS // 20):
+        slow = Site(spells=(Spell("slow", 20.0, 50.0, 10.0),))
+        fleet = Fleet([slow, Site()], "two_choices", seed)
+
+        fleet.run(rate=20.0, until=110.0, ask=keyed)
+
+        before, during, after = fleet.shares(0, 20), fleet.shares(22, 50), fleet.shares(80, 110)
+        assert 0.35 <= before[0] / before.total() <= 0.65, (seed, before)
+        assert during[0] / during.total() <= 0.15, (seed, during)
+        assert 0.35 <= after[0] / after.total() <= 0.65, (seed, after)
+
+
+# ── limits ──────────────────────────────────────────────────────────────────────────────────────
+
+
+@every_policy
+def test_a_worker_that_refuses_gets_less_and_stays_in(policy: PolicyName) -> None:
+    for seed in range(SEEDS // 40):
+        fleet = Fleet([Site(takes=4, rest=1.0), Site(rest=1.0)], policy, seed)
+
+        fleet.run(rate=30.0, until=60.0, ask=keyed)
+
+        shares, outcomes = fleet.shares(), fleet.outcomes()
+        assert fleet.members[0].health.state(fleet.now) == "up"
+        assert shares[0] >= 60, (seed, shares)
+        assert fleet.pressed[0] <= 0.2 * shares[0], (seed, fleet.pressed, shares)
+        assert outcomes["done"] >= 0.99 * outcomes.total(), (seed, outcomes)
+
+
+# ── coming back ─────────────────────────────────────────────────────────────────────────────────
+
+
+@pytest.mark.parametrize("policy", ["round_robin", "least_load", "prefix", "session"])
+def test_a_worker_that_comes_back_starts_slowly(policy: PolicyName) -> None:
+    """Its part grows from a tenth to the whole in half a minute."""
+    early, late, full = Counter[int](), Counter[int](), Counter[int]()
+    for seed in range(10):
+        sites = [Site(spells=(Spell("error", 0.0, 14.0),)), Site(), Site()]
+        fleet = Fleet(sites, policy, seed).run(rate=40.0, until=60.0, ask=keyed)
+        [back] = [one.at for one in fleet.picks if one.key == 0 and one.at > 14.0][:1]
+        early += fleet.shares(back + 1.0, back + 7.0)
+        late += fleet.shares(back + 20.0, back + 26.0)
+        full += fleet.shares(back + 32.0)
+
+    parts = [count[0] / count.total() for count in (early, late, full)]
+    assert parts[0] < 0.6 * parts[1] < 0.6 * parts[2], parts
+    assert parts[2] == pytest.approx(1 / 3, abs=0.12), parts

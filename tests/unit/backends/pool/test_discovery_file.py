@@ -1,0 +1,171 @@
+"""A file that lists workers, changed in every way that files are changed."""
+
+import threading
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from backends.pool.discovery import DiscoveryFailed, File
+from backends.upstream import Worker
+
+
+def read(data: bytes) -> list[Worker]:
+    return [Worker(url) for url in msgspec.json.decode(data, type=list[str])]
+
+
+def listing(*lasts: int) -> bytes:
+    return msgspec.json.encode([f"http://10.0.0.{last}:80" for last in lasts])
+
+
+async def lasts(source: File) -> str:
+    return "".join(worker.url[-4] for worker in await source.look())
+
+
+async def test_a_file_is_read_at_the_first_look(tmp_path: Path) -> None:
+    path = tmp_path / "workers.json"
+    path.write_bytes(listing(1, 2))
+    source = File(path, read)
+
+    assert source.every == 1.0
+    assert await lasts(source) == "12"
+    assert await lasts(source) == "12"
+
+
+async def test_what_is_written_over_counts_once_it_stays_the_same(tmp_path: Path) -> None:
+    path = tmp_path / "workers.json"
+    path.write_bytes(listing(1, 2))
+    source = File(path, read)
+    await source.look()
+
+    path.write_bytes(listing(1))
+    assert await lasts(source) == "12"
+    path.write_bytes(listing(1, 2, 3))
+    assert await lasts(source) == "12"
+    assert await lasts(source) == "123"
+
+
+async def test_what_is_put_in_its_place_counts_at_once(tmp_path: Path) -> None:
+    path, new = tmp_path / "workers.json", tmp_path / "new"
+    path.write_bytes(listing(1))
+    source = File(path, read)
+    await source.look()
+
+    new.write_bytes(listing(2))
+    new.replace(path)
+
+    assert await lasts(source) == "2"
+
+
+async def test_a_link_that_leads_elsewhere_counts_at_once(tmp_path: Path) -> None:
+    """Kubernetes: workers.json -> ..data/workers.json, and ..data -> a folder, swapped whole."""
+    for name, last in (("first", 1), ("second", 2)):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "workers.json").write_bytes(listing(last))
+    (tmp_path / "..data").symlink_to("first")
+    path = tmp_path / "workers.json"
+    path.symlink_to("..data/workers.json")
+    source = File(path, read)
+    assert await lasts(source) == "1"
+
+    (tmp_path / "..data_tmp").symlink_to("second")
+    (tmp_path / "..data_tmp").rename(tmp_path / "..data")
+
+    assert await lasts(source) == "2"
+
+
+async def test_a_file_that_is_wrong_is_a_failure_until_it_is_mended(tmp_path: Path) -> None:
+    path = tmp_path / "workers.json"
+    reads: list[bytes] = []
+
+    def counted(data: bytes) -> list[Worker]:
+        reads.append(data)
+        return read(data)
+
+    path.write_bytes(listing(1))
+    source = File(path, counted)
+    await source.look()
+    path.write_bytes(listing(1, 2)[:-1])
+    await source.look()
+
+    for _ in range(3):
+        with pytest.raises(DiscoveryFailed, match=r"workers\.json: "):
+            await source.look()
+    assert len(reads) == 2
+
+    path.write_bytes(listing(1, 2))
+    with pytest.raises(DiscoveryFailed):
+        await source.look()
+    assert await lasts(source) == "12"
+
+
+async def test_a_file_that_lists_what_is_no_worker_is_a_failure(tmp_path: Path) -> None:
+    path = tmp_path / "workers.json"
+    path.write_bytes(b'["http://u:p@10.0.0.1:80"]')
+
+    with pytest.raises(DiscoveryFailed, match="not a worker's URL"):
+        await File(path, read).look()
+
+
+async def test_a_fault_without_words_is_told_by_its_name(tmp_path: Path) -> None:
+    path = tmp_path / "workers.json"
+    path.write_bytes(b"[]")
+
+    def broken(data: bytes) -> list[Worker]:
+        raise KeyError
+
+    with pytest.raises(DiscoveryFailed, match="KeyError"):
+        await File(path, broken).look()
+
+
+async def test_a_file_that_is_gone_is_a_failure_until_it_is_back(tmp_path: Path) -> None:
+    path = tmp_path / "workers.json"
+    source = File(path, read)
+    with pytest.raises(DiscoveryFailed, match="no such file"):
+        await source.look()
+
+    path.write_bytes(listing(1))
+    assert await lasts(source) == "1"
+    path.unlink()
+    with pytest.raises(DiscoveryFailed, match="no such file"):
+        await source.look()
+    path.write_bytes(listing(1))
+    assert await lasts(source) == "1"
+
+
+async def test_a_file_that_may_not_be_read_is_a_failure(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "workers.json"
+    path.write_bytes(listing(1))
+
+    def refuse(*args: object) -> None:
+        raise PermissionError(13, "Permission denied")
+
+    monkeypatch.setattr(Path, "open", refuse)
+    with pytest.raises(DiscoveryFailed, match="Permission denied"):
+        await File(path, read).look()
+
+
+async def test_a_file_that_is_too_large_is_a_failure(tmp_path: Path) -> None:
+    path = tmp_path / "workers.json"
+    path.write_bytes(b" " * ((1 << 20) + 1))
+
+    with pytest.raises(DiscoveryFailed, match="larger than"):
+        await File(path, read).look()
+
+
+async def test_a_file_that_hangs_is_a_failure(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path, go = tmp_path / "workers.json", threading.Event()
+    path.write_bytes(listing(1))
+
+    def slow(data: bytes) -> list[Worker]:
+        go.wait(5)
+        return read(data)
+
+    monkeypatch.setattr("backends.pool.discovery.file._PATIENCE", 0.01)
+    with pytest.raises(DiscoveryFailed, match="can't be read in"):
+        await File(path, slow).look()
+    go.set()

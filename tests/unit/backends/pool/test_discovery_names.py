@@ -1,0 +1,419 @@
+"""What a source makes of the answers it gets; who answers is scripted."""
+
+import asyncio
+import socket
+import threading
+from collections.abc import Sequence
+from typing import Any
+
+import msgspec
+import pytest
+
+from backends.pool import dns
+from backends.pool.discovery import (
+    DiscoveryFailed,
+    Dns,
+    DnsSettings,
+    File,
+    SourceSettings,
+    Template,
+    make_source,
+)
+from backends.pool.discovery.aside import Aside
+from backends.pool.discovery.nameserver import read_address
+from backends.pool.dns import Answer, Record, Service
+from backends.upstream import Worker
+
+Told = Answer | Exception
+
+
+class Zone:
+    """A Resolver that knows what it was given, and nothing else."""
+
+    def __init__(self, **known: Told) -> None:
+        self.known: dict[str, Told] = known
+        self.asked: list[str] = []
+
+    async def ask(self, name: str, kind: dns.Kind) -> Answer:
+        self.asked.append(f"{kind} {name}")
+        found = self.known.get(f"{kind} {name}", Answer(code=3))
+        if isinstance(found, Exception):
+            raise found
+        return found
+
+
+def some(*values: str | Service, ttl: int = 30, name: str = "w") -> Answer:
+    return Answer(found=tuple(Record(name, ttl, value) for value in values), ttl=ttl)
+
+
+def by_address(zone: Zone, **more: Any) -> Dns:
+    return Dns(DnsSettings("w.local:8000", nameserver="127.0.0.1", **more), resolver=zone)
+
+
+def urls(workers: Sequence[Worker]) -> list[str]:
+    return [worker.url for worker in workers]
+
+
+# --- addresses -----------------------------------------------------------------------------------
+
+
+async def test_each_address_is_a_worker_made_after_the_template() -> None:
+    zone = Zone()
+    zone.known = {"A w.local": some("10.0.0.2", "10.0.0.1"), "AAAA w.local": some("fd00::1")}
+    template = Template(path="/base", weight=2, max_concurrency=4, bearer="sk-1")
+    source = Dns(DnsSettings("W.local.:8000", nameserver="127.0.0.1"), template, resolver=zone)
+
+    found = await source.look()
+
+    assert found == [
+        Worker("http://10.0.0.1:8000/base", 2, 4, "sk-1"),
+        Worker("http://10.0.0.2:8000/base", 2, 4, "sk-1"),
+        Worker("http://[fd00::1]:8000/base", 2, 4, "sk-1"),
+    ]
+    assert "sk-1" not in repr(template)
+
+
+@pytest.mark.parametrize(("ttls", "pause"), [((30, 60), 10), ((60, 4), 4), ((0, 60), 1)])
+async def test_the_next_look_is_when_the_answer_no_longer_holds(
+    ttls: tuple[int, int], pause: float
+) -> None:
+    zone = Zone()
+    zone.known = {
+        "A w.local": some("10.0.0.2", ttl=ttls[0]),
+        "AAAA w.local": some("fd00::1", ttl=ttls[1]),
+    }
+    source = by_address(zone)
+
+    await source.look()
+
+    assert source.every == pause
+
+
+async def test_after_a_failure_the_last_answers_time_does_not_count() -> None:
+    zone = Zone()
+    zone.known = {"A w.local": some("10.0.0.2", ttl=2)}
+    source = by_address(zone)
+    await source.look()
+    zone.known = {"A w.local": DiscoveryFailed("down")}
+
+    with pytest.raises(DiscoveryFailed, match="down"):
+        await source.look()
+
+    assert source.every == 10
+
+
+async def test_a_family_that_always_fails_is_done_without() -> None:
+    zone = Zone()
+    zone.known = {"A w.local": some("10.0.0.2"), "AAAA w.local": DiscoveryFailed("SERVFAIL")}
+
+    assert urls(await by_address(zone).look()) == ["http://10.0.0.2:8000"]
+
+
+async def test_both_families_failing_is_a_failure() -> None:
+    zone = Zone()
+    zone.known = dict.fromkeys(("A w.local", "AAAA w.local"), DiscoveryFailed("SERVFAIL"))
+
+    with pytest.raises(DiscoveryFailed, match="SERVFAIL"):
+        await by_address(zone).look()
+
+
+async def test_a_family_that_fails_now_and_did_not_before_fails_the_whole() -> None:
+    zone = Zone()
+    zone.known = {"A w.local": some("10.0.0.2"), "AAAA w.local": some("fd00::1")}
+    source = by_address(zone)
+    await source.look()
+    zone.known["AAAA w.local"] = DiscoveryFailed("SERVFAIL")
+
+    with pytest.raises(DiscoveryFailed, match="SERVFAIL"):
+        await source.look()
+
+    zone.known["AAAA w.local"] = Answer()
+    assert urls(await source.look()) == ["http://10.0.0.2:8000"]
+
+
+@pytest.mark.parametrize(
+    "answer", [Answer(), Answer(code=3), some("169.254.169.254"), some("0.0.0.0", "224.0.0.1")]
+)
+async def test_61_a_name_without_an_address_that_a_worker_can_have_is_a_failure(
+    answer: Answer,
+) -> None:
+    zone = Zone()
+    zone.known = {
+        "A w.local": answer,
+        "AAAA w.local": some("fe80::1", "ff02::1", "::", "::ffff:169.254.169.254"),
+    }
+
+    with pytest.raises(DiscoveryFailed, match=r"w\.local: DNS tells no address"):
+        await by_address(zone).look()
+
+
+async def test_61_an_address_that_is_no_workers_is_left_out() -> None:
+    zone = Zone()
+    zone.known = {"A w.local": some("169.254.169.254", "10.0.0.1", "10.0.0.1")}
+
+    assert urls(await by_address(zone).look()) == ["http://10.0.0.1:8000"]
+
+
+async def test_an_answer_that_does_not_come_is_a_failure() -> None:
+    class Silent:
+        async def ask(self, name: str, kind: dns.Kind) -> Answer:
+            await asyncio.Event().wait()
+            return Answer()
+
+    settings = DnsSettings("w.local:8000", nameserver="127.0.0.1", within=0.01)
+
+    with pytest.raises(DiscoveryFailed, match=r"no answer in 0\.01 s"):
+        await Dns(settings, resolver=Silent()).look()
+
+
+# --- the system's way ----------------------------------------------------------------------------
+
+
+async def test_without_a_nameserver_the_system_is_asked() -> None:
+    asked: list[tuple[Any, ...]] = []
+
+    def getaddrinfo(*args: Any, **more: Any) -> list[Any]:
+        asked.append((*args, more))
+        return [(2, 1, 6, "", ("10.0.0.7", 8000)), (10, 1, 6, "", ("fd00::1", 8000, 0, 0))]
+
+    source = Dns(DnsSettings("w:8000", every=7), getaddrinfo=getaddrinfo)
+
+    assert urls(await source.look()) == ["http://10.0.0.7:8000", "http://[fd00::1]:8000"]
+    assert asked == [("w", 8000, {"type": socket.SOCK_STREAM})]
+    assert source.every == 7
+
+
+async def test_this_machines_own_name_is_found_by_the_real_system() -> None:
+    assert "http://127.0.0.1:8000" in urls(await Dns(DnsSettings("localhost:8000")).look())
+
+
+@pytest.mark.parametrize("fault", [socket.gaierror(-2, "not known"), UnicodeError("label")])
+async def test_what_the_system_can_t_find_is_a_failure(fault: Exception) -> None:
+    def getaddrinfo(*args: Any, **more: Any) -> list[Any]:
+        raise fault
+
+    with pytest.raises(DiscoveryFailed, match="w: "):
+        await Dns(DnsSettings("w:8000"), getaddrinfo=getaddrinfo).look()
+
+
+async def test_a_system_that_hangs_is_asked_once_and_waited_for_again() -> None:
+    go, asked = threading.Event(), []
+
+    def getaddrinfo(*args: Any, **more: Any) -> list[Any]:
+        asked.append(args)
+        go.wait(5)
+        return [(2, 1, 6, "", ("10.0.0.7", 8000))]
+
+    source = Dns(DnsSettings("w:8000", within=0.02), getaddrinfo=getaddrinfo)
+    for _ in range(3):
+        with pytest.raises(DiscoveryFailed, match="no answer"):
+            await source.look()
+    go.set()
+
+    assert urls(await _at_last(source)) == ["http://10.0.0.7:8000"]
+    assert len(asked) == 1
+
+
+async def _at_last(source: Dns) -> Sequence[Worker]:
+    async with asyncio.timeout(5):
+        while True:
+            try:
+                return await source.look()
+            except DiscoveryFailed:
+                continue
+
+
+def test_a_call_that_hangs_does_not_keep_the_loop_from_its_end() -> None:
+    go, told = threading.Event(), list[str]()
+
+    def call() -> str:
+        go.wait(5)
+        told.append("done")
+        return "late"
+
+    async def main() -> None:
+        with pytest.raises(TimeoutError):
+            async with asyncio.timeout(0.01):
+                await Aside(call).run()
+
+    asyncio.run(main())
+    assert told == []
+    threads = [thread for thread in threading.enumerate() if thread.name == "discovery"]
+    go.set()
+    for thread in threads:
+        thread.join(5)
+    assert told == ["done"]
+
+
+# --- services ------------------------------------------------------------------------------------
+
+SERVICE = "_http._tcp.w.local"
+
+
+def by_service(zone: Zone, scheme: Any = "http") -> Dns:
+    return Dns(DnsSettings(SERVICE, record="srv"), Template(scheme=scheme), resolver=zone)
+
+
+async def test_a_services_places_have_the_addresses_told_along() -> None:
+    zone = Zone()
+    told = some(Service(0, 10, 8000, "a.w.local"), Service(0, 30, 8001, "b.w.local"))
+    along = (Record("a.w.local", 5, "10.0.0.1"), Record("x.w.local", 1, "10.0.0.9"))
+    zone.known = {
+        f"SRV {SERVICE}": msgspec.structs.replace(told, more=along),
+        "A b.w.local": some("10.0.0.2", "10.0.0.3", ttl=7),
+    }
+    source = by_service(zone)
+
+    found = await source.look()
+
+    assert [(worker.url, worker.weight) for worker in found] == [
+        ("http://10.0.0.1:8000", 1),
+        ("http://10.0.0.2:8001", 3),
+        ("http://10.0.0.3:8001", 3),
+    ]
+    assert source.every == 5
+    assert "A a.w.local" not in zone.asked
+
+
+async def test_only_the_first_priority_counts_and_only_what_is_somewhere() -> None:
+    zone = Zone()
+    told = some(
+        Service(2, 1, 80, "c.w.local"),
+        Service(1, 0, 80, "a.w.local"),
+        Service(0, 1, 0, "b.w.local"),
+        Service(0, 1, 80, ""),
+        Service(1, 0, 80, "gone.w.local"),
+        Service(1, 0, 80, "a\\046b"),
+    )
+    zone.known = {f"SRV {SERVICE}": told, "A a.w.local": some("10.0.0.1")}
+
+    found = await by_service(zone).look()
+
+    assert [(worker.url, worker.weight) for worker in found] == [("http://10.0.0.1:80", 1)]
+    assert not any("\\" in asked for asked in zone.asked)
+
+
+async def test_a_place_that_is_not_told_of_just_now_fails_the_whole() -> None:
+    zone = Zone()
+    zone.known = {
+        f"SRV {SERVICE}": some(Service(0, 1, 80, "a.w.local"), Service(0, 1, 80, "b.w.local")),
+        "A a.w.local": some("10.0.0.1"),
+        "A b.w.local": DiscoveryFailed("SERVFAIL"),
+    }
+
+    with pytest.raises(DiscoveryFailed, match="SERVFAIL"):
+        await by_service(zone).look()
+
+
+@pytest.mark.parametrize(
+    ("answer", "said"),
+    [
+        (Answer(code=3), "no such name"),
+        (Answer(), "no address"),
+        (some(Service(0, 0, 0, "")), "no"),
+    ],
+)
+async def test_a_service_that_is_nowhere_is_a_failure(answer: Answer, said: str) -> None:
+    zone = Zone()
+    zone.known = {f"SRV {SERVICE}": answer}
+
+    with pytest.raises(DiscoveryFailed, match=said):
+        await by_service(zone).look()
+
+
+async def test_61_over_https_only_names_of_the_services_own_domain_are_taken() -> None:
+    zone = Zone()
+    targets = ("a.w.local", "w.local", "evil.org", "xw.local", "w.local.evil.org", "a\\046.w.local")
+    zone.known = {f"SRV {SERVICE}": some(*(Service(0, 1, 443, one) for one in targets), ttl=3)}
+    source = by_service(zone, "https")
+
+    found = await source.look()
+
+    assert urls(found) == ["https://a.w.local:443", "https://w.local:443"]
+    assert zone.asked == [f"SRV {SERVICE}"]
+    assert source.every == 3
+
+
+# --- settings ------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "w",
+        "w:",
+        "w:0",
+        "w:65536",
+        "w:x",
+        ":80",
+        "w w:80",
+        "a@b:80",
+        "http://w:80",
+        "w\\:80",
+        "w#:80",
+    ],
+)
+def test_a_name_without_its_port_is_refused(name: str) -> None:
+    with pytest.raises(ValueError, match=r"such as workers\.local:8000"):
+        Dns(DnsSettings(name))
+
+
+@pytest.mark.parametrize("name", ["", "_http._tcp.w:80", "a b", "a@b", "a/b"])
+def test_what_is_not_the_name_of_a_service_is_refused(name: str) -> None:
+    with pytest.raises(ValueError, match="name of a service"):
+        Dns(DnsSettings(name, record="srv"))
+
+
+def test_https_by_address_is_refused_with_what_would_be_right() -> None:
+    with pytest.raises(ValueError, match=r"https needs a name to verify.*SRV"):
+        Dns(DnsSettings("w:443"), Template(scheme="https"))
+
+
+@pytest.mark.parametrize("path", ["base", "/a?b", "/a#b", "@evil", "/a\\b"])
+def test_61_a_path_that_is_none_is_refused(path: str) -> None:
+    with pytest.raises(ValueError, match="URL"):
+        Dns(DnsSettings("w:80"), Template(path=path))
+
+
+@pytest.mark.parametrize(
+    ("text", "address"),
+    [
+        ("10.0.0.2", ("10.0.0.2", 53)),
+        ("127.0.0.1:5353", ("127.0.0.1", 5353)),
+        ("::1", ("::1", 53)),
+        ("[::1]:5353", ("::1", 5353)),
+    ],
+)
+def test_a_nameservers_address(text: str, address: tuple[str, int]) -> None:
+    assert read_address(text) == address
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["", "dns.local", "10.0.0.2:0", "10.0.0.2:x", "10.0.0.2:65536", "a@10.0.0.2", "1.2.3.4/"],
+)
+def test_what_is_no_nameservers_address(text: str) -> None:
+    with pytest.raises(ValueError, match="not a nameserver"):
+        Dns(DnsSettings("w:80", nameserver=text))
+
+
+def test_a_source_is_made_from_plain_words() -> None:
+    asked = {"name": "w:80", "record": "a", "every": 7.0, "nameserver": None}
+    told = {"dns": asked, "template": {"scheme": "http", "weight": 2, "bearer": "sk-1"}}
+
+    def read(data: bytes) -> list[Worker]:
+        return []
+
+    by_name = make_source(msgspec.convert(told, SourceSettings), read)
+    by_file = make_source(msgspec.convert({"file": "workers.yaml"}, SourceSettings), read)
+
+    assert isinstance(by_name, Dns)
+    assert by_name.every == 7
+    assert isinstance(by_file, File)
+    assert "sk-1" not in repr(msgspec.convert(told, SourceSettings))
+
+
+@pytest.mark.parametrize("told", [{}, {"file": "a", "dns": {"name": "w:80"}}])
+def test_a_source_is_one_of_two_sorts(told: dict[str, Any]) -> None:
+    with pytest.raises(msgspec.ValidationError, match="either a file or dns"):
+        msgspec.convert(told, SourceSettings)

@@ -1,0 +1,472 @@
+"""Whether a worker may be asked, by a clock that is a number."""
+
+from collections.abc import Callable
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from msgspec import Struct, field
+
+from backends.pool.health import Health, HealthSettings, State, eligible
+
+
+def fail(health: Health, now: float, times: int = 5) -> None:
+    for _ in range(times):
+        health.failed(now)
+
+
+def states(health: Health, *moments: float) -> list[State]:
+    return [health.state(now) for now in moments]
+
+
+def test_of_a_new_worker_nothing_is_known_and_it_may_be_asked() -> None:
+    health = Health()
+
+    assert (health.state(0.0), health.ready(0.0), health.share(0.0)) == ("up", True, 1.0)
+    assert (health.until(0.0), health.limit(None, 9), health.limit(4, 9)) == (None, None, 4)
+
+
+# ── probes ──────────────────────────────────────────────────────────────────────────────────────
+
+
+def test_three_failed_probes_take_it_out_and_two_good_ones_bring_it_back() -> None:
+    health, seen = Health(), list[bool]()
+    for now, ok in enumerate([False, False, True, False, False, False, False, True, False, True]):
+        health.probed(now, ok)
+        seen.append(health.ready(now))
+    health.probed(10, ok=True)
+
+    assert seen == [True] * 5 + [False] * 5
+    assert states(health, 10, 10_000) == ["up", "up"]
+
+
+def test_a_worker_that_probes_bring_back_starts_slowly() -> None:
+    health = Health()
+    for now in range(3):
+        health.probed(now, ok=False)
+    for now in (3, 4):
+        health.probed(now, ok=True)
+
+    shares = [health.share(now) for now in (4, 5, 7, 19, 34, 99)]
+    assert shares == pytest.approx([0.1, 0.1, 0.1, 0.5, 1, 1])
+
+
+def test_good_probes_of_a_worker_that_is_up_change_nothing() -> None:
+    health = Health()
+    for now in range(5):
+        health.probed(now, ok=True)
+        assert health.share(now) == 1.0
+
+
+def test_only_probes_undo_what_probes_said() -> None:
+    health = Health()
+    for now in range(3):
+        health.probed(now, ok=False)
+
+    for now in range(3, 30):
+        health.succeeded(now)
+
+    assert health.state(30) == "out"
+
+
+def test_a_worker_that_went_down_and_came_back_has_a_clean_slate() -> None:
+    health = Health()
+    fail(health, 0.0)
+    fail(health, 0.0, times=4)
+    for now in (1, 2, 3):
+        health.probed(now, ok=False)
+    for now in (4, 5):
+        health.probed(now, ok=True)
+    health.failed(5)
+
+    assert states(health, 5, 20) == ["up", "up"]
+
+
+def test_failures_from_before_it_went_down_are_not_added_up() -> None:
+    health = Health()
+    fail(health, 0.0, times=4)
+    for now in (1, 2, 3):
+        health.probed(now, ok=False)
+    for now in (4, 5):
+        health.probed(now, ok=True)
+    health.failed(6)
+
+    assert health.state(6) == "up"
+
+
+# ── requests that fail ──────────────────────────────────────────────────────────────────────────
+
+
+def test_five_failures_in_a_row_take_it_out_for_a_while() -> None:
+    health = Health()
+    fail(health, 0.0, times=4)
+    health.succeeded(0.0)
+    fail(health, 0.0, times=4)
+    assert health.state(0.0) == "up"
+
+    health.failed(1.0)
+
+    assert states(health, 1.0, 15.9, 16.0, 1e6) == ["out", "out", "trial", "trial"]
+    assert (health.until(2.0), health.until(16.0)) == (16.0, None)
+
+
+def test_one_good_answer_ends_the_trial_and_the_share_grows() -> None:
+    health = Health()
+    fail(health, 0.0)
+    assert health.share(15.0) == 1.0
+
+    health.succeeded(15.0)
+
+    assert health.state(15.0) == "up"
+    assert [health.share(now) for now in (15, 30, 45)] == pytest.approx([0.1, 0.5, 1.0])
+
+
+def test_a_failure_ends_the_trial_the_other_way_and_for_twice_as_long() -> None:
+    health, now, waits = Health(), 0.0, list[float]()
+    fail(health, now)
+    for _ in range(7):
+        until = health.until(now)
+        assert until is not None
+        waits.append(until - now)
+        now = until
+        health.failed(now)
+
+    assert waits == [15, 30, 60, 120, 240, 300, 300]
+
+
+@pytest.mark.parametrize(("pause", "wait"), [(299.0, 30.0), (300.0, 15.0)])
+def test_a_worker_that_was_good_for_long_is_forgiven(pause: float, wait: float) -> None:
+    health = Health()
+    fail(health, 0.0)
+    health.succeeded(15.0)
+    now = 15.0 + pause
+
+    fail(health, now)
+
+    assert health.until(now) == now + wait
+
+
+def test_an_ejection_longer_than_the_longest_is_as_configured() -> None:
+    health = Health(HealthSettings(open=600.0))
+    fail(health, 0.0)
+    health.failed(600.0)
+
+    assert health.until(600.0) == 1200.0
+
+
+def test_half_of_at_least_twenty_take_it_out() -> None:
+    def after(good: int, bad: int, spread: float = 0.1) -> State:
+        health, now = Health(), 0.0
+        for n in range(good + bad):
+            now = n * spread
+            if (n % 2 and bad) or not good:
+                bad -= 1
+                health.failed(now)
+            else:
+                good -= 1
+                health.succeeded(now)
+        return health.state(now)
+
+    assert after(10, 10) == "out"
+    assert after(11, 9) == "up"
+    assert after(10, 9) == "up"
+    assert after(10, 10, spread=0.6) == "up"
+
+
+def test_after_an_ejection_the_count_begins_anew() -> None:
+    health = Health(HealthSettings(failures=1000))
+    for _ in range(20):
+        health.failed(0.0)
+    health.succeeded(15.0)
+
+    health.failed(15.0)
+
+    assert health.state(15.0) == "up"
+
+
+def test_requests_that_were_under_way_make_an_ejection_no_longer() -> None:
+    health = Health()
+    fail(health, 0.0, times=50)
+
+    assert health.until(0.0) == 15.0
+    for _ in range(50):
+        health.succeeded(9.0)
+    assert health.state(9.0) == "out"
+
+
+def test_good_answers_all_the_while_end_an_ejection() -> None:
+    """They come where every worker is out, and all are asked."""
+    health = Health()
+    fail(health, 0.0)
+    health.failed(15.0)
+    assert health.until(15.0) == 45.0
+
+    for answer in "ggggbggggg":
+        (health.succeeded if answer == "g" else health.failed)(25.0)
+        if answer == "b":
+            assert health.state(25.0) == "out"
+
+    assert (health.state(25.0), health.share(25.0)) == ("up", 0.1)
+
+
+@given(
+    st.integers(0, 100),
+    st.lists(st.tuples(st.floats(0, 40), st.sampled_from(["ok", "bad", "none", "429"]))),
+)
+def test_nobody_is_out_for_ever(seed: int, steps: list[tuple[float, str]]) -> None:
+    health, now = Health(), float(seed)
+    for pause, what in steps:
+        now += pause
+        match what:
+            case "ok":
+                health.succeeded(now)
+            case "bad":
+                health.failed(now)
+            case "none":
+                health.unreachable(now)
+            case _:
+                health.pressed(now, 5.0)
+        until = health.until(now)
+        assert (until is not None) == (health.state(now) == "out")
+        assert until is None or now < until <= now + 300.0
+        assert 0.0 < health.share(now) <= 1.0
+    now += 300.0
+    assert health.state(now) in {"up", "trial"}
+    health.succeeded(now)
+    assert (health.state(now), health.share(now + 30.0)) == ("up", 1.0)
+
+
+# ── connections that it does not take ───────────────────────────────────────────────────────────
+
+
+def test_absences_grow_to_half_a_minute() -> None:
+    health, now, waits = Health(), 0.0, list[float]()
+    for _ in range(9):
+        health.unreachable(now)
+        until = health.until(now)
+        assert until is not None
+        assert states(health, now, until) == ["out", "trial"]
+        waits.append(until - now)
+        now = until
+
+    assert waits == [0.5, 1, 2, 4, 8, 16, 30, 30, 30]
+
+
+def test_many_requests_missed_together_are_one_absence() -> None:
+    health = Health()
+    for _ in range(50):
+        health.unreachable(10.0)
+
+    assert health.until(10.0) == 10.5
+
+
+@pytest.mark.parametrize("met", [Health.reached, Health.succeeded, Health.failed, Health.pressed])
+def test_an_absence_ends_with_any_answer(met: Callable[[Health, float], None]) -> None:
+    health = Health()
+    health.unreachable(0.0)
+
+    met(health, 0.1)
+
+    assert (health.state(0.1), health.share(0.1)) == ("up", 1.0)
+    health.unreachable(1.0)
+    assert health.until(1.0) == 1.5
+
+
+def test_an_absence_ends_with_a_good_probe_and_not_with_a_bad_one() -> None:
+    health = Health()
+    health.unreachable(0.0)
+
+    health.probed(0.1, ok=False)
+    assert health.state(0.1) == "out"
+    health.probed(0.2, ok=True)
+    assert health.state(0.2) == "up"
+
+
+def test_after_a_longer_absence_its_share_grows() -> None:
+    health = Health()
+    health.unreachable(0.0)
+    health.unreachable(0.5)
+
+    health.succeeded(1.5)
+
+    assert health.share(1.5) == 0.1
+
+
+def test_connections_that_fail_now_and_then_count_among_all_requests() -> None:
+    health, now = Health(HealthSettings(least=6)), 0.0
+    for _ in range(3):
+        health.succeeded(now)
+        assert health.state(now) == "up"
+        health.unreachable(now)
+        now += 0.5
+
+    assert health.until(now) == 16.0
+
+
+def test_connections_refused_in_a_row_are_an_absence_and_no_ejection() -> None:
+    health = Health()
+    for now in (0.0, 0.5, 1.5, 3.5, 7.5, 15.5):
+        health.unreachable(now)
+    health.succeeded(31.5)
+
+    assert health.state(31.5) == "up"
+
+
+def test_a_trial_that_finds_nobody_makes_no_ejection_longer() -> None:
+    health = Health(HealthSettings(least=1))
+    fail(health, 0.0)
+
+    health.unreachable(15.0)
+
+    assert (health.until(15.0), health.state(15.5)) == (15.5, "trial")
+
+
+# ── too many requests ───────────────────────────────────────────────────────────────────────────
+
+
+def test_a_refusal_shrinks_the_limit_and_takes_nobody_out() -> None:
+    health = Health()
+    health.limit(None, 20)
+
+    for now in range(100):
+        health.pressed(now)
+        assert health.state(now) == "up"
+
+    assert health.limit(None, 20) == 1
+
+
+def test_refusals_that_come_together_are_one() -> None:
+    health = Health()
+    health.limit(None, 20)
+
+    for _ in range(15):
+        health.pressed(3.0)
+    assert health.limit(None, 12) == 14
+    health.pressed(4.0)
+    assert health.limit(None, 12) == 8
+
+
+@pytest.mark.parametrize(("configured", "limit"), [(None, 7), (5, 5), (9, 7)])
+def test_a_limit_stays_below_the_configured_one(configured: int | None, limit: int) -> None:
+    health = Health()
+    health.limit(configured, 10)
+
+    health.pressed(0.0)
+
+    assert health.limit(configured, 10) == limit
+
+
+def test_answers_give_the_limit_back_by_and_by() -> None:
+    health = Health()
+    health.limit(None, 10)
+    health.pressed(0.0)
+
+    limits = list[int | None]()
+    for _ in range(3):
+        for _ in range(8):
+            health.succeeded(5.0)
+        limits.append(health.limit(None, 10))
+
+    assert limits == [8, 9, 9]
+
+
+def test_the_limit_does_not_grow_before_the_worker_said_so() -> None:
+    health = Health()
+    health.limit(None, 2)
+    health.pressed(0.0, 20.0)
+
+    for now in (5.0, 19.9):
+        health.succeeded(now)
+    assert health.limit(None, 1) == 1
+    health.succeeded(20.0)
+    assert health.limit(None, 1) == 2
+
+
+def test_a_worker_that_asks_for_a_day_gets_a_minute() -> None:
+    health = Health()
+    health.limit(None, 2)
+    health.pressed(0.0, 86400.0)
+
+    health.succeeded(60.0)
+
+    assert health.limit(None, 1) is None
+
+
+def test_a_limit_is_gone_a_minute_after_the_last_refusal() -> None:
+    health = Health()
+    health.limit(8, 8)
+    health.pressed(0.0)
+    health.limit(8, 5)
+    health.pressed(30.0)
+
+    health.succeeded(89.0)
+    assert health.limit(8, 3) == 3
+    health.succeeded(90.0)
+    assert health.limit(8, 3) == 8
+
+
+# ── who of all may be asked ─────────────────────────────────────────────────────────────────────
+
+
+class Member(Struct, eq=False):
+    name: str
+    health: Health = field(default_factory=Health)
+    in_flight: int = 0
+
+
+def pool(*kinds: str, busy: int = 0) -> list[Member]:
+    """At the moment 100: up, out, trial, away (took no connection)."""
+    members = [Member(f"{kind}{n}", in_flight=busy) for n, kind in enumerate(kinds)]
+    for one in members:
+        match one.name[:-1]:
+            case "out":
+                fail(one.health, 100.0)
+            case "trial":
+                fail(one.health, 0.0)
+            case "away":
+                one.health.unreachable(100.0)
+            case _:
+                one.health.succeeded(100.0)
+    return members
+
+
+def names(members: list[Member], panic: float = 0.5) -> list[str]:
+    return [one.name for one in eligible(members, 100.0, panic)]
+
+
+def test_whoever_is_in_may_be_asked() -> None:
+    assert names(pool("up", "out", "up", "away", "up")) == ["up0", "up2", "up4"]
+    assert names(pool("up", "out")) == ["up0"]
+    assert names([]) == []
+
+
+def test_a_trial_is_one_request_at_a_time() -> None:
+    assert names(pool("up", "trial")) == ["up0", "trial1"]
+    assert names(pool("up", "trial", busy=1)) == ["up0"]
+
+
+def test_where_all_are_on_trial_nobody_waits_for_another() -> None:
+    members = pool("trial", "trial", "out")
+    members[0].in_flight = 1
+
+    assert names(members) == ["trial1"]
+    members[1].in_flight = 1
+    assert names(members) == ["trial0", "trial1"]
+
+
+def test_when_most_are_out_it_is_rather_the_health_that_is_wrong() -> None:
+    members = pool("up", "out", "out")
+
+    assert names(members) == ["up0", "out1", "out2"]
+    assert names(members, panic=0.3) == ["up0"]
+    assert names(members, panic=0.0) == ["up0"]
+
+
+def test_without_anybody_in_all_are_asked_whatever_the_threshold() -> None:
+    assert names(pool("out", "out"), panic=0.0) == ["out0", "out1"]
+
+
+def test_a_worker_that_took_no_connection_is_asked_when_there_is_nobody_else() -> None:
+    assert names(pool("up", "away", "out")) == ["up0", "out2"]
+    assert names(pool("away", "out")) == ["out1"]
+    assert names(pool("away", "away")) == ["away0", "away1"]

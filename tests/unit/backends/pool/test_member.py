@@ -1,0 +1,151 @@
+"""What a worker's answers say of its health, and what is told of it."""
+
+import logging
+
+import pytest
+
+from backends.pool.health import Health, HealthSettings
+from backends.pool.member import Member
+from backends.upstream import Worker
+from gateway.core.errors import (
+    ContextTooLong,
+    DeadlineExceeded,
+    GatewayError,
+    InternalError,
+    Overloaded,
+    RateLimited,
+    StreamBroken,
+    Unsupported,
+    WorkerFailed,
+    WorkerUnreachable,
+)
+
+
+class FakeClock:
+    def __init__(self) -> None:
+        self.now = 100.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+def member(clock: FakeClock | None = None, **settings: int) -> Member:
+    health = Health(HealthSettings(**settings))
+    return Member(0, Worker("http://w:1"), health, clock or FakeClock())
+
+
+FAILURES: list[tuple[GatewayError, str]] = [
+    (WorkerFailed("x", status=500), "500"),
+    (WorkerFailed("x", status=502), "502"),
+    (WorkerFailed("x", status=307), "307"),
+    (WorkerFailed("not HTTP"), "garbage"),
+    (Overloaded("x"), "503"),
+    (StreamBroken("x"), "cut"),
+    (DeadlineExceeded("x", which="first_token"), "first_token"),
+    (DeadlineExceeded("x", which="idle"), "idle"),
+    (WorkerUnreachable("x"), "connect"),
+]
+
+
+@pytest.mark.parametrize(("error", "kind"), FAILURES)
+def test_what_takes_a_worker_out(error: GatewayError, kind: str) -> None:
+    one = member(failures=1)
+
+    one.failed(error)
+
+    assert (one.report().state, one.report().error) == ("out", kind)
+
+
+KIND_WORDS: list[tuple[GatewayError, str]] = [
+    (Unsupported("x"), ""),
+    (ContextTooLong("x"), ""),
+    (DeadlineExceeded("x", which="total"), ""),
+    (InternalError("x"), ""),
+    (WorkerFailed("x", status=401), "401"),
+    (WorkerFailed("x", status=404), "404"),
+    (RateLimited("x"), "429"),
+]
+
+
+@pytest.mark.parametrize(("error", "kind"), KIND_WORDS)
+def test_what_does_not(error: GatewayError, kind: str) -> None:
+    one = member(failures=1)
+
+    for _ in range(50):
+        one.failed(error)
+
+    assert (one.report().state, one.report().error) == ("up", kind)
+
+
+def test_an_answer_that_blames_the_client_is_an_answer() -> None:
+    one = member(failures=2)
+
+    for _ in range(9):
+        one.failed(StreamBroken("x"))
+        one.failed(Unsupported("x"))
+
+    assert one.report().state == "up"
+
+
+@pytest.mark.parametrize("error", [RateLimited("x"), Overloaded("x")])
+def test_too_much_to_do_makes_a_worker_smaller_and_not_ill(error: GatewayError) -> None:
+    one = member(failures=1)
+    one.in_flight = 10
+
+    one.failed(error, pushed_back=True)
+
+    assert (one.report().state, one.limit) == ("up", 7)
+
+
+def test_a_worker_that_answers_at_all_is_there_again() -> None:
+    clock = FakeClock()
+    one = member(clock)
+    one.failed(WorkerUnreachable("x"))
+    clock.now += 1.0
+    assert one.report().state == "trial"
+
+    one.reached()
+
+    assert one.report().state == "up"
+
+
+def test_probes_take_it_out_and_bring_it_back() -> None:
+    one = member(fall=2, rise=2)
+    one.learned.add("m")
+    states = []
+    for ok in (True, False, False, True, True):
+        one.probed(ok=ok)
+        states.append(one.report().state)
+
+    assert states == ["up", "up", "out", "out", "up"]
+    assert not one.learned, "it may be another release now"
+
+
+def test_a_worker_that_was_ejected_is_asked_about_its_models_again() -> None:
+    one = member(failures=1)
+    one.learned.add("m")
+
+    one.failed(StreamBroken("x"))
+
+    assert not one.learned
+
+
+def test_only_changes_are_logged(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO, "interlingua")
+    clock = FakeClock()
+    one = member(clock)
+    lost = WorkerUnreachable("x")
+    lost.__cause__ = OSError("refused")
+    for _ in range(50):
+        one.failed(lost)
+    clock.now += 1.0
+    for _ in range(50):
+        one.reached()
+    for _ in range(50):
+        one.probed(ok=False)
+
+    assert [record.getMessage() for record in caplog.records] == [
+        "worker http://w:1 is left alone for 0.5 s: refused",
+        "worker http://w:1 is back",
+        "worker http://w:1 is left alone for a while: its probes fail",
+    ]
