@@ -1,29 +1,31 @@
 """The one place where the parts meet. Everything is passed in; nothing is global."""
 
 import asyncio
+import functools
 import importlib
 import itertools
 import os
 import random
 import ssl
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, cast
 
 import msgspec
 from msgspec.structs import asdict, replace
 
 from backends import KINDS
-from backends.upstream import AiohttpUpstream, Worker
 from gateway import __version__, openapi
 from gateway import config as c
+from gateway.admin import Admin, WorkerSet, obstacle
 from gateway.auth import Keyring, Principal
 from gateway.core.catalog import ModelInfo
 from gateway.core.context import Timeouts
 from gateway.core.ports import Backend, Dialect, Reply
+from gateway.crew import crew, spared
 from gateway.front.reference import Front
 from gateway.paths import Mount, Paths
-from gateway.router import Defaults, Model, Router, Target, compile_model
+from gateway.router import ANY, Defaults, Model, Router, Target, compile_model
 from gateway.server import Server, Settings, Surroundings
 from gateway.telemetry import log_line
 from protocols import DIALECTS
@@ -48,7 +50,7 @@ class App:
     def __init__(self, config: c.Config, outside: Surroundings) -> None:
         self._config = config
         self.backends = {
-            name: make_backend(settings, outside, config.defaults)
+            name: make_backend(settings, outside, name, asked_of(name, config))
             for name, settings in config.backends.items()
         }
         created = int(outside.now())
@@ -76,9 +78,10 @@ class App:
                 connections=config.limits.connections,
             )
             self._fronts.append((listener, front))
+        self._admin = None if config.admin is None else self._make_admin(config.admin)
 
     async def start(self) -> list[str]:
-        """Start the backends and bind the listeners; gives their URLs."""
+        """Start the backends and bind the listeners; gives their URLs, the admin's last."""
         await asyncio.gather(*(backend.start() for backend in self.backends.values()))
         urls = []
         for listener, front in self._fronts:
@@ -86,6 +89,8 @@ class App:
             tls = make_tls(listener.tls) if listener.tls else None
             bound = await front.listen(host.strip("[]"), int(port), tls)
             urls.append(f"{'https' if tls else 'http'}://{host}:{bound}")
+        if self._admin is not None:
+            urls.append(await self._admin.listen())
         return urls
 
     async def stop(self) -> None:
@@ -95,6 +100,17 @@ class App:
         await asyncio.gather(*(front.drain(drain) for _, front in self._fronts))
         await asyncio.gather(*(front.close() for _, front in self._fronts))
         await asyncio.gather(*(backend.aclose() for backend in self.backends.values()))
+        if self._admin is not None:
+            await self._admin.close()
+
+    def _make_admin(self, told: c.Admin) -> Admin:
+        backends = self.backends
+        return Admin(
+            told.address,
+            obstacle=lambda: obstacle(self.router, backends.values()),
+            pools={name: one for name, one in backends.items() if isinstance(one, WorkerSet)},
+            sha256=told.sha256,
+        )
 
 
 def load(reference: str) -> Any:
@@ -113,40 +129,54 @@ def make_mount(dialect: c.ListenerDialect) -> Mount:
     return Mount(make_dialect(dialect.name, dialect.profile, dialect.options), dialect.prefix)
 
 
-def make_pages(mounts: Sequence[Mount], *, keyed: bool) -> dict[str, Reply]:
-    """What a listener answers by itself."""
-    told = openapi.document(mounts, version=__version__, keyed=keyed)
-    return {"/health": Reply(200, b'{"status":"ok"}'), "/openapi.json": Reply(200, told)}
+def make_pages(mounts: Sequence[Mount], *, keyed: bool) -> dict[str, Callable[[], Reply]]:
+    """What a listener answers by itself; the larger page is made when it is first asked for."""
+    health = Reply(200, b'{"status":"ok"}')
+
+    @functools.cache
+    def told() -> Reply:
+        return Reply(200, openapi.document(mounts, version=__version__, keyed=keyed))
+
+    return {"/health": lambda: health, "/openapi.json": told}
 
 
-def make_backend(settings: c.Backend, outside: Surroundings, defaults: c.Defaults) -> Backend:
-    """The backend that these settings describe."""
+def make_backend(
+    settings: c.Backend, outside: Surroundings, name: str = "", models: Sequence[str] = ()
+) -> Backend:
+    """The backend that these settings describe. ``models`` are what it is asked for."""
     make = load(KINDS[settings.kind])
     match settings:
         case c.Pool():
-            backend = make(
-                workers=[make_worker(worker, settings) for worker in settings.workers],
-                dialect=make_dialect(settings.dialect, settings.profile, {}),
-                clock=outside.clock,
-                policy=settings.policy,
-                timeouts=make_timeouts(settings.timeouts or defaults.timeouts),
-                queue=asdict(settings.queue),
-                upstream=AiohttpUpstream(ca=settings.tls.ca if settings.tls else None),
-            )
+            dialect = make_worker_dialect(settings)
+            told = crew(name, settings, dialect, models)
+            backend = make(clock=outside.clock, draw=outside.draw, **told)
         case _:
             given = msgspec.to_builtins(settings)
             backend = make(**{key: value for key, value in given.items() if key != "kind"})
     return cast("Backend", backend)
 
 
-def make_worker(worker: c.Worker, pool: c.Pool) -> Worker:
-    """A worker of a pool."""
-    return Worker(
-        worker.url,
-        worker.weight,
-        worker.max_concurrency or pool.max_concurrency,
-        worker.auth.bearer.reveal() if worker.auth else None,
-    )
+def asked_of(backend: str, config: c.Config) -> list[str]:
+    """The models that a backend is asked for, by its own names."""
+    targets = [
+        (target.backend, target.model or name)
+        for name, model in config.models.items()
+        for target in model.targets().values()
+    ]
+    named = (model for asked, model in targets if asked == backend and model != ANY)
+    return list(dict.fromkeys(named))
+
+
+def make_worker_dialect(pool: c.Pool) -> Dialect:
+    """What a pool's workers are spoken to in."""
+    options: dict[str, Any] = dict(pool.options)
+    if pool.fields is not None:
+        options["fields"] = pool.fields
+    if pool.template is not None:
+        from gateway.templating import ChatTemplate  # noqa: PLC0415 - jinja2 may not be installed
+
+        options["renderer"] = ChatTemplate(pool.template)
+    return spared(pool, make_dialect(pool.dialect, pool.profile, options))
 
 
 def make_model(
@@ -170,7 +200,7 @@ def make_model(
     silent = Defaults(model.defaults.sampling(), model.defaults.stopping())
     on_loss = model.on_loss or defaults.on_loss
     compiled = compile_model(info, targets, model.weights(), on_loss, silent)
-    return replace(compiled, dialect=model.dialect)
+    return replace(compiled, dialect=model.dialect, fallback=model.fallback or ())
 
 
 def make_principal(key: c.Key) -> Principal:

@@ -6,7 +6,7 @@ and draws.
 
 import bisect
 import itertools
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, Literal
 
 from msgspec import Struct
@@ -26,6 +26,11 @@ class Defaults(Struct, frozen=True):
 
     sampling: Mapping[str, Any] = {}
     stopping: Mapping[str, Any] = {}
+
+    @property
+    def any(self) -> bool:
+        """Whether there are any."""
+        return bool(self.sampling or self.stopping)
 
 
 class Target(Struct, frozen=True):
@@ -59,6 +64,8 @@ class Model(Struct, frozen=True):
     defaults: Defaults = Defaults()
     dialect: str | None = None
     """What its clients speak where several dialects have one path."""
+    fallback: tuple[str, ...] = ()
+    """Who answers in its stead, in this order: versions of its own, or other models."""
 
 
 class Route(Struct, frozen=True):
@@ -68,6 +75,11 @@ class Route(Struct, frozen=True):
     target: Target
     pinned: bool = False
     """The client named the version, so the split was not asked."""
+
+    @property
+    def named(self) -> str:
+        """As it is told of: ``model@version``."""
+        return f"{self.model.info.name}@{self.target.version}"
 
 
 class Router:
@@ -105,6 +117,18 @@ class Router:
                 version=version,
             )
         return Route(model, target, pinned=True)
+
+    def after(self, route: Route) -> Iterator[Route]:
+        """Who answers in its stead, each target once. Nobody does for a version that was pinned."""
+        if route.pinned:
+            return
+        seen = {route.named}
+        for name in route.model.fallback:
+            target = route.model.targets.get(name)
+            found = self.route(name) if target is None else replace(route, target=target)
+            if found.named not in seen:
+                seen.add(found.named)
+                yield found
 
     def dialect(self, name: str) -> str | None:
         """What the clients of a model speak, where the configuration says so."""

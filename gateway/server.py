@@ -3,56 +3,51 @@
 find        which dialect and endpoint the path belongs to, before anything of the body is read
 admit       who asks
 peek        which model (protocols/<dialect>)
-route       which target (gateway/router.py)
-decode      the one internal request
-answer      events (backends/<backend>), written by the dialect's encoder as they come, or folded
+route       which target (gateway/router.py), and which in its stead
+relay       the client's own bytes, where the target's workers speak the client's dialect, or
+translate   the one internal request (gateway/relaying.py, gateway/translation.py)
+exchange    the answer, into the sink (gateway/exchange.py)
 
-Whatever goes wrong is told in the caller's dialect: by ``refuse`` while nothing was sent, and by
-``Encoder.error`` after that. An end is never made up.
+Whatever goes wrong while nothing was sent is told in the caller's dialect, by ``refuse``.
 """
 
 import asyncio
 import logging
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import aclosing
 
 from msgspec import Struct
 from msgspec.structs import replace
 
 from gateway.arrival import decompress, request_id, seconds
 from gateway.auth import Keyring, Principal, authorize
-from gateway.core import loss
-from gateway.core.aggregate import Fold
 from gateway.core.context import Clock, Context, Deadline, Timeouts
 from gateway.core.errors import (
-    ClientError,
-    ClientGone,
     DeadlineExceeded,
     GatewayError,
     InternalError,
+    Overloaded,
+    RateLimited,
     RequestNotFound,
-    StreamBroken,
     Unsupported,
+    WorkerError,
 )
 from gateway.core.ports import (
     About,
-    Backend,
     Call,
     Dialect,
-    Encoder,
     Envelope,
     Reply,
     Tokenizer,
     Tokenizing,
 )
-from gateway.core.types import Done, Request, Usage
-from gateway.emulation import Around, around
-from gateway.fitting import fit
+from gateway.exchange import Answering, Exchange, note, send
 from gateway.paths import Found, Paths
+from gateway.relaying import relaying
 from gateway.router import Route, Router
 from gateway.seam import Request as HttpRequest
 from gateway.seam import Sink
 from gateway.telemetry import Observer, Record
+from gateway.translation import Translation
 
 log = logging.getLogger("interlingua")
 
@@ -78,23 +73,15 @@ class Surroundings(Struct, frozen=True):
     observe: Observer
 
 
-class _Work(Struct):
-    """An exchange that has a target: what the writing of its answer needs."""
+class _Asked(Struct, frozen=True):
+    """What an exchange is about, whichever target answers."""
 
-    request: Request
-    route: Route
-    encoder: Encoder
+    dialect: Dialect
+    call: Call
+    envelope: Envelope
     context: Context
     sink: Sink
     record: Record
-    headers: tuple[tuple[str, str], ...] = ()
-    around: Around | None = None
-    scope: asyncio.Timeout | None = None
-    stopped: bool = False
-
-    @property
-    def backend(self) -> Backend:
-        return self.route.target.backend
 
 
 class Server:
@@ -108,7 +95,7 @@ class Server:
         settings: Settings,
         surroundings: Surroundings,
         *,
-        pages: Mapping[str, Reply],
+        pages: Mapping[str, Callable[[], Reply]],
     ) -> None:
         """``pages``: what the gateway itself answers, to anybody, unless a dialect has the path."""
         self._paths = paths
@@ -120,7 +107,7 @@ class Server:
         self._now = surroundings.now
         self._new_id = surroundings.new_id
         self._observe = surroundings.observe
-        self._running: dict[tuple[str, str, str], _Work] = {}
+        self._running: dict[tuple[str, str, str], Exchange] = {}
 
     async def serve(self, http: HttpRequest, sink: Sink) -> None:
         """Answer one request. Raises only what cancels its task."""
@@ -137,7 +124,7 @@ class Server:
 
     async def _serve(self, http: HttpRequest, sink: Sink, record: Record) -> None:
         if (page := self._pages.get(http.path)) is not None:
-            self._send(sink, page, record)
+            send(sink, page(), record)
             return
         try:
             found = self._paths.find(http.method, http.path)
@@ -155,14 +142,14 @@ class Server:
             call = replace(call, body=await self._body(http))
             match call.endpoint.task:
                 case "inform":
-                    self._send(sink, mount.dialect.inform(call, self._router), record)
+                    send(sink, mount.dialect.inform(call, self._router), record)
                 case "generate":
                     await self._generate(mount.dialect, call, principal, sink, record)
                 case "tokenize":
                     await self._tokenize(mount.dialect, call, principal, sink, record)
                 case "stop":
                     self._stop(mount.dialect, call, record)
-                    self._send(sink, mount.dialect.inform(call, self._router), record)
+                    send(sink, mount.dialect.inform(call, self._router), record)
         except GatewayError as error:
             self._refuse(mount.dialect, error, call, sink, record)
         except Exception:
@@ -211,35 +198,52 @@ class Server:
         sink: Sink,
         record: Record,
     ) -> None:
+        """Ask the route's target, and in its stead those that it falls back to."""
         envelope, route = self._route(dialect, call, principal, record)
-        request = dialect.decode(call, route.model.info)
-        request = fit(request, route, dialect.names(call), dialect.name)
-        context = self._context(call, request.timeout, record)
-        headers = self._judge(dialect, call, request, route, record)
+        asked = _Asked(dialect, call, envelope, self._context(call, record), sink, record)
+        rest = self._router.after(route)
+        while True:
+            try:
+                await self._exchange(asked, route)
+            except GatewayError as error:
+                following = next(rest, None)
+                if sink.started or following is None or not _passes_on(error):
+                    raise
+                record.fell_back += (f"{route.named} {type(error).__name__}",)
+                route = following
+                self._label(record, route, envelope.stream)
+            else:
+                return
+
+    async def _exchange(self, asked: _Asked, route: Route) -> None:
+        call, record = asked.call, asked.record
         about = About(
-            context.id,
+            record.id,
             int(call.began),
-            envelope.model,
+            asked.envelope.model,
             route.target.version,
             route.target.model,
-            context,
+            asked.context,
         )
-        encoder = dialect.encoder(call, request, about)
-        request, outside = around(request)
-        work = _Work(request, route, encoder, context, sink, record, headers, outside)
-        name = (dialect.name, record.key, envelope.client_id or request.client_id or "")
+
+        def translate() -> Translation:
+            return Translation(asked.dialect, call, route, about)
+
+        answering: Answering | None = relaying(asked.dialect, call, route, about, translate)
+        if answering is None:
+            answering = translate()
+        record.losses = answering.losses
+        request = answering.request
+        if request.timeout is not None:
+            asked.context.deadline.shorten(request.timeout)
+        exchange = Exchange(answering, asked.context, asked.sink, record)
+        client_id = asked.envelope.client_id or request.client_id or ""
+        name = (asked.dialect.name, record.key, client_id)
+        self._running[name] = exchange
         try:
-            async with asyncio.timeout(context.deadline.remaining()) as work.scope:
-                self._running[name] = work
-                await (self._stream(work) if envelope.stream else self._whole(work))
-        except TimeoutError:
-            gone = ClientGone("the request was stopped")
-            late = DeadlineExceeded("the request's time is up")
-            self._fail(work, gone if work.stopped else late)
-        except GatewayError as error:
-            self._fail(work, error)
+            await exchange.run(stream=asked.envelope.stream)
         finally:
-            if self._running.get(name) is work:
+            if self._running.get(name) is exchange:
                 del self._running[name]
 
     def _route(
@@ -264,13 +268,13 @@ class Server:
         if not isinstance(dialect, Tokenizing) or not isinstance(backend, Tokenizer):
             raise Unsupported(f"the model {route.model.info.name!r} does not tell its tokens")
         text = dialect.text(call)
-        context = self._context(call, None, record)
+        context = self._context(call, record)
         try:
             async with asyncio.timeout(context.deadline.remaining()):
                 tokens = await backend.tokenize(text, context)
         except TimeoutError:
             raise DeadlineExceeded("the request's time is up") from None
-        self._send(sink, dialect.tokens(call, tokens), record)
+        send(sink, dialect.tokens(call, tokens), record)
 
     def _stop(self, dialect: Dialect, call: Call, record: Record) -> None:
         """End the running request that the client names; only its own.
@@ -280,92 +284,25 @@ class Server:
         envelope = dialect.peek(call)
         self._router.find(envelope.model, envelope.version)
         asked = envelope.client_id or ""
-        work = self._running.get((dialect.name, record.key, asked)) if asked else None
-        if work is None or work.scope is None:
+        running = self._running.get((dialect.name, record.key, asked)) if asked else None
+        if running is None:
             raise RequestNotFound("no running request has this id", id=asked)
-        work.stopped = True
-        work.scope.reschedule(asyncio.get_running_loop().time())
+        running.stop()
 
-    async def _stream(self, work: _Work) -> None:
-        """Write events as they come.
-
-        The answer is opened by its first bytes, so that what fails before them gets a true status.
-        """
-        sink, encoder = work.sink, work.encoder
-        done = False
-        async with aclosing(work.backend.answer(work.request, work.context)) as batches:
-            async for batch in batches:
-                events = work.around.apply(batch) if work.around else batch
-                data = encoder.write(events)
-                for event in events:
-                    if type(event) is Usage:
-                        work.record.usage = event
-                    elif type(event) is Done:
-                        done = True
-                if data:
-                    if not sink.started:
-                        self._open(work)
-                    sink.write(data)
-                    if sink.pressure:
-                        await sink.drain()
-        if not done:
-            raise StreamBroken("the answer stopped before its end")
-        if not sink.started:
-            self._open(work)
-        sink.finish()
-
-    async def _whole(self, work: _Work) -> None:
-        fold = Fold()
-        async with aclosing(work.backend.answer(work.request, work.context)) as batches:
-            async for batch in batches:
-                fold.add(work.around.apply(batch) if work.around else batch)
-        answer = fold.result()
-        work.record.usage = answer.usage
-        reply = work.encoder.whole(answer)
-        extra = (*work.encoder.headers(), *work.headers)
-        self._send(work.sink, replace(reply, headers=(*reply.headers, *extra)), work.record)
-
-    def _open(self, work: _Work) -> None:
-        encoder = work.encoder
-        headers = (("Content-Type", encoder.content_type), *encoder.headers(), *work.headers)
-        work.record.status = 200
-        work.sink.start(200, (("x-request-id", work.record.id), *headers))
-
-    def _fail(self, work: _Work, error: GatewayError) -> None:
-        if not work.sink.started:
-            raise error
-        self._note(work.record, error)
-        work.record.outcome = "truncated"
-        work.sink.write(work.encoder.error(error))
-        work.sink.finish()
-
-    def _judge(
-        self, dialect: Dialect, call: Call, request: Request, route: Route, record: Record
-    ) -> tuple[tuple[str, str], ...]:
-        """The headers that report losses. Raises Unsupported where a loss is not accepted."""
-        rule = "reject" if call.headers.get("x-interlingua-strict") == "1" else route.model.on_loss
-        if rule == "ignore":
-            return ()
-        found = route.target.backend.losses(request, dialect.names(call))
-        if not found:
-            return ()
-        if rule == "reject":
-            names = ", ".join(one.field for one in found)
-            raise Unsupported(
-                f"the model {route.model.info.name!r} can't honour: {names}", param=found[0].field
-            )
-        record.losses = found
-        return (("x-interlingua-loss", loss.header(found)),)
-
-    def _context(self, call: Call, timeout: float | None, record: Record) -> Context:
-        """``timeout`` is the client's own, in seconds."""
+    def _context(self, call: Call, record: Record) -> Context:
         timeouts = self._settings.timeouts
         deadline = Deadline(self._clock, timeouts.total)
-        if timeout is not None:
-            deadline.shorten(timeout)
         if (asked := seconds(call.headers.get("x-interlingua-timeout"))) is not None:
             deadline.shorten(asked)
-        return Context(record.id, deadline, self._clock, timeouts, record.key or None)
+        return Context(
+            record.id,
+            deadline,
+            self._clock,
+            timeouts,
+            record.key or None,
+            call.headers.get("traceparent"),
+            self._clock(),
+        )
 
     @staticmethod
     def _label(record: Record, route: Route, stream: bool) -> None:  # noqa: FBT001 - a label's value
@@ -377,23 +314,19 @@ class Server:
     def _refuse(
         self, dialect: Dialect, error: GatewayError, call: Call | None, sink: Sink, record: Record
     ) -> None:
-        self._note(record, error)
+        note(record, error)
         if sink.started:  # only a bug comes here: what was begun is cut off, not ended
             record.outcome = "truncated"
             return
-        self._send(sink, dialect.refuse(error, call), record)
+        send(sink, dialect.refuse(error, call), record)
 
-    @staticmethod
-    def _note(record: Record, error: GatewayError) -> None:
-        record.error = type(error).__name__
-        if isinstance(error, ClientError):
-            record.outcome = "client_error"
-        else:
-            record.outcome = "worker_error" if error.blame == "worker" else "gateway_error"
 
-    @staticmethod
-    def _send(sink: Sink, reply: Reply, record: Record) -> None:
-        record.status = reply.status
-        sink.start(reply.status, (("x-request-id", record.id), *reply.headers))
-        sink.write(reply.body)
-        sink.finish()
+def _passes_on(error: GatewayError) -> bool:
+    """Whether another target may do better: the fault is not the client's, and time is left."""
+    match error:
+        case DeadlineExceeded(which=which):
+            return which != "total"
+        case Overloaded() | WorkerError() | RateLimited():
+            return True
+        case _:
+            return False

@@ -35,6 +35,10 @@ class Record(Struct, omit_defaults=True):
     first_byte: float | None = None
     duration: float = 0.0
     usage: Usage | None = None
+    tokens: int = 0
+    """Of the answer, as far as they were passed on in a stream."""
+    fell_back: tuple[str, ...] = ()
+    """The targets that were tried before this one, and why they failed: ``model@version Error``."""
     losses: tuple[Loss, ...] = ()
 
 

@@ -38,16 +38,16 @@ def made() -> Mapping[str, str]:
     from protocols import DIALECTS  # noqa: PLC0415
 
     known = Dialects(DIALECTS)
-    spoken = [
+    every = [
         Spoken(name, {profile: known.make(name, profile, {}) for profile in known.profiles(name)})
         for name in known.names
     ]
     workers = {
         f"{one.name} {profile}": cast("Carrier", dialect)
-        for one in spoken
-        if known.speaks_to_workers(one.name)
+        for one in every
         for profile, dialect in one.profiles.items()
     }
+    spoken = [one for one in every if known.speaks_to_clients(one.name)]
     return pages(spoken, {**workers, **_local()})
 
 
@@ -59,7 +59,7 @@ def _local() -> Mapping[str, "Carrier"]:
 
     config = load(*built_in("local"), env={})
     return {
-        settings.kind: make_backend(settings, surroundings(), config.defaults)
+        settings.kind: make_backend(settings, surroundings())
         for settings in config.backends.values()
     }
 

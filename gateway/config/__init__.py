@@ -3,20 +3,24 @@
 complaints   what is wrong, and where           document  text to a bounded tree of nodes
 scalars      the environment, YAML 1.2's types  units     durations, sizes, names, secrets
 addresses    where to listen, workers' URLs     shape     every Struct the file may hold
+pools        those of a pool of workers         section   what a Struct of the file is
 pairs        the keys of a mapping              leaves    scalar nodes to values
 reader       the tree to the Structs            dialects  what the registry says of them
 ground       what the checks stand on           mounts    do the listeners make sense
 checks       does the rest                      resolve   what the file leaves unsaid
 loading      all of this, in its order          shown     a configuration as it may be shown
-json_schema  what may be written, for editors
+json_schema  what may be written, for editors   capabilities  what a pool's workers do not do
 """
 
 from gateway.config.addresses import split_address
+from gateway.config.capabilities import Capabilities, capabilities
 from gateway.config.complaints import Complaint, ConfigError
+from gateway.config.document import decode
 from gateway.config.json_schema import schema
-from gateway.config.loading import decode, load, read
+from gateway.config.loading import load, read, workers
+from gateway.config.pools import Pool, Retries, Timeouts, Worker
 from gateway.config.shape import (
-    Auth,
+    Admin,
     Backend,
     Config,
     Defaults,
@@ -28,21 +32,18 @@ from gateway.config.shape import (
     ListenerDialect,
     Model,
     ModelLimits,
-    Pool,
     Split,
     Target,
-    Timeouts,
     Tls,
     Torch,
-    Trust,
-    Worker,
 )
 from gateway.config.shown import dump
 from gateway.config.units import Secret
 
 __all__ = [
-    "Auth",
+    "Admin",
     "Backend",
+    "Capabilities",
     "Complaint",
     "Config",
     "ConfigError",
@@ -56,18 +57,20 @@ __all__ = [
     "Model",
     "ModelLimits",
     "Pool",
+    "Retries",
     "Secret",
     "Split",
     "Target",
     "Timeouts",
     "Tls",
     "Torch",
-    "Trust",
     "Worker",
+    "capabilities",
     "decode",
     "dump",
     "load",
     "read",
     "schema",
     "split_address",
+    "workers",
 ]

@@ -2,13 +2,13 @@
 
 from collections.abc import Mapping
 from typing import Any
-from urllib.parse import urlsplit
 
-from gateway.config import mounts
+from gateway.config import fallbacks, mounts, pool_checks
 from gateway.config.complaints import Steps, instead, quoted
 from gateway.config.dialects import mismatch
 from gateway.config.ground import Ground, known
-from gateway.config.shape import Config, Key, Model, Pool, Split
+from gateway.config.pools import Pool
+from gateway.config.shape import Config, Key, Model, Split
 
 _WHOLE = 100
 
@@ -19,60 +19,16 @@ def check(config: Config, ground: Ground, *, insecure: bool) -> None:
     if known(config.backends):
         for name, backend in config.backends.items():
             if known(backend) and isinstance(backend, Pool):
-                _check_pool(backend, ("backends", name), ground)
+                pool_checks.check(backend, ("backends", name), ground)
     if known(config.models):
         _check_aliases(config.models, ground)
         backends = list(config.backends) if known(config.backends) else None
         for name, model in config.models.items():
             if known(model):
                 _check_model(model, ("models", name), backends, ground)
+        fallbacks.check(config.models, ground)
     if known(config.keys):
         _check_keys(config, ground)
-
-
-# --- backends ------------------------------------------------------------------------------------
-
-
-def _check_pool(pool: Pool, path: Steps, ground: Ground) -> None:
-    if known(pool.dialect):
-        _check_pool_dialect(pool, path, ground)
-    if not known(pool.workers):
-        return
-    seen: dict[str, int] = {}
-    for n, worker in enumerate(pool.workers):
-        if not known(worker) or not known(worker.url):
-            continue
-        at = (*path, "workers", n, "url")
-        first = seen.setdefault(worker.url, n)
-        if first != n:
-            ground.say(at, f"this is workers[{first}] again; give that one a greater weight")
-    if pool.tls is not None and seen and not any(url.startswith("https:") for url in seen):
-        ground.say(
-            (*path, "tls"),
-            "no worker is spoken to over TLS, so this has no effect; write https:// or remove it",
-            key=True,
-        )
-
-
-def _check_pool_dialect(pool: Pool, path: Steps, ground: Ground) -> None:
-    name = pool.dialect
-    at = (*path, "dialect")
-    if not ground.check_dialect(name, pool.profile, at, (*path, "profile")):
-        return
-    if not ground.dialects.speaks_to_workers(name):
-        ground.say(at, f"no worker is spoken to in {name}; it is for clients alone")
-        return
-    if not known(pool.workers):
-        return
-    roots = ground.dialects.make(name, pool.profile, {}).roots
-    for n, worker in enumerate(pool.workers):
-        if not known(worker) or not known(worker.url):
-            continue
-        end = urlsplit(worker.url).path
-        root = next((root for root in roots if root.strip("/") and end.endswith(root)), None)
-        if root is not None:
-            at = (*path, "workers", n, "url")
-            ground.say(at, f"the dialect {name} adds {root} itself; write the URL without it")
 
 
 # --- models --------------------------------------------------------------------------------------
@@ -200,7 +156,7 @@ def _check_keys(config: Config, ground: Ground) -> None:
 
 def _check_spoken(holder: Key | Model, path: Steps, ground: Ground) -> None:
     if known(holder.dialect) and holder.dialect is not None:
-        ground.check_dialect(holder.dialect, None, (*path, "dialect"))
+        ground.check_spoken(holder.dialect, None, (*path, "dialect"))
 
 
 def _check_key_models(key: Key, path: Steps, names: list[str], ground: Ground) -> None:

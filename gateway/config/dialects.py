@@ -10,8 +10,8 @@ import msgspec
 
 from gateway.core.ports import Dialect
 
-_OURS = frozenset({"self", "profile", "prefix"})
-"""Parameters that are no setting of a dialect's own."""
+_OURS = frozenset({"self", "profile", "prefix", "renderer", "fields"})
+"""Parameters that are no setting of a dialect's own: the gateway has its own words for them."""
 
 _WORDS: Mapping[Any, str] = {
     bool: "true or false",
@@ -39,9 +39,13 @@ class Dialects:
         found: tuple[str, ...] = self.made_by(name).profiles  # type: ignore[attr-defined]
         return found
 
-    def speaks_to_workers(self, name: str) -> bool:
-        """Whether a pool of workers may speak it."""
-        return hasattr(self.made_by(name), "read_error")
+    def speaks_to_clients(self, name: str) -> bool:
+        """Whether a listener may have it."""
+        return hasattr(self.made_by(name), "peek")
+
+    def takes(self, name: str, parameter: str) -> bool:
+        """Whether its class takes a parameter."""
+        return parameter in inspect.signature(self.made_by(name)).parameters
 
     def options(self, name: str) -> Mapping[str, Any]:
         """The types of its own settings, by name: what its class takes beside a profile."""

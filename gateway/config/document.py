@@ -70,6 +70,16 @@ def spot(text: str, index: int) -> Mark:
     return Mark(text.count("\n", 0, index) + 1, index - text.rfind("\n", 0, index))
 
 
+def decode(data: bytes, filename: str) -> str:
+    """The text of a file. Raises ConfigError unless it is UTF-8."""
+    try:
+        return data.decode("utf-8-sig")
+    except UnicodeDecodeError as error:
+        before = data[: error.start].decode("utf-8-sig", "replace")
+        message = f"the byte 0x{data[error.start]:02x} is not UTF-8; save the file as UTF-8"
+        raise Complaints(filename).fail(spot(before, len(before)), message) from None
+
+
 def _syntax(error: yaml.YAMLError) -> str:
     problem = getattr(error, "problem", None) or "this is not YAML"
     mark = getattr(error, "context_mark", None)

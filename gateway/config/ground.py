@@ -59,3 +59,14 @@ class Ground:
             self.say(profile_path, message)
             return False
         return known(profile)
+
+    def check_spoken(
+        self, name: str, profile: str | None, path: Steps, profile_path: Steps = ()
+    ) -> bool:
+        """``check_dialect`` for one that clients speak."""
+        if not self.check_dialect(name, profile, path, profile_path):
+            return False
+        if not self.dialects.speaks_to_clients(name):
+            self.say(path, f"no client is answered in {name}; it is for workers alone")
+            return False
+        return True

@@ -2,20 +2,25 @@
 
 from collections.abc import Mapping
 from pathlib import Path
+from typing import Annotated
 
 import msgspec.inspect
+from msgspec import Meta
 
 from gateway.config import checks
 from gateway.config.complaints import Complaints, ConfigError
 from gateway.config.dialects import Dialects
-from gateway.config.document import compose, spot
+from gateway.config.document import compose, decode
 from gateway.config.ground import Ground, known
+from gateway.config.pool_checks import check_listed
+from gateway.config.pools import Worker
 from gateway.config.reader import Reader
 from gateway.config.resolve import resolve
 from gateway.config.shape import Config
 from protocols import DIALECTS
 
 _SHAPE = msgspec.inspect.type_info(Config)
+_WORKERS = msgspec.inspect.type_info(Annotated[tuple[Worker, ...], Meta(min_length=1)])
 
 
 def load(text: str, filename: str, *, env: Mapping[str, str], insecure: bool = False) -> Config:
@@ -41,11 +46,15 @@ def read(path: str, *, env: Mapping[str, str], insecure: bool = False) -> Config
     return load(decode(Path(path).read_bytes(), path), path, env=env, insecure=insecure)
 
 
-def decode(data: bytes, filename: str) -> str:
-    """The text of a file. Raises ConfigError unless it is UTF-8."""
-    try:
-        return data.decode("utf-8-sig")
-    except UnicodeDecodeError as error:
-        before = data[: error.start].decode("utf-8-sig", "replace")
-        message = f"the byte 0x{data[error.start]:02x} is not UTF-8; save the file as UTF-8"
-        raise Complaints(filename).fail(spot(before, len(before)), message) from None
+def workers(data: bytes, filename: str, *, env: Mapping[str, str]) -> tuple[Worker, ...]:
+    """The workers that a file lists, each by its URL. Raises ConfigError."""
+    complaints = Complaints(filename)
+    reader = Reader(complaints, env)
+    found: tuple[Worker, ...] = reader.document(
+        compose(decode(data, filename), complaints), _WORKERS
+    )
+    if known(found):
+        check_listed(found, Ground(complaints, reader.places, Dialects(DIALECTS)))
+    if complaints.found:
+        raise ConfigError(filename, complaints.found)
+    return found

@@ -15,6 +15,15 @@ _EVERYWHERE = frozenset({"0.0.0.0", "::"})
 def check(config: Config, ground: Ground, *, insecure: bool) -> None:
     """Complain of the listeners."""
     seen: list[tuple[str, int]] = []
+    if known(config.admin) and config.admin is not None and known(config.admin.address):
+        address, where = config.admin.address, ("admin", "address")
+        _check_address(address, where, seen, ground)
+        if config.admin.sha256 is None and not _is_loopback(address):
+            ground.say(
+                where,
+                "whoever reaches this address could change the workers; "
+                "give the admin listener the sha256 of a key, or let it listen on 127.0.0.1",
+            )
     if not known(config.listeners):
         return
     for n, listener in enumerate(config.listeners):
@@ -95,7 +104,7 @@ def paths(dialect: Dialect, prefix: str) -> Iterator[tuple[str, str]]:
 
 def _check_mount(mount: ListenerDialect, path: Steps, ground: Ground) -> Dialect | None:
     """The dialect, unless something is wrong with it."""
-    if not ground.check_dialect(mount.name, mount.profile, (*path, "name"), (*path, "profile")):
+    if not ground.check_spoken(mount.name, mount.profile, (*path, "name"), (*path, "profile")):
         return None
     takes = ground.dialects.options(mount.name)
     good = True

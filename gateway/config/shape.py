@@ -8,9 +8,11 @@ Some classes say more of how they are written: ``short`` is the field that a lon
 from collections.abc import Mapping
 from typing import Annotated, ClassVar, Literal
 
-from msgspec import Meta, Struct
+from msgspec import Meta
 from msgspec.structs import asdict
 
+from gateway.config.pools import Pool, Retries, Timeouts
+from gateway.config.section import Option, Section, Settings, Several
 from gateway.config.units import (
     Address,
     Alias,
@@ -21,26 +23,15 @@ from gateway.config.units import (
     ModelName,
     Name,
     Prefix,
-    Secret,
     Size,
     Text,
-    Timeout,
     Weight,
     WeightsPath,
-    WorkerUrl,
 )
 from protocols import DIALECTS
 
 OnLoss = Literal["report", "reject", "ignore"]
-Option = str | int | float | bool
-"""What a dialect's own setting may be."""
-
-Several = Annotated[int, Meta(ge=1, le=100_000)]
 Tokens = Annotated[int, Meta(ge=1, le=1_000_000_000)]
-
-
-class Section(Struct, frozen=True, forbid_unknown_fields=True):
-    """A mapping of the file."""
 
 
 # --- where clients come in -----------------------------------------------------------------------
@@ -78,6 +69,13 @@ class Listener(Section, frozen=True):
     tls: Tls | None = None
 
 
+class Admin(Section, frozen=True):
+    """The admin listener. ``sha256`` is its key's, which one beyond this machine must have."""
+
+    address: Address
+    sha256: Digest | None = None
+
+
 class Limits(Section, frozen=True):
     """What the gateway takes in. ``drain`` is how long running answers may go on at the end."""
 
@@ -100,31 +98,12 @@ class Key(Section, frozen=True):
 # --- who answers ---------------------------------------------------------------------------------
 
 
-class Timeouts(Section, frozen=True):
-    """Separate limits of an exchange, in seconds."""
-
-    connect: Timeout = 2.0
-    first_token: Timeout = 60.0
-    idle: Timeout = 30.0
-    total: Timeout = 600.0
-
-
 class Defaults(Section, frozen=True):
     """What holds where nothing nearer says otherwise."""
 
     timeouts: Timeouts = Timeouts()
+    retries: Retries = Retries()
     on_loss: OnLoss = "report"
-
-
-class Settings(Section, frozen=True, tag_field="kind"):
-    """What one backend is made from."""
-
-    implied_by: ClassVar[str | None] = None
-
-    @property
-    def kind(self) -> str:
-        """Its name in the registry of backends."""
-        return str(self.__struct_config__.tag)
 
 
 class Fail(Section, frozen=True):
@@ -152,54 +131,6 @@ class Torch(Settings, frozen=True, tag=str.lower):
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto"
     max_concurrency: Several = 16
     threads: Annotated[int, Meta(ge=1, le=1024)] | None = None
-
-
-class Auth(Section, frozen=True):
-    """What a worker wants to be shown."""
-
-    bearer: Secret
-
-
-class Worker(Section, frozen=True):
-    """One process behind a URL, which is its base, without the dialect's path."""
-
-    short: ClassVar[str] = "url"
-
-    url: WorkerUrl
-    weight: Annotated[int, Meta(ge=1, le=1000)] = 1
-    max_concurrency: Several | None = None
-    auth: Auth | None = None
-
-
-class Queue(Section, frozen=True):
-    """How many requests may wait for a worker with a free place, and how long."""
-
-    max: Annotated[int, Meta(ge=0, le=100_000)] = 200
-    wait: Duration = 10.0
-
-
-class Trust(Section, frozen=True):
-    """Who has signed the workers' certificates, in PEM."""
-
-    ca: FilePath
-
-
-class Pool(Settings, frozen=True, tag=str.lower):
-    """Workers that speak one dialect. ``timeouts`` left out are those of the defaults.
-
-    ``max_concurrency`` holds for each worker that does not say its own.
-    """
-
-    implied_by: ClassVar[str | None] = "workers"
-
-    dialect: Text
-    workers: Annotated[tuple[Worker, ...], Meta(min_length=1)]
-    profile: Text | None = None
-    policy: Literal["round_robin", "least_load"] = "least_load"
-    max_concurrency: Several | None = None
-    queue: Queue = Queue()
-    timeouts: Timeouts | None = None
-    tls: Trust | None = None
 
 
 Backend = Echo | Torch | Pool
@@ -271,6 +202,9 @@ class Model(Section, frozen=True):
     on_loss: OnLoss | None = None
     dialect: Text | None = None
     """What its clients speak where several dialects have one path."""
+    fallback: Annotated[tuple[Text, ...], Meta(min_length=1)] | None = None
+    """Who answers where the target can't: versions of this model, or other models, in this order.
+    A version that a client pinned is never answered by another."""
     options: Mapping[str, Mapping[str, Option]] = {}
 
     def targets(self) -> Mapping[str, Target]:
@@ -292,6 +226,7 @@ class Config(Section, frozen=True, kw_only=True):
 
     version: Literal[1] = 1
     listeners: Annotated[tuple[Listener, ...], Meta(min_length=1)] = ()
+    admin: Admin | None = None
     limits: Limits = Limits()
     defaults: Defaults = Defaults()
     backends: Annotated[Mapping[Name, Backend], Meta(min_length=1)]

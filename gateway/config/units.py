@@ -23,6 +23,7 @@ _BYTES: Final[Mapping[str, int]] = {
     **{f"{letter}iB": 1024**n for n, letter in enumerate("KMGT", 1)},
 }
 _LARGEST = 1 << 40
+_SHARE = re.compile(r"([0-9]{1,3}(?:\.[0-9]{1,6})?)(%?)")
 _WEIGHT = re.compile(r"([0-9]{1,7})(%?)")
 _HEAVIEST = 1_000_000
 _NAME = re.compile(r"[A-Za-z0-9._-]{1,100}")
@@ -122,6 +123,20 @@ def weight(text: str) -> int:
     return int(found[1])
 
 
+def share(text: str) -> float:
+    """A part of the whole, from 0 to 1: a percentage, or a number."""
+    found = _SHARE.fullmatch(text)
+    part = float(found[1]) / (100 if found[2] else 1) if found else 2.0
+    if part > 1:
+        raise ValueError("is not a part of the whole; write a percentage, such as 20%")
+    return part
+
+
+def write_share(part: float) -> str:
+    """As a percentage."""
+    return f"{100 * part:.6f}".rstrip("0").rstrip(".") + "%"
+
+
 def name(text: str) -> str:
     """The name of a backend, a version, a split or a key."""
     return _checked(_NAME, text, "letters, digits, '.', '_' and '-', at most 100")
@@ -194,6 +209,13 @@ def weights_path(text: str) -> str:
     return text
 
 
+def template_path(text: str) -> str:
+    """A tokenizer's folder, or a file that is a template."""
+    if not os.path.exists(text):  # noqa: PTH110 - as above
+        raise ValueError(f"names no file or folder; {_RELATIVE}")
+    return text
+
+
 # --- the registry of them ------------------------------------------------------------------------
 
 
@@ -212,6 +234,11 @@ UNITS: Final[Mapping[str, Unit]] = {
         {"anyOf": [{"type": "integer", "minimum": 0, "maximum": _HEAVIEST}, _text(_WEIGHT)]},
         int,
     ),
+    "share": Unit(
+        share,
+        {"anyOf": [{"type": "number", "minimum": 0, "maximum": 1}, _text(_SHARE)]},
+        write_share,
+    ),
     "name": Unit(name, _text(_NAME)),
     "model": Unit(model, {"type": "string", "pattern": f"^(\\*|{_MODEL.pattern})$"}),
     "alias": Unit(alias, _text(_MODEL)),
@@ -221,6 +248,7 @@ UNITS: Final[Mapping[str, Unit]] = {
     "address": Unit(address, _text()),
     "worker": Unit(worker, _text(re.compile(r"https?://.+"))),
     "file": Unit(file, _text(), path="always"),
+    "template": Unit(template_path, _text(), path="always"),
     "weights": Unit(weights_path, _text(), path="dotted"),
 }
 
@@ -232,6 +260,7 @@ def _unit(name: str) -> Meta:
 Duration = Annotated[float, _unit("duration")]
 Timeout = Annotated[float, _unit("timeout")]
 Size = Annotated[int, _unit("size")]
+Share = Annotated[float, _unit("share")]
 Weight = Annotated[int, _unit("weight")]
 Name = Annotated[str, _unit("name")]
 ModelName = Annotated[str, _unit("model")]
@@ -242,5 +271,6 @@ Device = Annotated[str, _unit("device")]
 Address = Annotated[str, _unit("address")]
 WorkerUrl = Annotated[str, _unit("worker")]
 FilePath = Annotated[str, _unit("file")]
+TemplatePath = Annotated[str, _unit("template")]
 WeightsPath = Annotated[str, _unit("weights")]
 Text = Annotated[str, Meta(min_length=1)]

@@ -10,7 +10,7 @@ from typing import Any, Final, Literal, Protocol
 
 from msgspec import Raw, Struct, structs
 
-from gateway.core.errors import GatewayError
+from gateway.core.errors import ClientError, GatewayError
 from gateway.core.loss import Loss
 from gateway.core.ports import Call, Endpoint
 from gateway.core.request import (
@@ -36,7 +36,7 @@ from gateway.core.request import (
     VideoPart,
     Want,
 )
-from gateway.emulation import around
+from gateway.emulation import around, planned
 from gateway.reference.dialects import Spoken
 from gateway.reference.markdown import code, number, table
 
@@ -47,8 +47,8 @@ Left: how clients say a field, in any of a dialect's endpoints and profiles; not
 can't (the parts of `messages` are not told apart there). Right: what becomes of it on its way to
 each kind of worker, in conversations (chat) and with prompts, told apart where they differ.
 *clamped*: carried within these limits. What is clamped, approximated or dropped is told in
-`x-interlingua-loss`, or refused, as `on_loss` says. *by the gateway*: it needs nothing of the
-worker.
+`x-interlingua-loss`, or refused, as `on_loss` says. *by the gateway*: it does what the worker does
+not. *refused*: there is no way to ask this of such a worker.
 """
 _SECTIONS: Final[Mapping[str, type[Struct]]] = {
     "sampling": Sampling,
@@ -60,10 +60,11 @@ _SECTIONS: Final[Mapping[str, type[Struct]]] = {
 }
 _OWN: Final = frozenset(
     {"model", "kind", "messages", "prompts", "inputs", "stream", "given", "client_id", "labels",
-     "extra", "timeout", "encoding", "tools", "tool_choice", "legacy_functions", "output",
+     "extra", "source", "timeout", "encoding", "tools", "tool_choice", "legacy_functions", "output",
      "templating.mode", "want.usage", "want.details", "want.timing", *_SECTIONS}
 )  # fmt: skip
 """Fields of no worker's concern, and those that are probed below."""
+_OURS: Final = "by the gateway"
 _SAMPLES: Final[Mapping[str, Any]] = {
     "stopping.overflow": "truncate",
     "overflow": "truncate",
@@ -242,10 +243,13 @@ def _kind(probe: Probe) -> str:
 def _one(probe: Probe, carrier: Carrier) -> str:
     inner, ours = around(probe.request)
     if ours is not None and inner != probe.request:
-        return "by the gateway"
-    found = _lost(inner, probe.path, carrier)
+        return _OURS
+    try:
+        found = _lost(inner, probe.path, carrier)
+    except ClientError:
+        return "refused"
     if found is not None:
-        return found.reason
+        return _OURS if found.reason == "emulated" else found.reason
     if not probe.numeric:
         return "carried"
     match _limit(probe, -_FAR, carrier), _limit(probe, _FAR, carrier):
@@ -278,4 +282,5 @@ def _with(probe: Probe, value: int) -> Request:
 def _lost(request: Request, path: Path, carrier: Carrier) -> Loss | None:
     """The loss of this path; the carrier is told that every field is called by its path."""
     names = {one: one for one in (path, *_OWN)}
-    return next((loss for loss in carrier.losses(request, names) if loss.field == path), None)
+    losses = planned(request, carrier.losses(request, names)).losses
+    return next((loss for loss in losses if loss.field == path), None)

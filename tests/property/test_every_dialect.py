@@ -29,9 +29,10 @@ ABOUT = About("r", 1_700_000_000, "m", "1", "w", CONTEXT)
 
 
 def every_profile() -> Iterator[Any]:
-    """Each dialect in each of its profiles."""
+    """Each dialect that clients speak, in each of its profiles."""
     for name, reference in DIALECTS.items():
-        for profile in load(reference).profiles:
+        kind = load(reference)
+        for profile in kind.profiles if hasattr(kind, "peek") else ():
             yield pytest.param(make_dialect(name, profile, {}), id=f"{name}-{profile}")
 
 

@@ -13,7 +13,7 @@ from gateway.core.aggregate import Fold
 from gateway.core.context import Context, Deadline
 from gateway.core.errors import WorkerError
 from gateway.core.loss import set_fields
-from gateway.core.ports import About, Call, Dialect, WorkerDialect
+from gateway.core.ports import About, Call, Dialect, WireRequest, WorkerDialect
 from gateway.core.types import (
     Done,
     End,
@@ -26,6 +26,7 @@ from gateway.core.types import (
     TextPart,
     Usage,
 )
+from gateway.paths import Mount, Paths
 from protocols import DIALECTS
 from protocols.params import get
 
@@ -42,10 +43,11 @@ ABOUT = About("r", 1, "m", "1", "w", Context("r", Deadline(clock, 60), clock))
 
 
 def every_profile() -> Iterator[Any]:
+    """Those that clients speak, too: these can say what a worker of theirs would."""
     for name, reference in DIALECTS.items():
         for profile in load(reference).profiles:
             dialect = make_dialect(name, profile, {})
-            if hasattr(dialect, "encode"):
+            if hasattr(dialect, "encode") and hasattr(dialect, "peek"):
                 yield pytest.param(dialect, id=f"{name}-{profile}")
 
 
@@ -103,11 +105,10 @@ def test_what_is_not_reported_as_lost_survives_the_round_trip(
     dialect: BothWays, request: GenerateRequest
 ) -> None:
     wire = dialect.encode(request)
-    endpoint = next(e for e in dialect.endpoints if wire.path.endswith(e.path))
     names = {path: path for path, _ in set_fields(request)}
     lost = {loss.field for loss in dialect.losses(request, names)}
 
-    got = dialect.decode(Call(endpoint, {}, {}, "", wire.body, endpoint.path))
+    got = dialect.decode(received(dialect, wire))
 
     assert isinstance(got, GenerateRequest)
     assert (got.model, got.stream) == ("w", request.stream)
@@ -131,6 +132,8 @@ def test_a_stream_survives_any_packet_boundaries(
     request = GenerateRequest(
         model="m", kind="chat", messages=(Message("user", (TextPart("x"),)),), stream=True, n=n
     )
+    if any(loss.path == "n" for loss in dialect.losses(request, {})):
+        request, n = msgspec.structs.replace(request, n=None), 1
     sent: list[Event] = [Text(one, index) for one in texts for index in range(n)]
     sent += [*(End("eos", index) for index in range(n)), Usage(3, len(texts) * n), Done()]
     wire = stream(dialect, request, sent).replace(b"\n", newline)
@@ -167,8 +170,13 @@ def test_a_stream_that_is_cut_anywhere_is_never_taken_for_whole(
 
 def stream(dialect: BothWays, request: GenerateRequest, events: list[Event]) -> bytes:
     """What a worker of this dialect sends."""
-    wire = dialect.encode(request)
-    endpoint = next(e for e in dialect.endpoints if wire.path.endswith(e.path))
-    call = Call(endpoint, {}, {}, "", wire.body, endpoint.path)
+    call = received(dialect, dialect.encode(request))
     decoded = cast("GenerateRequest", dialect.decode(call))
     return dialect.encoder(call, decoded, ABOUT).write(events)
+
+
+def received(dialect: Dialect, wire: WireRequest) -> Call:
+    """What a worker of this dialect makes of the request."""
+    found = Paths([Mount(dialect)]).find(wire.method, wire.path)
+    headers = {name.lower(): value for name, value in wire.headers}
+    return Call(found.endpoint, found.params, headers, "", wire.body, wire.path)

@@ -26,13 +26,34 @@ class Demanding:
             raise ValueError("13 is no depth")
         self.made = (profile, depth, prefix)
 
+    def peek(self) -> None:
+        """What a dialect has that clients speak."""
+
+
+class Mute:
+    """Is spoken to workers alone."""
+
+    profiles: ClassVar[tuple[str, ...]] = ("only",)
+    roots = ("/m",)
+
+    def __init__(self, profile: str | None = None) -> None:
+        self.made = profile
+
+    def read_error(self) -> None:
+        """What a dialect has that is spoken to workers."""
+
 
 @pytest.fixture(autouse=True)
 def registry(monkeypatch: pytest.MonkeyPatch) -> None:
     module = ModuleType("demanding")
     module.Demanding = Demanding  # type: ignore[attr-defined]
+    module.Mute = Mute  # type: ignore[attr-defined]
     monkeypatch.setitem(sys.modules, "demanding", module)
-    names = {"openai": "demanding:Demanding", "ovms": "there.is.no.such.module:X"}
+    names = {
+        "openai": "demanding:Demanding",
+        "mindie": "demanding:Mute",
+        "ovms": "there.is.no.such.module:X",
+    }
     monkeypatch.setattr("gateway.config.loading.DIALECTS", names)
 
 
@@ -62,7 +83,8 @@ def complaints(mount: str, model: str = "backend: a") -> list[str]:
         ("{name: openai, profile: ole}", "'ole' is no profile of openai; did you mean 'old'?"),
         ("{name: openai, profile: [], depth: x}", "must be a text, not a list"),
         ("ovms", "the dialect ovms can't be used here: No module named 'there'"),
-        ("triton", "'triton' is no dialect; known: openai, ovms"),
+        ("triton", "'triton' is no dialect; known: openai, mindie, ovms"),
+        ("mindie", "no client is answered in mindie; it is for workers alone"),
         ("openai, openai", "GET /d/{}/run is openai's on this listener already"),
         ("openai, {name: openai, prefix: /x}", ""),
     ],
@@ -91,14 +113,29 @@ def test_what_a_dialect_asks_of_a_model_is_what_it_says(asked: str, said: str) -
     assert said in "".join(found)
 
 
-def test_a_pool_speaks_only_what_workers_speak() -> None:
-    with pytest.raises(ConfigError, match="no worker is spoken to in openai"):
-        load(
-            'backends: {a: {dialect: openai, workers: ["http://w:1"]}}\n'
-            "models: {m: {backend: a}}\n",
-            "g",
-            env={},
-        )
+def test_a_model_is_asked_for_only_in_what_clients_speak() -> None:
+    assert complaints("openai", "backend: a, dialect: openai") == []
+    [said] = complaints("openai", "backend: a, dialect: mindie")
+    assert "no client is answered in mindie; it is for workers alone" in said
+
+
+def test_without_listeners_there_is_only_what_clients_speak(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    names = {"openai": "demanding:Demanding", "mindie": "demanding:Mute"}
+    monkeypatch.setattr("gateway.config.loading.DIALECTS", names)
+    config = load("backends: {a: {kind: echo}}\nmodels: {m: {backend: a}}\n", "g", env={})
+    assert [one.name for one in config.listeners[0].dialects] == ["openai"]
+
+
+def test_a_pool_speaks_what_is_for_workers_alone() -> None:
+    text = (
+        'listeners: [{address: "127.0.0.1:0", dialects: [openai]}]\n'
+        'backends: {a: {dialect: mindie, workers: ["http://w:1"]}}\nmodels: {m: {backend: a}}\n'
+    )
+    assert load(text, "g", env={}).backends["a"].kind == "pool"
+    with pytest.raises(ConfigError, match="the dialect mindie adds /m itself"):
+        load(text.replace("w:1", "w:1/m"), "g", env={})
 
 
 @pytest.mark.parametrize(

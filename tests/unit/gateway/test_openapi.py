@@ -44,7 +44,13 @@ def kind(name: str) -> Any:
     return getattr(importlib.import_module(module), attribute)
 
 
-EVERY = [(name, profile) for name in sorted(DIALECTS) for profile in kind(name).profiles]
+EVERY = [
+    (name, profile)
+    for name in sorted(DIALECTS)
+    if hasattr(kind(name), "peek")
+    for profile in kind(name).profiles
+]
+"""Those that clients speak."""
 
 
 def nodes(node: Any) -> Iterator[dict[str, Any]]:

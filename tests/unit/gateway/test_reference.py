@@ -18,6 +18,7 @@ from gateway.reference.markdown import number
 from protocols import DIALECTS
 from protocols.params import Param, Tabled
 
+SPOKEN = list(filter(Dialects(DIALECTS).speaks_to_clients, DIALECTS))
 PAGES = Path(__file__).parents[3] / "docs" / "reference"
 
 
@@ -52,7 +53,7 @@ def test_the_command_writes_and_checks(tmp_path: Path) -> None:
     assert "dialects.md" not in stale.output
 
 
-@pytest.mark.parametrize("name", DIALECTS)
+@pytest.mark.parametrize("name", SPOKEN)
 def test_every_dialect_shows_its_tables(name: str) -> None:
     dialects = Dialects(DIALECTS)
     for profile in dialects.profiles(name):
@@ -121,7 +122,7 @@ class Narrow:
 
 
 FATES = {
-    "`n`": "chat: clamped from 1 to 8; prompts: dropped",
+    "`n`": "chat: carried; prompts: by the gateway",
     "`sampling.top_k`": "chat: clamped from 1; prompts: dropped",
     "`stopping.min_tokens`": "chat: clamped to 5; prompts: dropped",
     "`sampling.top_p`": "dropped",
@@ -149,7 +150,7 @@ def cells_of(line: str) -> list[str]:
 def test_each_error_is_told_by_each_dialect(pages: Mapping[str, str]) -> None:
     page = pages["errors.md"]
 
-    assert page.count("| `ContextTooLong` |") == 1 + len(DIALECTS)
+    assert page.count("| `ContextTooLong` |") == 1 + len(SPOKEN)
     assert "| `Overloaded` | gateway | yes |" in page
     assert "| `RateLimited` | 429 |" in page
 

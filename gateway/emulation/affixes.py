@@ -1,8 +1,7 @@
-"""What the gateway does around a backend, for every backend alike.
+"""The prompt before an answer (``echo``), and a ``suffix`` behind it.
 
-A prompt that is text is put in front of the answer (``echo``), and a ``suffix`` behind it, here
-and nowhere else; so a client gets both whichever worker answers. An echo with logprobs needs the
-model's own view of the prompt, and stays with the backend.
+Both are put there here and nowhere else; so a client gets them whichever worker answers. An echo
+with logprobs needs the model's own view of the prompt, and stays with the backend.
 """
 
 from collections.abc import Sequence

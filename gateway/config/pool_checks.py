@@ -1,0 +1,151 @@
+"""Whether a pool makes sense: its dialect, its workers, and what it makes prompts with."""
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Final
+from urllib.parse import urlsplit
+
+from gateway.config.capabilities import capabilities
+from gateway.config.complaints import ConfigError, Steps, instead, listed, quoted
+from gateway.config.dialects import mismatch
+from gateway.config.ground import Ground, known
+from gateway.config.pools import Pool, Worker
+
+_WHERE: Final = ("url", "dns", "srv", "file")
+_LOOKED_UP: Final = ("every", "scheme", "nameserver")
+
+
+def check(pool: Pool, path: Steps, ground: Ground) -> None:
+    """Complain of a pool."""
+    if known(pool.dialect):
+        _check_dialect(pool, path, ground)
+    probed = pool.health.path if known(pool.health) else None
+    if known(probed) and probed is not None and not probed.startswith("/"):
+        message = "is no path; write it as /health, as it follows a worker's URL"
+        ground.say((*path, "health", "path"), message)
+    if known(pool.workers):
+        _check_workers(pool.workers, (*path, "workers"), ground)
+        _check_trust(pool, path, ground)
+
+
+def check_listed(workers: Sequence[Worker], ground: Ground) -> None:
+    """Complain of workers in a file of their own, where each must be told by its URL."""
+    _check_workers(workers, (), ground)
+    for n, worker in enumerate(workers):
+        if known(worker) and worker.url is None:
+            ground.say((n,), "a file lists workers by url, and nothing else; give it one")
+
+
+def _check_workers(workers: Sequence[Worker], path: Steps, ground: Ground) -> None:
+    seen: dict[str, int] = {}
+    for n, worker in enumerate(workers):
+        if not known(worker):
+            continue
+        at = (*path, n)
+        where = [name for name in _WHERE if getattr(worker, name) is not None]
+        if len(where) != 1:
+            ground.say(at, f"a worker is told by one of {listed(_WHERE)}; give exactly one")
+        elif known(worker.url) and worker.url is not None:
+            first = seen.setdefault(worker.url, n)
+            if first != n:
+                message = f"this is workers[{first}] again; give that one a greater weight"
+                ground.say((*at, "url"), message)
+            for name in _LOOKED_UP:
+                if getattr(worker, name) != getattr(_PLAIN, name):
+                    message = "has no meaning beside url, which nobody looks up; remove it"
+                    ground.say((*at, name), message, key=True)
+        elif known(worker.dns) and worker.dns is not None:
+            _check_place(worker, worker.dns, at, ground)
+
+
+_PLAIN: Final = Worker()
+
+
+def _check_place(worker: Worker, place: str, path: Steps, ground: Ground) -> None:
+    host, colon, port = place.rpartition(":")
+    if not host or not colon or not port.isascii() or not port.isdecimal():
+        ground.say((*path, "dns"), "is no name and port; write it as workers.models.svc:8000")
+    if worker.scheme == "https":
+        ground.say(
+            (*path, "scheme"),
+            "https needs a name to verify, and dns gives addresses; list the workers by url, "
+            "or find them by srv",
+        )
+
+
+def _check_trust(pool: Pool, path: Steps, ground: Ground) -> None:
+    plain = [
+        known(one) and known(one.url) and known(one.scheme)
+        and not (one.url or "https:").startswith("https:")
+        and one.scheme == "http"
+        for one in pool.workers
+    ]  # fmt: skip
+    if pool.tls is not None and plain and all(plain):
+        ground.say(
+            (*path, "tls"),
+            "no worker is spoken to over TLS, so this has no effect; write https:// or remove it",
+            key=True,
+        )
+
+
+# --- the dialect ---------------------------------------------------------------------------------
+
+
+def _check_dialect(pool: Pool, path: Steps, ground: Ground) -> None:
+    name = pool.dialect
+    at = (*path, "dialect")
+    if not ground.check_dialect(name, pool.profile, at, (*path, "profile")):
+        return
+    if known(pool.options):
+        _check_options(pool, path, ground)
+    for key, what in (("template", "renderer"), ("fields", "fields")):
+        if getattr(pool, key) is not None and not ground.dialects.takes(name, what):
+            message = f"{name} has no use for it; remove it"
+            ground.say((*path, key), message, key=True)
+    if known(pool.workers):
+        _check_roots(pool, (*path, "workers"), ground)
+    if known(pool.capabilities) and pool.capabilities is not None:
+        _check_capabilities(pool, pool.capabilities, (*path, "capabilities"), ground)
+
+
+def _check_capabilities(pool: Pool, file: str, path: Steps, ground: Ground) -> None:
+    """They must be readable, and those of workers like these."""
+    try:
+        found = capabilities(Path(file).read_bytes(), file)
+    except OSError as error:
+        ground.say(path, f"can't be read: {error.strerror}")
+        return
+    except ConfigError as error:
+        for complaint in error.complaints:
+            ground.say(path, f"can't be used: {error.line(complaint)}")
+        return
+    usual = ground.dialects.profiles(pool.dialect)[0]
+    theirs = found.dialect, found.profile or usual
+    ours = pool.dialect, pool.profile or usual
+    if theirs != ours:
+        was, here = " ".join(theirs), " ".join(ours)
+        message = f"was found of workers that speak {was}, and these speak {here}; probe them anew"
+        ground.say(path, message)
+
+
+def _check_options(pool: Pool, path: Steps, ground: Ground) -> None:
+    takes = ground.dialects.options(pool.dialect)
+    for key, value in pool.options.items():
+        at = (*path, "options", key)
+        if key not in takes:
+            ground.say(at, f"there is no {quoted(key)} here; {instead(key, takes)}", key=True)
+        elif known(value) and (wrong := mismatch(value, takes[key])):
+            ground.say(at, wrong)
+
+
+def _check_roots(pool: Pool, path: Steps, ground: Ground) -> None:
+    """A worker's URL is its base: the dialect's own path comes behind it."""
+    roots = ground.dialects.make(pool.dialect, pool.profile, {}).roots
+    for n, worker in enumerate(pool.workers):
+        if not known(worker) or not known(worker.url) or worker.url is None:
+            continue
+        end = urlsplit(worker.url).path
+        root = next((root for root in roots if root.strip("/") and end.endswith(root)), None)
+        if root is not None:
+            message = f"the dialect {pool.dialect} adds {root} itself; write the URL without it"
+            ground.say((*path, n, "url"), message)

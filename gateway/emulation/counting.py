@@ -1,0 +1,86 @@
+"""Usage, where a backend tells none: counted from what it said."""
+
+from collections.abc import Sequence
+from typing import Final
+
+from gateway.core.types import (
+    CallArguments,
+    Done,
+    EmbedRequest,
+    Event,
+    Refusal,
+    Request,
+    Start,
+    Text,
+    Thought,
+    Usage,
+)
+
+_PER_TOKEN: Final = 4
+"""Characters, as a rule of thumb."""
+_MOST_PER_TOKEN: Final = 16
+"""No text has so many characters to a token: who says so has called a whole answer one piece."""
+
+
+class Count:
+    """Watches one answer. The backend's own figures always win."""
+
+    def __init__(self, request: Request) -> None:
+        self._request = request
+        self._told = False
+        self._prompt: int | None = None
+        self._tokens = 0
+        self._characters = 0
+        self._unmeasured = 0
+        """Characters of what comes without a number of tokens."""
+
+    def apply(self, events: Sequence[Event]) -> Sequence[Event]:
+        """These events, with usage before Done if there was none."""
+        for i, event in enumerate(events):
+            if isinstance(event, Text):
+                self._tokens += event.tokens
+                self._characters += len(event.text)
+            elif isinstance(event, Usage):
+                self._told = True
+            elif isinstance(event, Done) and not self._told:
+                return [*events[:i], *self.missing(), *events[i:]]
+            elif isinstance(event, Start):
+                self._prompt = event.prompt_tokens
+            elif isinstance(event, Thought | Refusal | CallArguments):
+                self._unmeasured += len(event.text)
+        return events
+
+    def missing(self) -> tuple[Usage, ...]:
+        """The usage of what was said so far, unless the backend has told it.
+
+        ``estimated`` where a part of it is: a prompt of which the backend said nothing, and what
+        has no tokens of its own, each by its length.
+        """
+        if self._told:
+            return ()
+        crammed = self._characters > self._tokens * _MOST_PER_TOKEN
+        tokens = by_length(self._characters) if crammed else self._tokens
+        tokens += by_length(self._unmeasured)
+        prompt, guessed = self._prompt, False
+        if prompt is None:
+            prompt, guessed = _prompt_tokens(self._request)
+        estimated = guessed or crammed or self._unmeasured > 0
+        return (Usage(prompt, tokens, source="estimated" if estimated else "counted"),)
+
+
+def by_length(characters: int) -> int:
+    """How many tokens a text of this length may have."""
+    return -(-characters // _PER_TOKEN)
+
+
+def _prompt_tokens(request: Request) -> tuple[int, bool]:
+    """The prompt's tokens, and whether they are a guess: ids are as many as they are."""
+    if isinstance(request, EmbedRequest):
+        before = len(request.instruction or "")
+        texts = [len(one) + before for one in request.inputs if isinstance(one, str)]
+        ids = [len(one) for one in request.inputs if not isinstance(one, str)]
+    else:
+        texts = [len(one) for one in request.prompts if isinstance(one, str)]
+        texts += [len(message.text) for message in request.messages]
+        ids = [len(one) for one in request.prompts if not isinstance(one, str)]
+    return sum(map(by_length, texts)) + sum(ids), bool(texts)

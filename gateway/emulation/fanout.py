@@ -1,0 +1,189 @@
+"""Several choices, prompts or inputs, for a worker that takes them one at a time.
+
+Each is a request of its own, and their answers are one: choice ``i`` of prompt ``p`` is ``p * n +
+i`` however it was asked for.
+"""
+
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from typing import Any, Final
+
+from msgspec import Struct
+from msgspec.structs import replace
+
+from gateway.core.errors import StreamBroken, WorkerFailed
+from gateway.core.types import (
+    Done,
+    EmbedRequest,
+    Event,
+    GenerateRequest,
+    Prompt,
+    Request,
+    Served,
+    Start,
+    Timing,
+    Usage,
+)
+
+PATHS: Final = frozenset({"n", "prompts", "inputs"})
+"""The paths that are made up for by more than one request."""
+_SEEDS: Final = 2**64
+
+
+class Part(Struct, frozen=True):
+    """One of the requests. ``places`` are its choices' (or vectors') indexes in the whole answer.
+
+    Parts of one ``group`` have the same prompt.
+    """
+
+    request: Request
+    number: int
+    group: int
+    places: tuple[int, ...]
+
+
+class Spread:
+    """A request as parts, which are made when they are needed: there may be thousands.
+
+    Copies of a prompt have seeds of their own, if the client gave one: the seed and the copy's
+    number, so that they differ, and the same request has the same answer again.
+    """
+
+    def __init__(self, request: Request, does: Collection[str]) -> None:
+        """``does``: the paths that are made up for."""
+        self._request = request
+        name, said = _told(request)
+        self._rows: list[tuple[Prompt, ...]] = [said]
+        if said and name in does:
+            self._rows = [(one,) for one in said]
+        self._n = request.n or 1 if isinstance(request, GenerateRequest) else 1
+        self._alone = "n" in does
+        self._copies = self._n if self._alone else 1
+
+    @property
+    def groups(self) -> int:
+        """How many different prompts, or sets of them, the parts have."""
+        return len(self._rows)
+
+    def __len__(self) -> int:
+        """How many parts there are."""
+        return len(self._rows) * self._copies
+
+    def __iter__(self) -> Iterator[Part]:
+        before, each = 0, self._n // self._copies
+        for group, row in enumerate(self._rows):
+            prompts = range(before, before + max(len(row), 1))
+            for copy in range(self._copies):
+                places = tuple(p * self._n + copy + i for p in prompts for i in range(each))
+                number = group * self._copies + copy
+                yield Part(self._part(row, copy), number, group, places)
+            before += len(row)
+
+    def _part(self, row: tuple[Prompt, ...], copy: int) -> Request:
+        request = self._request
+        if isinstance(request, EmbedRequest):
+            return replace(request, inputs=row)
+        if not self._alone:
+            return replace(request, prompts=row)
+        sampling = request.sampling
+        if sampling.seed is not None:
+            sampling = replace(sampling, seed=(sampling.seed + copy) % _SEEDS)
+        best = request.best_of if (request.best_of or 0) > self._n else None
+        return replace(request, prompts=row, n=None, best_of=best, sampling=sampling)
+
+
+def _told(request: Request) -> tuple[str, tuple[Prompt, ...]]:
+    if isinstance(request, EmbedRequest):
+        return "inputs", request.inputs
+    return "prompts", request.prompts
+
+
+class Merge:
+    """The parts' events as those of one answer: one Start, one usage, one Done."""
+
+    def __init__(self, spread: Spread, *, running: bool) -> None:
+        """``running``: usage is told whenever a part tells it."""
+        self._groups = spread.groups
+        self._left = len(spread)
+        self._running = running
+        self._total = _Total()
+        self._begun = False
+        self._served = False
+
+    def apply(self, part: Part, events: Sequence[Event]) -> list[Event]:
+        """The events of ``part``. Raises WorkerFailed for a choice that it does not have."""
+        out: list[Event] = []
+        for event in events:
+            match event:
+                case Start(tokens):
+                    if not self._begun:
+                        out.append(Start(tokens if self._groups == 1 else None))
+                case Usage():
+                    self._total.add(part, event)
+                    if self._running:
+                        out.append(self._total.usage)
+                case Served():
+                    if not self._served:
+                        out.append(event)
+                    self._served = True
+                case Timing():
+                    if part.number == 0:  # a list of steps is one choice's
+                        out.append(event)
+                case Done():
+                    self._left -= 1
+                case _:
+                    out.append(replace(event, index=_place(part, event.index)))
+            self._begun = True
+        return out
+
+    def end(self) -> list[Event]:
+        """The end of the answer. Raises StreamBroken unless every part came to its own."""
+        if self._left:
+            raise StreamBroken("the answer stopped before its end")
+        return [Done()] if self._running else [self._total.usage, Done()]
+
+
+def _place(part: Part, index: int) -> int:
+    try:
+        return part.places[index]
+    except IndexError:
+        raise WorkerFailed("the worker answered with a choice that was not asked for") from None
+
+
+_SOURCES: Final[Mapping[str, int]] = {"worker": 0, "counted": 1, "estimated": 2}
+_ZERO: Final = Usage(0)
+
+
+class _Total:
+    """What all parts spent. A prompt counts once, however many copies there are of it."""
+
+    def __init__(self) -> None:
+        self.usage = _ZERO
+        self._of: dict[int, Usage] = {}
+        self._speakers: dict[int, int] = {}
+        """Which part tells of each group's prompt: the first that told anything."""
+
+    def add(self, part: Part, told: Usage) -> None:
+        """``told`` takes the place of what the part told before."""
+        old = self._of.get(part.number, _ZERO)
+        self._of[part.number] = told
+        total = self.usage
+        changed: dict[str, Any] = {
+            "completion_tokens": total.completion_tokens
+            + told.completion_tokens
+            - old.completion_tokens,
+            "reasoning_tokens": _sum(
+                total.reasoning_tokens, told.reasoning_tokens, old.reasoning_tokens
+            ),
+            "source": max(total.source, told.source, key=_SOURCES.__getitem__),
+        }
+        if self._speakers.setdefault(part.group, part.number) == part.number:
+            changed["prompt_tokens"] = total.prompt_tokens + told.prompt_tokens - old.prompt_tokens
+            changed["cached_tokens"] = _sum(
+                total.cached_tokens, told.cached_tokens, old.cached_tokens
+            )
+        self.usage = replace(total, **changed)
+
+
+def _sum(total: int | None, told: int | None, old: int | None) -> int | None:
+    """``total`` with ``told`` in place of ``old``; None is what nobody told."""
+    return total if told is None else (total or 0) + told - (old or 0)

@@ -1,0 +1,175 @@
+"""Stop strings, for a worker that leaves them in its text, or takes only some of them."""
+
+from collections import deque
+from collections.abc import Iterable, Sequence
+from typing import Final
+
+from msgspec.structs import replace
+
+from gateway.core.stops import StopFilter
+from gateway.core.types import (
+    CallArguments,
+    CallStart,
+    Done,
+    End,
+    Event,
+    GenerateRequest,
+    PromptEcho,
+    Refusal,
+    Request,
+    Stopping,
+    Text,
+    Thought,
+)
+
+PATHS: Final = frozenset({"stopping.stop", "stopping.include_stop"})
+"""The paths that are made up for here."""
+
+Said = PromptEcho | Text | Thought | Refusal | CallStart | CallArguments
+"""What a choice says before its end."""
+
+
+def without_stops(request: Request) -> Request:
+    """The request for a worker that takes a stop string off though it was to stay."""
+    if not isinstance(request, GenerateRequest) or not request.stopping.include_stop:
+        return request
+    return replace(request, stopping=replace(request.stopping, stop=(), include_stop=None))
+
+
+def effective(stops: Sequence[str]) -> tuple[str, ...]:
+    """The stop strings that can end a text: without those in which another is complete earlier."""
+    said = tuple(filter(None, stops))
+    return tuple(stop for stop in said if not any(other in stop[:-1] for other in said))
+
+
+class Stops:
+    """Ends each choice where its text first completes a stop string, and never sends that string.
+
+    Events are held back whole while it is undecided whether a stop string begins in them; so tokens
+    stay with their text. What a choice says after its end here is dropped.
+    """
+
+    def __init__(self, stopping: Stopping, choices: int) -> None:
+        """``choices``: how many the answer has."""
+        self._stops = effective(stopping.stop)
+        self._include = bool(stopping.include_stop)
+        self._left = choices
+        self._open: dict[int, _Choice] = {}
+        self._ended: set[int] = set()
+        self._cut: set[int] = set()
+
+    @property
+    def over(self) -> bool:
+        """Whether every choice has ended, while the backend goes on with one of them."""
+        return self._left <= 0 and bool(self._cut)
+
+    def apply(self, events: Iterable[Event]) -> list[Event]:
+        """What may be passed on now."""
+        out: list[Event] = []
+        for event in events:
+            match event:
+                case End(_, index):
+                    self._cut.discard(index)
+                    if index not in self._ended:
+                        out += self._choice(index).rest()
+                        out.append(event)
+                        self._end(index)
+                case PromptEcho() | Text() | Thought() | Refusal() | CallStart() | CallArguments():
+                    if event.index not in self._ended:
+                        self._say(event, out)
+                case Done():
+                    self._cut.clear()
+                    out.append(event)
+                case _:
+                    out.append(event)
+        return out
+
+    def _say(self, event: Said, out: list[Event]) -> None:
+        choice = self._choice(event.index)
+        out += choice.say(event)
+        if choice.matched is not None:
+            out.append(End("stop", event.index, choice.matched))
+            self._cut.add(event.index)
+            self._end(event.index)
+
+    def _choice(self, index: int) -> "_Choice":
+        choice = self._open.get(index)
+        if choice is None:
+            choice = self._open[index] = _Choice(self._stops, include=self._include)
+        return choice
+
+    def _end(self, index: int) -> None:
+        del self._open[index]
+        self._ended.add(index)
+        self._left -= 1
+
+
+class _Choice:
+    """One choice's events, until it ends."""
+
+    def __init__(self, stops: Sequence[str], *, include: bool) -> None:
+        self._filter = StopFilter(stops, include=include)
+        self._held: deque[Said] = deque()
+        self._clear = 0
+        """How many characters of what is held may be sent."""
+        self.matched: str | None = None
+
+    def say(self, event: Said) -> list[Event]:
+        """What may be passed on after ``event``. A match is left in ``matched``."""
+        if not isinstance(event, Text):
+            if not self._held:
+                return [event]
+            self._held.append(event)
+            return []
+        sent, self.matched = self._filter.feed(event.text)
+        self._held.append(event)
+        self._clear += len(sent)
+        return self._cleared()
+
+    def rest(self) -> list[Event]:
+        """What is held, at the text's own end."""
+        return list(self._held)
+
+    def _cleared(self) -> list[Event]:
+        out: list[Event] = []
+        while self._held:
+            first = self._held[0]
+            if isinstance(first, Text):
+                if len(first.text) > self._clear:
+                    if self.matched is not None and self._clear:
+                        out.append(shortened(first, self._clear))
+                    break
+                self._clear -= len(first.text)
+            out.append(self._held.popleft())
+        return out
+
+
+def shortened(event: Text, length: int) -> Text:
+    """The first ``length`` characters, with the tokens that begin within them.
+
+    Ids and logprobs that can't be told apart are left out.
+    """
+    text = event.text[:length]
+    kept = _beginning_within(event, length)
+    if kept is not None:
+        ids = event.token_ids if len(event.token_ids) == len(event.logprobs) else ()
+        return replace(
+            event, text=text, tokens=kept, token_ids=ids[:kept], logprobs=event.logprobs[:kept]
+        )
+    if event.tokens <= 1 and len(event.token_ids) <= 1 and len(event.logprobs) <= 1:
+        return replace(event, text=text)
+    share = -(-event.tokens * length // len(event.text))
+    return replace(event, text=text, tokens=share, token_ids=(), logprobs=())
+
+
+def _beginning_within(event: Text, length: int) -> int | None:
+    """How many tokens begin before ``length``; None where the logprobs do not spell the text."""
+    if "".join(one.token for one in event.logprobs) != event.text:
+        return None
+    begins, kept = 0, 0
+    for one in event.logprobs:
+        if begins >= length:
+            break
+        begins += len(one.token)
+        kept += 1
+    return kept

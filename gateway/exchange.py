@@ -1,0 +1,149 @@
+"""One try at an answer: from a target's events to a sink.
+
+What goes wrong before the first byte is raised, so that it can be told with a true status, or made
+up for by another target. After that it is told in the stream, which then ends without its normal
+end. An end is never made up.
+"""
+
+import asyncio
+from contextlib import aclosing
+from typing import Protocol
+
+from gateway.core.aggregate import Answer, Fold
+from gateway.core.context import Context
+from gateway.core.errors import (
+    ClientError,
+    ClientGone,
+    DeadlineExceeded,
+    GatewayError,
+    StreamBroken,
+)
+from gateway.core.loss import Loss
+from gateway.core.ports import Encoder, Headers, Pieces, Reply
+from gateway.core.types import Done, Request, Text, Usage
+from gateway.seam import Sink
+from gateway.telemetry import Record
+
+
+class Answering(Protocol):
+    """How the answer comes about: translated, or relayed."""
+
+    losses: tuple[Loss, ...]
+    """What of the request is lost, and told."""
+
+    @property
+    def request(self) -> Request:
+        """What is asked, as far as it was read."""
+
+    def encoder(self) -> Encoder:
+        """What writes the answer; the same one each time."""
+
+    def opening(self) -> Headers:
+        """A stream's headers, once its first events are there."""
+
+    def whole(self, answer: Answer, body: bytes | None) -> Reply:
+        """An answer in one piece; ``body`` where a worker wrote it already."""
+
+    def pieces(self) -> Pieces:
+        """The answer; ends with Done or raises. Closing it stops the work at once."""
+
+
+class Exchange:
+    """One request, one target, one sink."""
+
+    def __init__(self, answering: Answering, context: Context, sink: Sink, record: Record) -> None:
+        self._answering = answering
+        self._context = context
+        self._sink = sink
+        self._record = record
+        self._scope: asyncio.Timeout | None = None
+        self._stopped = False
+
+    def stop(self) -> None:
+        """End it, since its client says so."""
+        if self._scope is not None:
+            self._stopped = True
+            self._scope.reschedule(asyncio.get_running_loop().time())
+
+    async def run(self, *, stream: bool) -> None:
+        """Answer. Raises GatewayError while nothing was sent."""
+        try:
+            async with asyncio.timeout(self._context.deadline.remaining()) as self._scope:
+                await (self._stream() if stream else self._whole())
+        except TimeoutError:
+            gone = ClientGone("the request was stopped")
+            late = DeadlineExceeded("the request's time is up")
+            self._fail(gone if self._stopped else late)
+        except GatewayError as error:
+            self._fail(error)
+
+    async def _stream(self) -> None:
+        """Write events as they come.
+
+        The answer is opened by its first bytes, so that what fails before them gets a true status.
+        """
+        sink, record, answering = self._sink, self._record, self._answering
+        done = False
+        async with aclosing(answering.pieces()) as pieces:
+            async for data, events in pieces:
+                out = answering.encoder().write(events) if data is None else data
+                for event in events:
+                    if type(event) is Text:
+                        record.tokens += event.tokens
+                    elif type(event) is Usage:
+                        record.usage = event
+                    elif type(event) is Done:
+                        done = True
+                if out:
+                    if not sink.started:
+                        self._open()
+                    sink.write(out)
+                    if sink.pressure:
+                        await sink.drain()
+        if not done:
+            raise StreamBroken("the answer stopped before its end")
+        if not sink.started:
+            self._open()
+        sink.finish()
+
+    async def _whole(self) -> None:
+        fold = Fold()
+        body: bytes | None = None
+        async with aclosing(self._answering.pieces()) as pieces:
+            async for data, events in pieces:
+                fold.add(events)
+                if data:
+                    body = data
+        answer = fold.result()
+        self._record.usage = answer.usage
+        send(self._sink, self._answering.whole(answer, body), self._record)
+
+    def _open(self) -> None:
+        self._record.status = 200
+        self._record.first_byte = self._context.clock() - self._context.began
+        self._sink.start(200, (("x-request-id", self._record.id), *self._answering.opening()))
+
+    def _fail(self, error: GatewayError) -> None:
+        if not self._sink.started:
+            raise error
+        note(self._record, error)
+        self._record.outcome = "truncated"
+        self._sink.write(self._answering.encoder().error(error))
+        self._sink.finish()
+
+
+def send(sink: Sink, reply: Reply, record: Record) -> None:
+    """A whole answer."""
+    record.status = reply.status
+    sink.start(reply.status, (("x-request-id", record.id), *reply.headers))
+    sink.write(reply.body)
+    sink.finish()
+
+
+def note(record: Record, error: GatewayError) -> None:
+    """What went wrong, for the record."""
+    record.error = type(error).__name__
+    if isinstance(error, ClientError):
+        record.outcome = "client_error"
+    else:
+        record.outcome = "worker_error" if error.blame == "worker" else "gateway_error"

@@ -1,0 +1,81 @@
+"""How a target answers a client of its own dialect: by the client's bytes, and the worker's."""
+
+from collections.abc import Callable
+from contextlib import aclosing
+
+from gateway.core.aggregate import Answer
+from gateway.core.context import Context
+from gateway.core.loss import Loss
+from gateway.core.ports import (
+    About,
+    Call,
+    Dialect,
+    Encoder,
+    Headers,
+    Pieces,
+    Relay,
+    Relayer,
+    Reply,
+)
+from gateway.emulation import Count
+from gateway.router import Route
+from gateway.translation import Translation
+
+
+class Relaying:
+    """A call that is passed on. It is translated only where its answer must be after all."""
+
+    losses: tuple[Loss, ...]
+
+    def __init__(
+        self, relay: Relay, backend: Relayer, context: Context, translate: Callable[[], Translation]
+    ) -> None:
+        self.losses = ()
+        self.request = relay.request
+        self._relay = relay
+        self._backend = backend
+        self._context = context
+        self._translate = translate
+        self._translation: Translation | None = None
+
+    def encoder(self) -> Encoder:
+        """See ``gateway.exchange.Answering``."""
+        if self._translation is None:
+            self._translation = self._translate()
+        return self._translation.encoder()
+
+    def opening(self) -> Headers:
+        """See ``gateway.exchange.Answering``."""
+        return self._relay.headers()
+
+    def whole(self, answer: Answer, body: bytes | None) -> Reply:
+        """See ``gateway.exchange.Answering``."""
+        if body is not None:
+            return Reply(200, body, self._relay.headers())
+        return self._translate().whole(answer, None)
+
+    async def pieces(self) -> Pieces:
+        """See ``gateway.exchange.Answering``."""
+        count = Count(self.request)
+        async with aclosing(self._backend.relay(self._relay, self._context)) as pieces:
+            async for data, events in pieces:
+                yield data, count.apply(events)
+
+
+def relaying(
+    dialect: Dialect,
+    call: Call,
+    route: Route,
+    about: About,
+    translate: Callable[[], Translation],
+) -> Relaying | None:
+    """The call as it may be passed on; None where the gateway has something to do with it."""
+    backend, model = route.target.backend, route.model
+    if not isinstance(backend, Relayer) or model.on_loss == "reject":
+        return None
+    if model.defaults.any or model.info.max_tokens is not None:
+        return None
+    if call.headers.get("x-interlingua-strict") == "1":
+        return None
+    relay = backend.relayed(dialect, call, about)
+    return None if relay is None else Relaying(relay, backend, about.context, translate)

@@ -1,0 +1,166 @@
+"""A model's chat template, for workers that take a prompt as text.
+
+It is read from a tokenizer's folder as transformers writes it (``chat_template.jinja``, or in
+``tokenizer_config.json``), or from a template's own file, and runs in Jinja's sandbox with what
+such templates expect: messages, tools, the special tokens, ``raise_exception``.
+"""
+
+from collections.abc import Mapping
+from datetime import datetime
+from pathlib import Path
+from typing import Any, Final, NoReturn
+
+import msgspec
+from jinja2 import Template, TemplateError
+from jinja2.ext import loopcontrols
+from jinja2.sandbox import ImmutableSandboxedEnvironment
+
+from gateway.core.errors import InvalidParameter
+from gateway.core.types import GenerateRequest, Message, Tool
+
+_LARGEST: Final = 16 << 20
+"""Bytes of a tokenizer's description, which may hold thousands of added tokens."""
+_MARK: Final = "\ue000interlingua\ue000"
+"""Stands for the end of what the assistant has said so far."""
+
+
+class ChatTemplate:
+    """A Renderer from the template at ``path``, a folder or a file.
+
+    Raises ValueError, saying what is wrong, for a path without a template, and for a template that
+    is none.
+    """
+
+    def __init__(self, path: str) -> None:
+        source, self._tokens = _read(Path(path))
+        self._template = _compile(source)
+
+    def render(self, request: GenerateRequest) -> str:
+        """See ``gateway.core.ports.Renderer``."""
+        how = request.templating
+        messages = [_message(one) for one in request.messages]
+        going_on = bool(how.continue_final)
+        if going_on and messages:
+            messages[-1]["content"] = f"{request.messages[-1].text}{_MARK}"
+        opened = how.add_generation_prompt is not False and not going_on
+        given = {name: msgspec.json.decode(raw) for name, raw in (how.arguments or {}).items()}
+        try:
+            text = self._template.render(
+                {
+                    **given,
+                    **self._tokens,
+                    "messages": messages,
+                    "tools": [_tool(one) for one in request.tools] or None,
+                    "add_generation_prompt": opened,
+                }
+            )
+        except (TemplateError, TypeError, ValueError, ArithmeticError, LookupError) as e:
+            said = str(e)[:300]
+            raise InvalidParameter(
+                f"the model's chat template refuses these messages: {said}", param="messages"
+            ) from None
+        return text.partition(_MARK)[0] if going_on else text
+
+
+def _compile(source: str) -> Template:
+    surroundings = ImmutableSandboxedEnvironment(
+        trim_blocks=True, lstrip_blocks=True, extensions=[loopcontrols], autoescape=False
+    )
+    surroundings.filters["tojson"] = _to_json
+    surroundings.globals["raise_exception"] = _refuse
+    surroundings.globals["strftime_now"] = _today
+    try:
+        return surroundings.from_string(source)
+    except TemplateError as e:
+        raise ValueError(f"holds a chat template that is none: {e}") from None
+
+
+def _read(path: Path) -> tuple[str, dict[str, str]]:
+    """The template's text, and the special tokens by name."""
+    if path.is_file():
+        return path.read_text("utf-8"), {}
+    described = _object(path / "tokenizer_config.json")
+    apart = path / "chat_template.jinja"
+    source = apart.read_text("utf-8") if apart.is_file() else _default(described)
+    if not source:
+        raise ValueError("holds no chat template: neither a chat_template.jinja nor one in "
+                         "tokenizer_config.json")  # fmt: skip
+    tokens = {name: _token(value) for name, value in described.items() if name.endswith("_token")}
+    return source, {name: text for name, text in tokens.items() if text is not None}
+
+
+def _object(path: Path) -> Mapping[str, Any]:
+    if not path.is_file():
+        return {}
+    if path.stat().st_size > _LARGEST:
+        raise ValueError(f"holds a {path.name} that is too large")
+    try:
+        return msgspec.json.decode(path.read_bytes(), type=dict[str, Any])
+    except (msgspec.DecodeError, UnicodeDecodeError) as e:
+        raise ValueError(f"holds a {path.name} that can't be read: {e}") from None
+
+
+def _default(described: Mapping[str, Any]) -> str:
+    match described.get("chat_template"):
+        case str() as source:
+            return source
+        case list() as several:
+            named = {one["name"]: one["template"] for one in several if isinstance(one, dict)}
+            return str(named.get("default", ""))
+        case _:
+            return ""
+
+
+def _token(value: Any) -> str | None:
+    """A special token, which may be written as an object."""
+    text = value.get("content") if isinstance(value, dict) else value
+    return text if isinstance(text, str) else None
+
+
+# --- what a template sees -------------------------------------------------------------------------
+
+
+def _message(message: Message) -> dict[str, Any]:
+    seen: dict[str, Any] = {"role": message.role, "content": message.text}
+    if message.name is not None:
+        seen["name"] = message.name
+    if message.tool_calls:
+        seen["tool_calls"] = [
+            {
+                "id": call.id,
+                "type": "function",
+                "function": {"name": call.name, "arguments": _arguments(call.arguments)},
+            }
+            for call in message.tool_calls
+        ]
+    if message.tool_call_id is not None:
+        seen["tool_call_id"] = message.tool_call_id
+    return seen
+
+
+def _arguments(text: str) -> Any:
+    """As an object, which templates write out themselves; as it is where it is no JSON."""
+    try:
+        return msgspec.json.decode(text)
+    except msgspec.DecodeError:
+        return text
+
+
+def _tool(tool: Tool) -> dict[str, Any]:
+    function: dict[str, Any] = {"name": tool.name, "description": tool.description or ""}
+    if tool.parameters is not None:
+        function["parameters"] = msgspec.json.decode(tool.parameters)
+    return {"type": "function", "function": function}
+
+
+def _to_json(value: Any, indent: int | None = None, **_: Any) -> str:
+    encoded = msgspec.json.encode(value)
+    return (msgspec.json.format(encoded, indent=indent or 0) if indent else encoded).decode()
+
+
+def _refuse(message: str) -> NoReturn:
+    raise TemplateError(message)
+
+
+def _today(form: str) -> str:
+    return datetime.now().astimezone().strftime(form)

@@ -1,0 +1,66 @@
+"""How a target answers a client of another dialect: by way of the one internal request."""
+
+from collections.abc import AsyncGenerator, Sequence
+from contextlib import aclosing
+
+from msgspec.structs import replace
+
+from gateway.core import loss
+from gateway.core.aggregate import Answer
+from gateway.core.errors import Unsupported
+from gateway.core.loss import Loss
+from gateway.core.ports import About, Call, Dialect, Encoder, Headers, Pieces, Reply
+from gateway.core.types import Event
+from gateway.emulation import answer, planned
+from gateway.fitting import fit
+from gateway.router import Route
+
+
+class Translation:
+    """A decoded request and what writes its answer. Raises ClientError when it is made."""
+
+    losses: tuple[Loss, ...]
+
+    def __init__(self, dialect: Dialect, call: Call, route: Route, about: About) -> None:
+        names = dialect.names(call)
+        decoded = dialect.decode(call, route.model.info)
+        self.request = fit(decoded, route, names, dialect.name)
+        self._backend = route.target.backend
+        self._context = about.context
+        rule = "reject" if call.headers.get("x-interlingua-strict") == "1" else route.model.on_loss
+        self.plan = planned(self.request, self._backend.losses(self.request, names))
+        if rule == "reject" and (lost := self.plan.lost):
+            listed = ", ".join(one.field for one in lost)
+            model = route.model.info.name
+            raise Unsupported(f"the model {model!r} can't honour: {listed}", param=lost[0].field)
+        self.losses = () if rule == "ignore" else self.plan.losses
+        self._encoder = dialect.encoder(call, self.request, about)
+
+    def encoder(self) -> Encoder:
+        """See ``gateway.exchange.Answering``."""
+        return self._encoder
+
+    def opening(self) -> Headers:
+        """See ``gateway.exchange.Answering``."""
+        encoder = self._encoder
+        return (("Content-Type", encoder.content_type), *encoder.headers(), *self._told())
+
+    def whole(self, answer: Answer, body: bytes | None) -> Reply:
+        """See ``gateway.exchange.Answering``."""
+        del body
+        reply = self._encoder.whole(answer)
+        headers = (*reply.headers, *self._encoder.headers(), *self._told())
+        return replace(reply, headers=headers)
+
+    def pieces(self) -> Pieces:
+        """See ``gateway.exchange.Answering``."""
+        return _unwritten(answer(self._backend, self.request, self._context, self.plan))
+
+    def _told(self) -> Headers:
+        return (("x-interlingua-loss", loss.header(self.losses)),) if self.losses else ()
+
+
+async def _unwritten(batches: AsyncGenerator[Sequence[Event], None]) -> Pieces:
+    async with aclosing(batches):
+        async for batch in batches:
+            yield None, batch

@@ -1,0 +1,170 @@
+"""A client and workers of one dialect: the client's own bytes go on, the worker's come back."""
+
+import json
+from typing import Any
+
+import pytest
+
+from tests.conftest import Serve
+from tests.fakes import CLOSE, ScriptedWorker
+
+FRONT = """
+listeners: [{{address: "127.0.0.1:0", dialects: [openai, databricks]}}]
+limits: {{drain: 1s}}
+backends:
+  pool: {{dialect: openai, profile: vllm, workers: [{workers}], health: {{every: 1h}}}}
+models:
+  chat: {{backend: pool, model: llama}}
+  llama: {{backend: pool}}
+  warm: {{backend: pool, model: llama, defaults: {{temperature: 0.5}}}}
+  short: {{backend: pool, model: llama, limits: {{max_tokens: 5}}}}
+"""
+ASKED = b'{"messages":[{"role":"user","content":"hi"}],"model":"chat","odd":{"x":1.50},"top_k":3}'
+ANSWER = (
+    b'{"id":"c1","model":"llama","odd":1.50,"choices":[{"index":0,"message":{"role":"assistant",'
+    b'"content":"Hi"},"finish_reason":"stop"}],"usage":{"prompt_tokens":2,"completion_tokens":1}}'
+)
+EVENTS = [
+    b'data: {"id":"c1","model":"llama","choices":[{"index":0,"delta":{"content":"H"}}]}\n\n',
+    (
+        b'data: {"id":"c1","model":"llama","choices":[{"index":0,"delta":{"content":"i"},'
+        b'"finish_reason":"stop"}]}\n\n'
+    ),
+    b"data: [DONE]\n\n",
+]
+ERROR = b'data: {"error":{"message":"cuda","type":"server_error","code":500}}\n\n'
+MODELS = b'{"object":"list","data":[]}'
+
+
+def whole(body: bytes, status: str = "200 OK") -> bytes:
+    head = f"HTTP/1.1 {status}\r\ncontent-type: application/json\r\ncontent-length: {len(body)}"
+    return head.encode() + b"\r\n\r\n" + body
+
+
+def stream(*events: bytes, end: bytes = b"0\r\n\r\n") -> list[Any]:
+    head = (
+        b"HTTP/1.1 200 OK\r\ncontent-type: text/event-stream\r\ntransfer-encoding: chunked\r\n\r\n"
+    )
+    return [head, *(b"%x\r\n%b\r\n" % (len(one), one) for one in events), end]
+
+
+def quoted(*workers: ScriptedWorker) -> str:
+    return ", ".join(f'"{worker.url}"' for worker in workers)
+
+
+def posts(worker: ScriptedWorker) -> list[bytes]:
+    return [request.body for request in worker.requests if request.method == "POST"]
+
+
+PROBED = [whole(MODELS)]
+"""The first request to every worker is its probe."""
+
+
+async def test_a_whole_answer_is_not_touched_but_for_the_models_name(serve: Serve) -> None:
+    async with ScriptedWorker(PROBED, [whole(ANSWER)]) as worker:
+        front = await serve(FRONT.format(workers=quoted(worker)))
+        answer = await front.http.post("/v1/chat/completions", content=ASKED)
+
+    assert answer.content == ANSWER.replace(b'"llama"', b'"chat"')
+    assert posts(worker) == [ASKED.replace(b'"chat"', b'"llama"')]
+    assert answer.headers["x-served-model"] == "1"
+    record = front.records[0]
+    assert record.usage is not None
+    assert (record.usage.completion_tokens, record.usage.source) == (1, "worker")
+
+
+async def test_a_stream_is_not_touched_but_for_the_models_name(serve: Serve) -> None:
+    async with ScriptedWorker(PROBED, stream(*EVENTS)) as worker:
+        front = await serve(FRONT.format(workers=quoted(worker)))
+        body = ASKED[:-1] + b',"stream":true}'
+        answer = await front.http.post("/v1/chat/completions", content=body)
+
+    assert answer.content == b"".join(EVENTS).replace(b'"llama"', b'"chat"')
+    assert answer.headers["content-type"] == "text/event-stream; charset=utf-8"
+    assert posts(worker) == [body.replace(b'"chat"', b'"llama"')]
+    record = front.records[0]
+    assert record.usage is not None
+    assert (record.usage.completion_tokens, record.usage.source) == (2, "estimated")
+
+
+@pytest.mark.parametrize("model", ["warm", "short"])
+async def test_what_the_gateway_has_to_fill_in_goes_the_long_way(serve: Serve, model: str) -> None:
+    async with ScriptedWorker(PROBED, [whole(ANSWER)]) as worker:
+        front = await serve(FRONT.format(workers=quoted(worker)))
+        answer = await front.http.post(
+            "/v1/chat/completions", content=ASKED.replace(b"chat", model.encode())
+        )
+
+    assert answer.json()["model"] == model
+    filled = {"warm": ("temperature", 0.5), "short": ("max_tokens", 5)}[model]
+    assert filled in json.loads(posts(worker)[0]).items()
+
+
+async def test_another_dialects_client_is_translated(serve: Serve) -> None:
+    async with ScriptedWorker(PROBED, [whole(ANSWER)]) as worker:
+        front = await serve(FRONT.format(workers=quoted(worker)))
+        answer = await front.http.post(
+            "/serving-endpoints/chat/invocations", json={"messages": json.loads(ASKED)["messages"]}
+        )
+    assert answer.json()["choices"][0]["message"]["content"] == "Hi"
+    assert "odd" not in answer.json()
+
+
+async def test_a_workers_error_is_told_in_our_words(serve: Serve) -> None:
+    said = b'{"error":{"message":"bad\\u0000 top_k","type":"BadRequestError","code":400}}'
+    async with ScriptedWorker(PROBED, [whole(said, "400 Bad Request")]) as worker:
+        front = await serve(FRONT.format(workers=quoted(worker)))
+        answer = await front.http.post("/v1/chat/completions", content=ASKED)
+    assert answer.status_code == 400
+    assert answer.json()["error"]["type"] == "invalid_request_error"
+    assert "\0" not in answer.text
+
+
+@pytest.mark.parametrize("how", ["error", "cut"])
+async def test_a_stream_that_breaks_is_told_and_has_no_end(serve: Serve, how: str) -> None:
+    broken = [*EVENTS[:1], ERROR, *EVENTS[1:]] if how == "error" else EVENTS[:1]
+    reply = stream(*broken) if how == "error" else [*stream(*broken, end=b""), CLOSE]
+    async with ScriptedWorker(PROBED, reply) as worker:
+        front = await serve(FRONT.format(workers=quoted(worker)))
+        answer = await front.http.post(
+            "/v1/chat/completions", content=ASKED[:-1] + b',"stream":true}'
+        )
+    begun, _, told = answer.content.partition(b"\n\n")
+    assert begun + b"\n\n" == EVENTS[0].replace(b'"llama"', b'"chat"')
+    assert b'"error"' in told
+    assert b"cuda" not in told
+    assert b"[DONE]" not in told
+    assert front.records[0].outcome == "truncated"
+    assert front.records[0].tokens == 1
+
+
+async def test_another_worker_answers_in_place_of_one_that_is_lost(serve: Serve) -> None:
+    lost: list[Any] = [CLOSE]
+    async with (
+        ScriptedWorker(PROBED, lost) as one,
+        ScriptedWorker(PROBED, [whole(ANSWER)]) as other,
+    ):
+        front = await serve(FRONT.format(workers=quoted(one, other)))
+        for _ in range(4):
+            answer = await front.http.post("/v1/chat/completions", content=ASKED)
+            assert answer.status_code == 200
+    assert len(posts(other)) == 4
+
+
+async def test_one_piece_in_place_of_a_stream_becomes_a_stream(serve: Serve) -> None:
+    async with ScriptedWorker(PROBED, [whole(ANSWER)]) as worker:
+        front = await serve(FRONT.format(workers=quoted(worker)))
+        answer = await front.http.post(
+            "/v1/chat/completions", content=ASKED[:-1] + b',"stream":true}'
+        )
+    assert answer.content.startswith(b"data: ")
+    assert answer.content.endswith(b"data: [DONE]\n\n")
+    assert b'"content":"Hi"' in answer.content
+
+
+async def test_a_stream_in_place_of_one_piece_becomes_one_piece(serve: Serve) -> None:
+    async with ScriptedWorker(PROBED, stream(*EVENTS)) as worker:
+        front = await serve(FRONT.format(workers=quoted(worker)))
+        answer = await front.http.post("/v1/chat/completions", content=ASKED)
+    assert answer.json()["choices"][0]["message"]["content"] == "Hi"
+    assert answer.json()["model"] == "chat"

@@ -1,0 +1,392 @@
+"""A backend's answer with what the gateway does in its stead, and how it is left."""
+
+import asyncio
+from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
+from contextlib import aclosing
+from typing import Any
+
+import pytest
+
+from gateway.core.aggregate import Answer, Fold
+from gateway.core.context import Context, Deadline
+from gateway.core.errors import StreamBroken, WorkerFailed
+from gateway.core.loss import Loss
+from gateway.core.types import (
+    Done,
+    EmbedRequest,
+    End,
+    Event,
+    GenerateRequest,
+    Logprobs,
+    Message,
+    PromptEcho,
+    Request,
+    Sampling,
+    Start,
+    Stopping,
+    Text,
+    TextPart,
+    Usage,
+    Vector,
+    Want,
+)
+from gateway.emulation import Plan, answer
+from gateway.emulation.asking import AT_ONCE
+
+CONTEXT = Context("r", Deadline(lambda: 0.0, 60.0), lambda: 0.0)
+
+Script = Callable[[Request], Sequence[Sequence[Event]]]
+
+
+class Scripted:
+    """Answers with its script. A batch that is empty is where it waits until ``go`` is set."""
+
+    ready = True
+
+    def __init__(self, script: Script) -> None:
+        self._script = script
+        self.asked: list[tuple[Request, str]] = []
+        self.said = 0
+        """Batches that were taken."""
+        self.running = 0
+        self.most = 0
+        self.began = asyncio.Semaphore(0)
+        """Given once for each request."""
+        self.go = asyncio.Event()
+
+    def losses(self, request: Request, names: Mapping[str, str]) -> tuple[Loss, ...]:
+        return ()
+
+    async def start(self) -> None: ...
+
+    async def aclose(self) -> None: ...
+
+    async def answer(
+        self, request: Request, context: Context
+    ) -> AsyncGenerator[Sequence[Event], None]:
+        self.asked.append((request, context.id))
+        self.running += 1
+        self.began.release()
+        self.most = max(self.most, self.running)
+        try:
+            for batch in self._script(request):
+                if not batch:
+                    await self.go.wait()
+                for event in batch:
+                    if event == Text("fail"):
+                        raise WorkerFailed("it failed")
+                self.said += 1
+                yield batch
+        finally:
+            self.running -= 1
+
+
+def says(*batches: Sequence[Event]) -> Scripted:
+    return Scripted(lambda _: batches)
+
+
+def chat(**fields: Any) -> GenerateRequest:
+    said = (Message("user", (TextPart("12345"),)),)
+    return GenerateRequest(model="m", kind="chat", messages=said, **fields)
+
+
+def completion(*prompts: str, **fields: Any) -> GenerateRequest:
+    return GenerateRequest(model="m", kind="completion", prompts=prompts, **fields)
+
+
+def doing(*paths: str) -> Plan:
+    return Plan(does=frozenset(paths))
+
+
+async def events(backend: Scripted, request: Request, plan: Plan) -> list[Event]:
+    found: list[Event] = []
+    async with aclosing(answer(backend, request, CONTEXT, plan)) as batches:
+        async for batch in batches:
+            assert batch, "a batch with nothing in it says nothing"
+            found += batch
+    return found
+
+
+async def whole(backend: Scripted, request: Request, plan: Plan) -> Answer:
+    fold = Fold()
+    fold.add(await events(backend, request, plan))
+    return fold.result()
+
+
+# --- nothing to do, and usage ---------------------------------------------------------------------
+
+
+async def test_an_answer_that_lacks_nothing_passes_as_it_is() -> None:
+    batches: list[list[Event]] = [[Start(3)], [Text("a"), End("eos")], [Usage(3, 1), Done()]]
+    backend = says(*batches)
+    request = chat(stopping=Stopping(stop=("a",)), n=1)
+    passed: list[Sequence[Event]] = []
+
+    async with aclosing(answer(backend, request, CONTEXT, doing())) as answers:
+        async for batch in answers:
+            passed.append(batch)
+
+    assert all(one is other for one, other in zip(passed, batches, strict=True))
+    assert backend.asked == [(request, "r")]
+
+
+@pytest.mark.parametrize("usage", ["none", "final", "each"])
+async def test_usage_is_counted_where_none_was_told(usage: Any) -> None:
+    backend = says([Start(3)], [Text("a")], [Text("b"), End("eos"), Done()])
+
+    found = await events(backend, chat(want=Want(usage=usage)), doing())
+
+    assert found[-2:] == [Usage(3, 2, source="counted"), Done()]
+
+
+async def test_an_answer_that_is_cut_is_not_ended() -> None:
+    assert await events(says([Text("a"), End("eos")]), chat(), doing()) == [Text("a"), End("eos")]
+
+
+# --- stop strings ---------------------------------------------------------------------------------
+
+ENDED = doing("stopping.stop")
+
+
+async def test_the_backend_is_left_as_soon_as_the_last_choice_has_ended() -> None:
+    backend = says([Start(3)], [Text("a<")], [Text("/s>b")], [Text("c")], [End("length"), Done()])
+    request = chat(stopping=Stopping(stop=("</s>",)))
+    found: list[Event] = []
+
+    async with aclosing(answer(backend, request, CONTEXT, ENDED)) as batches:
+        async for batch in batches:
+            found += batch
+            if any(isinstance(one, End) for one in batch):
+                assert backend.running == 0, "the worker stops before the client is told"
+
+    assert found == [
+        Start(3),
+        Text("a"),
+        End("stop", 0, "</s>"),
+        Usage(3, 2, source="counted"),
+        Done(),
+    ]
+    assert backend.said == 3
+    assert backend.asked == [(request, "r")], "the worker is told of the stops that it takes"
+
+
+async def test_the_worker_s_usage_wins_where_it_came_in_time() -> None:
+    backend = says([Text("a.b", tokens=3), End("eos"), Usage(2, 3), Done()])
+
+    found = await events(backend, chat(stopping=Stopping(stop=(".",))), ENDED)
+
+    assert found == [Text("a", tokens=1), End("stop", 0, "."), Usage(2, 3), Done()]
+
+
+async def test_running_usage_needs_no_count_at_a_cut() -> None:
+    backend = says([Text("a"), Usage(2, 1)], [Text("."), Usage(2, 2)], [Text("b")])
+    request = chat(stopping=Stopping(stop=(".",)), want=Want(usage="each"))
+
+    assert (await events(backend, request, ENDED))[-3:] == [
+        End("stop", 0, "."),
+        Usage(2, 2),
+        Done(),
+    ]
+
+
+async def test_one_choice_s_stop_leaves_the_others_alone() -> None:
+    backend = says([Text("a."), Text("b", 1)], [Text("c"), Text("d", 1)], [End("eos", 1)], [Done()])
+
+    found = await whole(backend, chat(n=2, stopping=Stopping(stop=(".",))), ENDED)
+
+    assert [(one.text, one.reason) for one in found.choices] == [("a", "stop"), ("bd", "eos")]
+    assert backend.said == 3
+
+
+async def test_a_stop_that_stays_is_the_gateway_s_alone() -> None:
+    backend = says([Text("a.b")])
+    request = chat(stopping=Stopping(stop=(".",), include_stop=True))
+
+    found = await whole(backend, request, doing("stopping.include_stop"))
+
+    assert (found.choices[0].text, found.choices[0].stop) == ("a.", ".")
+    assert backend.asked[0][0] == chat()
+
+
+async def test_no_stop_string_is_nothing_to_look_for() -> None:
+    backend = says([Text("a"), End("eos"), Usage(1, 1), Done()])
+
+    found = await events(backend, chat(stopping=Stopping(include_stop=True)), ENDED)
+
+    assert found == [Text("a"), End("eos"), Usage(1, 1), Done()]
+
+
+async def test_the_prompt_and_the_suffix_are_no_part_of_what_is_searched() -> None:
+    backend = says([Text("a"), Text(".b")])
+    request = completion("x.", echo=True, suffix=".y", stopping=Stopping(stop=(".",)))
+
+    found = await events(backend, request, ENDED)
+
+    assert found[:-2] == [
+        PromptEcho(0, "x."),
+        Text("a"),
+        Text(".y", tokens=0),
+        End("stop", 0, "."),
+    ]
+    assert backend.asked[0][0] == completion("x.", stopping=Stopping(stop=(".",)))
+
+
+# --- several at a time ----------------------------------------------------------------------------
+
+
+def repeat(request: Request) -> Sequence[Sequence[Event]]:
+    """Says the prompt back, with the seed."""
+    assert isinstance(request, GenerateRequest)
+    [prompt] = request.prompts
+    return [
+        [Start(len(prompt))],
+        [Text(f"{prompt}{request.sampling.seed}")],
+        [End("eos")],
+        [Usage(len(prompt), 1), Done()],
+    ]
+
+
+async def test_choices_and_prompts_by_a_request_each() -> None:
+    backend = Scripted(repeat)
+    request = completion("ab", "c", n=2, sampling=Sampling(seed=5))
+
+    found = await whole(backend, request, doing("n", "prompts"))
+
+    assert [one.text for one in found.choices] == ["ab5", "ab6", "c5", "c6"]
+    assert found.usage == Usage(3, 4)
+    assert sorted(id_ for _, id_ in backend.asked) == ["r-0", "r-1", "r-2", "r-3"]
+    assert CONTEXT.id == "r"
+
+
+async def test_one_choice_needs_no_other_request() -> None:
+    backend = says([Text("a"), End("eos"), Done()])
+
+    await events(backend, chat(n=1), doing("n"))
+
+    assert backend.asked == [(chat(), "r")]
+
+
+async def test_only_so_many_are_asked_for_at_a_time() -> None:
+    backend = Scripted(lambda _: [[], [Text("a"), End("eos"), Done()]])
+    asking = asyncio.create_task(whole(backend, chat(n=3 * AT_ONCE), doing("n")))
+    for _ in range(AT_ONCE):
+        await backend.began.acquire()
+    backend.go.set()
+
+    found = await asking
+
+    assert [one.text for one in found.choices] == ["a"] * 3 * AT_ONCE
+    assert (backend.most, backend.running) == (AT_ONCE, 0)
+    assert len(backend.asked) == 3 * AT_ONCE
+
+
+async def test_pieces_pass_while_other_parts_are_at_work() -> None:
+    backend = Scripted(lambda _: [[Text("a")], [], [End("eos"), Done()]])
+
+    async with aclosing(answer(backend, chat(n=2), CONTEXT, doing("n"))) as batches:
+        assert [await anext(batches), await anext(batches)] == [[Text("a", 0)], [Text("a", 1)]]
+        assert backend.running == 2
+
+
+async def test_the_usage_of_parts_runs() -> None:
+    backend = says([Text("a"), Usage(2, 1)], [End("eos"), Usage(2, 1), Done()])
+
+    found = await events(backend, chat(n=2, want=Want(usage="each")), doing("n"))
+
+    assert [one for one in found if isinstance(one, Usage)][-1] == Usage(2, 2)
+    assert found[-1] == Done()
+
+
+async def test_a_stop_ends_its_own_part_at_once() -> None:
+    def script(request: Request) -> Sequence[Sequence[Event]]:
+        prompt = request.prompts[0]  # type: ignore[union-attr]
+        return [[Text(f"{prompt}.")], [], [Text("more")], [End("eos"), Done()]]
+
+    backend = Scripted(script)
+    request = completion("a", "b", stopping=Stopping(stop=("a.",)))
+    found: list[Event] = []
+
+    async with aclosing(answer(backend, request, CONTEXT, doing("stopping.stop", "prompts"))) as b:
+        async for batch in b:
+            found += batch
+            if End("stop", 0, "a.") in found and Text("b.", 1) in found and not backend.go.is_set():
+                assert backend.running == 1
+                backend.go.set()
+
+    assert [one for one in found if isinstance(one, Text)] == [Text("b.", 1), Text("more", 1)]
+    assert found[-2:] == [Usage(2, 3, source="estimated"), Done()]
+
+
+async def test_inputs_by_a_request_each() -> None:
+    def script(request: Request) -> Sequence[Sequence[Event]]:
+        assert isinstance(request, EmbedRequest)
+        [text] = request.inputs
+        return [[Vector(0, (float(len(text)),)), Done()]]
+
+    request = EmbedRequest(model="m", inputs=("a", "bcdef"))
+
+    found = await whole(Scripted(script), request, doing("inputs"))
+
+    assert found.vectors == [(1.0,), (5.0,)]
+    assert found.usage == Usage(1 + 2, source="estimated")
+
+
+async def test_a_prompt_that_the_model_scores_comes_back_at_its_place() -> None:
+    def script(request: Request) -> Sequence[Sequence[Event]]:
+        assert isinstance(request, GenerateRequest)
+        assert request.echo
+        return [[PromptEcho(0, str(request.prompts[0])), End("eos"), Done()]]
+
+    request = completion("a", "b", echo=True, logprobs=Logprobs())
+
+    found = await whole(Scripted(script), request, doing("prompts"))
+
+    assert [one.text for one in found.choices] == ["a", "b"]
+
+
+# --- how it ends before its end -------------------------------------------------------------------
+
+
+async def test_an_error_of_one_part_ends_all() -> None:
+    def script(request: Request) -> Sequence[Sequence[Event]]:
+        assert isinstance(request, GenerateRequest)
+        return [[Text("fail")]] if request.sampling.seed == 1 else [[Text("a")], [], [Done()]]
+
+    backend = Scripted(script)
+
+    with pytest.raises(WorkerFailed, match="it failed"):
+        await events(backend, chat(n=30, sampling=Sampling(seed=0)), doing("n"))
+
+    assert backend.running == 0
+    assert len(backend.asked) < 30
+
+
+async def test_a_part_that_stops_before_its_end_breaks_the_whole() -> None:
+    with pytest.raises(StreamBroken):
+        await events(says([Text("a"), End("eos")]), chat(n=2), doing("n"))
+
+
+@pytest.mark.parametrize("plan", [doing(), doing("n"), doing("stopping.stop")])
+async def test_closing_it_closes_everything_at_once(plan: Plan) -> None:
+    backend = Scripted(lambda _: [[Text("a")], [], [Done()]])
+    request = completion("p", n=3, suffix="!", stopping=Stopping(stop=("x",)))
+    batches = answer(backend, request, CONTEXT, plan)
+    await anext(batches)
+    assert backend.running == (3 if "n" in plan.does else 1)
+
+    await batches.aclose()
+
+    assert backend.running == 0
+
+
+@pytest.mark.parametrize("plan", [doing(), doing("n"), doing("stopping.stop")])
+async def test_cancelling_its_task_closes_everything_at_once(plan: Plan) -> None:
+    backend = Scripted(lambda _: [[]])
+    task = asyncio.create_task(events(backend, chat(n=3), plan))
+    await backend.began.acquire()
+
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+
+    assert backend.running == 0
