@@ -1,4 +1,4 @@
-"""Triton Inference Server's HTTP protocol, towards clients.
+"""Triton Inference Server's HTTP protocol: generate both ways, and infer towards clients.
 
 dialect       the paths, and the class that is registered
 vocabulary    what the models of each profile take and tell: the tables
@@ -10,6 +10,12 @@ measures      what is told beside the text     wire          how the original pr
 models        the endpoints that inform        refusal       errors
 document      JSON in order                    careful       JSON as the original's parser takes it
 faults        the original's sentences
+
+Towards workers:
+worker        requests, and what they can't carry
+plan          a request held against a model    learning      what a model's configuration tells
+decoder       reading streams and answers       incoming      what one object of an answer holds
+failures      what a worker's error means
 """
 
 from protocols.triton.dialect import Triton

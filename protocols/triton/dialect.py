@@ -1,22 +1,35 @@
 """The dialect: its paths, and who reads and writes what on each."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar
 
 from msgspec import structs
 
 from gateway.core.catalog import Catalog, ModelInfo
 from gateway.core.errors import GatewayError, InternalError, PathNotFound
-from gateway.core.ports import About, Call, Description, Encoder, Endpoint, Envelope, Reply
+from gateway.core.loss import Loss
+from gateway.core.ports import (
+    About,
+    Call,
+    Decoder,
+    Description,
+    Encoder,
+    Endpoint,
+    Envelope,
+    Renderer,
+    Reply,
+    WireRequest,
+)
 from gateway.core.types import GenerateRequest, Request
 from protocols import params
-from protocols.triton import described, faults, generate, guided, infer, meaning, refusal
+from protocols.triton import described, failures, faults, generate, guided, infer, meaning, refusal
 from protocols.triton.answer import GenerateEncoder
 from protocols.triton.infer_answer import InferEncoder
 from protocols.triton.meaning import Prompts
 from protocols.triton.models import Models
 from protocols.triton.refusal import Status
 from protocols.triton.vocabulary import PROFILES
+from protocols.triton.worker import Writer
 
 _MODEL = "/v2/models/{model}"
 _VERSION = f"{_MODEL}/versions/{{version}}"
@@ -45,6 +58,11 @@ class Triton:
     ``profile`` says which family of models its clients know; ``status`` whether failures look as
     the original's do (``strict``) or as HTTP means them (``sane``); ``prompts`` whether a prompt
     goes to the model as it is (``raw``), or as what a user said to it (``chat``).
+
+    Towards workers ``profile`` says which family their models are of, and ``fields`` by which names
+    of their own these go, such as ``{text_input: PROMPT}``. ``max_tokens`` is what a model is told
+    that insists on it, where the client says nothing. ``renderer`` makes prompts of conversations.
+    A worker's model is ``NAME``, or ``NAME/versions/2`` where it is to be that version.
     """
 
     profiles: ClassVar[tuple[str, ...]] = tuple(PROFILES)
@@ -74,6 +92,9 @@ class Triton:
         *,
         status: Status = "strict",
         prompts: Prompts = "raw",
+        fields: Mapping[str, str] | None = None,
+        max_tokens: int = 512,
+        renderer: Renderer | None = None,
     ) -> None:
         name = profile or self.profiles[0]
         if name not in PROFILES:
@@ -88,6 +109,10 @@ class Triton:
         self._mode = meaning.MODES[prompts]
         self._models = Models(self._profile, status)
         generating = ("generate", "generate_stream", "infer")
+        self._writer = Writer(
+            self._profile, fields=fields or {}, max_tokens=max_tokens, renderer=renderer
+        )
+        self.probe = WireRequest("/v2/health/ready", b"", method="GET")
         self.tables: Mapping[str, tuple[params.Param, ...]] = dict.fromkeys(
             generating, self._profile.parameters
         )
@@ -140,6 +165,35 @@ class Triton:
     def describe(self) -> Description:
         """What generate and generate_stream take and answer."""
         return described.describe(self._profile, self._status)
+
+    # --- towards workers --------------------------------------------------------------------------
+
+    def losses(self, request: Request, names: Mapping[str, str]) -> tuple[Loss, ...]:
+        """See ``gateway.core.ports.WorkerDialect``. Raises Unsupported for vectors."""
+        return self._writer.losses(request, names)
+
+    def encode(self, request: Request) -> WireRequest:
+        """See ``gateway.core.ports.WorkerDialect``. Raises Unsupported for vectors."""
+        return self._writer.encode(request)
+
+    def decoder(self, request: Request) -> Decoder:
+        """See ``gateway.core.ports.WorkerDialect``."""
+        return self._writer.decoder(request)
+
+    def read_error(self, status: int, headers: Mapping[str, str], body: bytes) -> GatewayError:
+        """See ``gateway.core.ports.WorkerDialect``."""
+        return failures.read_error(status, headers, body)
+
+    def questions(self, model: str) -> Sequence[WireRequest]:
+        """See ``gateway.core.ports.Learning``: one for the model's configuration."""
+        return (self._writer.question(model),)
+
+    def learn(self, model: str, answers: Sequence[bytes | None]) -> int | None:
+        """See ``gateway.core.ports.Learning``. A configuration tells no number of requests."""
+        for answer in answers:
+            if answer is not None:
+                self._writer.learn(model, answer)
+        return None
 
 
 def _version(call: Call) -> str | None:

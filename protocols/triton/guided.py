@@ -71,3 +71,45 @@ def _guide(kind: str, what: Any) -> OutputFormat:
             return Choice(tuple(what))
         case _:
             raise TypeError(kind)
+
+
+# --- towards workers ------------------------------------------------------------------------------
+
+
+def write(output: OutputFormat, guide: str) -> dict[str, str]:
+    """What asks for this format; nothing where the family has no words for it."""
+    match guide:
+        case "object":
+            return {_OBJECTS[0]: msgspec.json.encode(_as_object(output)).decode()}
+        case "pair":
+            return _as_pair(output)
+        case _:
+            return {}
+
+
+def _as_object(output: OutputFormat) -> dict[str, Any]:
+    match output:
+        case JsonObject():
+            return {"json_object": True}
+        case JsonSchema(schema):
+            return {"json": schema}
+        case Regex(pattern):
+            return {"regex": pattern}
+        case Choice(options):
+            return {"choice": options}
+        case _:
+            return {"grammar": output.text}
+
+
+def _as_pair(output: OutputFormat) -> dict[str, str]:
+    match output:
+        case JsonObject():
+            return {_KIND: "json"}
+        case JsonSchema(schema):
+            return {_KIND: "json_schema", _GUIDE: bytes(schema).decode()}
+        case Regex(pattern):
+            return {_KIND: "regex", _GUIDE: pattern}
+        case Grammar(text):
+            return {_KIND: "ebnf_grammar", _GUIDE: text}
+        case _:
+            return {}

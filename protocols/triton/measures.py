@@ -79,12 +79,12 @@ def _told(piece: Piece) -> str:
 
 
 def _candidates(token: TokenLogprob) -> dict[str, dict[str, Any]]:
+    """The token that was taken stands first, as readers need it to."""
     ranked = sorted(token.top, key=lambda one: -one.logprob)
-    found = {
-        _key(one.id, one.token): _candidate(one.logprob, rank, one.token)
-        for rank, one in enumerate(ranked, 1)
-    }
-    found.setdefault(_key(token.id, token.token), _candidate(token.logprob, None, token.token))
+    taken = _key(token.id, token.token)
+    found = {taken: _candidate(token.logprob, None, token.token)}
+    for rank, one in enumerate(ranked, 1):
+        found[_key(one.id, one.token)] = _candidate(one.logprob, rank, one.token)
     return found
 
 

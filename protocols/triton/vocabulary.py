@@ -67,6 +67,12 @@ class Profile(Struct, frozen=True, kw_only=True):
     """How the output's format is asked for: see ``guided``."""
     batch: int = 0
     """The most prompts in one request; 0: the model knows no batches, and shapes have none."""
+    loose: bool = False
+    """As a worker: whether its models read parameters that are no tensors of theirs."""
+    leaves_stops: bool = False
+    """As a worker: whether a stop string may stay in the text."""
+    obsolete: tuple[str, ...] = ()
+    """As a worker: parameters that releases of today refuse."""
 
     def shape(self, dims: tuple[int, ...]) -> tuple[int, ...]:
         """The whole shape, with the batch where the model knows one."""
@@ -160,6 +166,8 @@ VLLM: Final = Profile(
     coerces=True,
     complains="Error generating stream: ",
     guide="object",
+    loose=True,
+    obsolete=("best_of", "length_penalty"),
 )
 
 _TRTLLM_ROWS: Final = (
@@ -233,6 +241,7 @@ TRTLLM: Final = Profile(
     echo=True,
     guide="pair",
     batch=4,
+    leaves_stops=True,
 )
 
 _PREFIX: Final = "sampling_param_"
@@ -299,6 +308,8 @@ PLAIN: Final = Profile(
     outputs=(_ANSWER,),
     parameters=_SAMPLED,
     streams=True,
+    loose=True,
+    leaves_stops=True,
 )
 
 PROFILES: Final[Mapping[str, Profile]] = {one.name: one for one in (VLLM, TRTLLM, LLMAPI, PLAIN)}

@@ -24,6 +24,7 @@ MODELS: Mapping[str, tuple[str, Mapping[str, str]]] = {
     "vllm_fails_third": ("vllm_like", {"fail_at": "2"}),
     "trt_like": ("trt_like", {}),
     "mock_llm": ("mock_llm", {}),
+    "patient": ("patient", {}),
 }
 """The served models: the fixture each is made from, and that one's parameters."""
 

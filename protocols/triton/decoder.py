@@ -1,0 +1,225 @@
+"""Reading workers' answers: streams and whole ones.
+
+A stream has no last event, and may have none at all: its end is the end of the body, which is sure
+where the connection says that the body is whole. A worker that tells finish reasons has to tell one
+before; of another's end nothing more is known.
+"""
+
+import math
+from collections.abc import Mapping, Sequence
+from typing import Final
+
+from gateway.core import sse
+from gateway.core.errors import GatewayError, StreamBroken, WorkerFailed
+from gateway.core.types import (
+    Done,
+    End,
+    Event,
+    FinishReason,
+    GenerateRequest,
+    Served,
+    Start,
+    Text,
+    TokenLogprob,
+    Usage,
+)
+from protocols.triton.failures import complain_of
+from protocols.triton.incoming import Said, read
+
+_LARGEST: Final = 1 << 28
+"""Bytes of an answer in one piece."""
+_LARGEST_EVENT: Final = 1 << 24
+"""A model that does not stream tells all in one event."""
+_BOM: Final = b"\xef\xbb\xbf"
+_UNTOLD: Final = "None"
+REASONS: Final[Mapping[str, FinishReason | None]] = {
+    "stop": "eos",
+    "eos": "eos",
+    "length": "length",
+    "max_tokens": "length",
+    "abort": None,
+    "error": None,
+    "cancelled": None,
+    "timeout": None,
+    "not_finished": None,
+}
+"""vLLM's and TensorRT-LLM's words; None is a failure of the worker."""
+
+
+class AnswerDecoder:
+    """Reads the answer to a GenerateRequest, as a stream of events or as one JSON body.
+
+    Which of the two it is shows in the first byte. ``wires`` are the model's own names for outputs,
+    where they differ. ``prompt`` may stand in front of each choice, and is cut off. ``in_pieces``:
+    each event is a token's, as far as nothing else is told. ``may_be_empty``: a body without events
+    is an answer without text.
+    """
+
+    def __init__(
+        self,
+        request: GenerateRequest,
+        wires: Mapping[str, str],
+        *,
+        prompt: str | None = None,
+        in_pieces: bool,
+        may_be_empty: bool,
+    ) -> None:
+        self._request = request
+        self._wires = wires
+        self._in_pieces = in_pieces
+        self._choices = request.n or 1
+        self._splitter = sse.Splitter(limit=_LARGEST_EVENT)
+        self._whole: bytearray | None = None
+        self._head = b""
+        self._begun = False
+        self._prompts = [prompt] * self._choices
+        self._seen: set[int] = set()
+        self._ended: set[int] = set()
+        self._may_be_empty = may_be_empty
+        self._tells_ends = False
+        self._prompt_tokens: int | None = None
+        self._tokens: int | None = None
+        self._served = False
+        self._failed: GatewayError | None = None
+
+    def feed(self, data: bytes) -> Sequence[Event]:
+        """See ``gateway.core.ports.Decoder``."""
+        if self._failed is not None:
+            raise self._failed
+        if not self._begun:
+            head = self._head + data
+            data = head.removeprefix(_BOM).lstrip()
+            if not data or _BOM.startswith(head):
+                self._head = head if _BOM.startswith(head) else b""
+                return ()
+            self._begun, self._head = True, b""
+            if data.startswith(b"{"):
+                self._whole = bytearray()
+        if self._whole is not None:
+            self._whole += data
+            if len(self._whole) > _LARGEST:
+                raise WorkerFailed("The worker's answer is too large.")
+            return ()
+        return self._events(data)
+
+    def close(self) -> Sequence[Event]:
+        """See ``gateway.core.ports.Decoder``."""
+        if self._failed is not None:
+            raise self._failed
+        events: list[Event] = []
+        if self._whole is not None:
+            self._read(bytes(self._whole), events)
+        else:
+            events += self._rest()
+        untold = [i for i in range(self._choices) if i not in self._ended]
+        if self._whole is not None and not self._seen.issuperset(untold):
+            raise WorkerFailed("The worker did not answer as often as it was asked to.")
+        if self._whole is None and untold:
+            self._check_end(untold)
+        usage = [] if self._request.want.usage == "each" else self._usage()
+        return [*events, *(End("unknown", i) for i in untold), *usage, Done()]
+
+    def _check_end(self, untold: Sequence[int]) -> None:
+        """Raises unless these choices of a stream are complete, though nothing said so."""
+        complete = self._seen.issuperset(untold) and not self._tells_ends
+        if not self._seen:
+            complete = self._may_be_empty
+        if self._splitter.stray is not None:
+            complain_of(self._splitter.stray)
+            complete = False
+        if not complete:
+            raise StreamBroken("The worker's stream stopped before its end.")
+
+    # --- events -----------------------------------------------------------------------------------
+
+    def _events(self, data: bytes) -> list[Event]:
+        events: list[Event] = []
+        try:
+            for payload in self._splitter.feed(data):
+                if payload.strip():
+                    self._read(payload, events)
+        except GatewayError as error:
+            if not events:
+                raise
+            self._failed = error  # told when what came before it in the same read is passed on
+        return events
+
+    def _rest(self) -> list[Event]:
+        """An event whose newlines are missing."""
+        try:
+            events = self._events(self._head + b"\n\n")
+        except WorkerFailed as error:
+            if error.__cause__ is None:  # it could be read, and is a complaint
+                raise
+            raise StreamBroken("The worker's stream stopped inside an event.") from error
+        if self._failed is not None:
+            raise self._failed
+        return events
+
+    def _read(self, body: bytes, events: list[Event]) -> None:
+        said = read(body, self._request, self._wires)
+        self._count(said, events)
+        if said.reasons:
+            self._tells_ends = True
+        for index, text in enumerate(said.texts[: self._choices]):
+            self._seen.add(index)
+            events += self._piece(said, index, text)
+        if said.counts and self._request.want.usage == "each":
+            events += self._usage()
+
+    def _count(self, said: Said, events: list[Event]) -> None:
+        if not self._served and said.model is not None:
+            self._served = True
+            events.append(Served(said.model))
+        if said.prompt_tokens is not None:
+            if self._prompt_tokens is None and self._whole is None:
+                events.append(Start(said.prompt_tokens))
+            self._prompt_tokens = said.prompt_tokens
+        if said.counts:
+            self._tokens = (self._tokens or 0) + sum(said.counts)
+
+    def _usage(self) -> list[Event]:
+        """What the worker counted, if it counted both."""
+        if self._prompt_tokens is None or self._tokens is None:
+            return []
+        return [Usage(self._prompt_tokens, self._tokens)]
+
+    # --- one choice -------------------------------------------------------------------------------
+
+    def _piece(self, said: Said, index: int, text: str) -> list[Event]:
+        prompt, self._prompts[index] = self._prompts[index], None
+        if prompt is not None:
+            text = text.removeprefix(prompt)
+        logprobs = said.logprobs[index] if index < len(said.logprobs) else ()
+        reason = said.reasons[index] if index < len(said.reasons) else _UNTOLD
+        if index in self._ended:
+            if text or logprobs:
+                raise StreamBroken(f"The worker went on with choice {index} after its end.")
+            return []
+        events: list[Event] = []
+        if text or logprobs:
+            tokens = self._size(said, index, text, logprobs)
+            events.append(Text(text, index, tokens, logprobs=logprobs))
+        if reason != _UNTOLD:
+            events.append(self._end(reason, index, said))
+        return events
+
+    def _size(self, said: Said, index: int, text: str, logprobs: tuple[TokenLogprob, ...]) -> int:
+        """How many tokens a text is, from whatever tells most of it."""
+        if len(said.counts) == len(said.texts):
+            return said.counts[index]
+        if logprobs:
+            return len(logprobs)
+        return 1 if self._in_pieces and self._whole is None else math.ceil(len(text) / 4)
+
+    def _end(self, wire: str, index: int, said: Said) -> End:
+        reason = REASONS.get(wire, "unknown")
+        if reason is None:
+            raise WorkerFailed(f"The worker broke off ({wire}).")
+        self._ended.add(index)
+        stop = said.stops[index] if index < len(said.stops) else _UNTOLD
+        if reason != "eos" or stop == _UNTOLD:
+            return End(reason, index)
+        ids = self._request.stopping.stop_token_ids
+        number = next((one for one in ids if str(one) == stop), None)
+        return End("stop", index, stop if number is None else number)

@@ -1,0 +1,244 @@
+"""How a request is put to one model: which of its wishes are tensors, and which are parameters."""
+
+from collections.abc import Iterator, Mapping
+from typing import Any, Final, NamedTuple
+
+from msgspec import UNSET, Raw, structs
+
+from gateway.core import loss
+from gateway.core.loss import Carry, Loss
+from gateway.core.types import GenerateRequest
+from protocols import params
+from protocols.params import Param
+from protocols.triton import guided
+from protocols.triton.learning import Model, fit
+from protocols.triton.tensors import RANGES
+from protocols.triton.vocabulary import PROMPT, Profile
+
+PACK: Final = "sampling_parameters"
+"""The tensor that takes all parameters as JSON."""
+_EXCLUDE: Final = "exclude_input_in_output"
+_LEAST: Final = 1e-6
+"""Stands for a 0 that must not be: of nuclei, the smallest."""
+_MAX_TOKENS: Final = "stopping.max_tokens"
+_TOP: Final = "logprobs.top"
+_SEED: Final = "sampling.seed"
+_LIKELIHOODS: Final = ("logprobs", "output_log_probs")
+_SUMS: Final = ("cumulative_logprob", "cum_log_probs")
+"""Outputs that the gateway makes of each token's probability."""
+_TELLING: Final = ("finish_reason", "stop_reason", "num_input_tokens", "num_output_tokens")
+"""Outputs that are always asked for: they tell the end, and what was spent."""
+
+
+class Wishes(NamedTuple):
+    """What the body holds beside the prompt: the model's tensors, and the request's parameters."""
+
+    tensors: dict[str, Any]
+    parameters: dict[str, Any]
+
+
+class Plan:
+    """How requests are put to ``model``, which is of the family ``profile``.
+
+    ``max_tokens`` is for a model that insists on being told. ``packed``: the parameters go into a
+    tensor of their own, as JSON.
+    """
+
+    def __init__(self, profile: Profile, model: Model, max_tokens: int) -> None:
+        self.model = model
+        self.packed = PACK in model.inputs
+        self.flag = _first(profile.streaming, model) or (
+            profile.streaming[0] if profile.streams else None
+        )
+        self.exclude = _first((*profile.exclude, _EXCLUDE), model)
+        self._tells_ends = any(
+            one.name == "finish_reason" and one.name in model.outputs and one.flag in model.inputs
+            for one in profile.outputs
+        )
+        self._profile = profile
+        self._likelihoods = _likelihoods(profile, model)
+        self._rows = tuple(self._known())
+        self._carries = params.carries(self._rows)
+        slots = [model.inputs.get(row.wire) for row in self._rows if row.field == _MAX_TOKENS]
+        insists = any(slot is not None and not slot.optional for slot in slots)
+        self._default = max_tokens if insists else None
+        self._own = {
+            PROMPT, PACK, _EXCLUDE, "id", "parameters", profile.cancel,
+            *profile.streaming, *profile.exclude, *guided.NAMES[profile.guide],
+            *(row.wire for row in profile.parameters),
+        }  # fmt: skip
+        """Names with a meaning here: left over from another family, they mean something else."""
+
+    def streams(self, request: GenerateRequest) -> bool:
+        """Whether the model is told to answer in pieces."""
+        return request.stream and self.model.decoupled is not False
+
+    def framed(self, request: GenerateRequest) -> bool:
+        """Whether to ask for events.
+
+        Also where nothing keeps the model from answering in pieces: for that a whole answer fails.
+        """
+        return request.stream or (bool(self.model.decoupled) and self.flag not in self.model.inputs)
+
+    def cuts(self, request: GenerateRequest) -> bool:
+        """Whether the answer may start with the prompt, which is then to be cut off."""
+        return self._profile.echo and self.exclude is None and not self.streams(request)
+
+    def may_be_empty(self, request: GenerateRequest) -> bool:
+        """Whether a body without events is an answer: a model need not say anything.
+
+        One that was asked for finish reasons has to tell them, unless it was to say nothing.
+        """
+        silent = request.stopping.max_tokens == 0 or not self._tells_ends
+        return self.framed(request) and silent
+
+    def wishes(self, request: GenerateRequest) -> Wishes:
+        """Everything that the request wants and the model takes."""
+        found: dict[str, Any] = dict.fromkeys(self._flags(request), True)
+        found |= {row.wire: value for row, value in self._values(request) if value is not UNSET}
+        found |= self._guide(request)
+        for name, raw in request.extra.items():
+            if self._forwards(name, raw, request):
+                found[name] = raw
+        inputs = self.model.inputs
+        return Wishes(
+            {name: value for name, value in found.items() if name in inputs},
+            {name: value for name, value in found.items() if name not in inputs},
+        )
+
+    def losses(self, request: GenerateRequest, names: Mapping[str, str]) -> Iterator[Loss]:
+        """What the model can't be asked for, or does otherwise."""
+        unfit = {row.field for row, value in self._values(request) if value is UNSET}
+        carries = self._carries | self._more(request)
+        for path in unfit:
+            del carries[path]
+        yield from loss.losses(request, carries, names, extra=True)
+        if self._default is not None and request.stopping.max_tokens is None:
+            why = f"the model needs one: {self._default}"
+            yield Loss(_said(_MAX_TOKENS, names), "defaulted", why, _MAX_TOKENS)
+        if request.want.token_ids:
+            yield Loss(names.get("want.token_ids", "return_token_ids"), "dropped")
+        heard = set(self._flags(request))
+        if self._likelihoods in heard:
+            heard |= {str(one.flag) for one in self._profile.outputs if one.name in _SUMS}
+        for name, raw in request.extra.items():
+            if name not in heard and not self._forwards(name, raw, request):
+                yield Loss(name, "dropped")
+
+    # --- the table --------------------------------------------------------------------------------
+
+    def _known(self) -> Iterator[Param]:
+        """The rows that this model has, within its tensors' ranges."""
+        unsure = {"string list", "ints"} if not self.packed else set[str]()
+        for row in self._profile.parameters:
+            told = row.field != "logprobs.prompt" and (row.field != _TOP or self._likelihoods)
+            if not told or row.wire in self._profile.obsolete:
+                continue
+            slot = self.model.inputs.get(row.wire)
+            if slot is not None:
+                yield self._bounded(row, slot.datatype)
+            elif row.wire in self._profile.inputs or row.type in unsure:
+                continue
+            elif self.packed or row.field != "n":  # a model that overlooks it answers once
+                yield self._bounded(row, "INT64")
+
+    def _bounded(self, row: Param, datatype: str) -> Param:
+        if row.field == "stopping.stop" and self._profile.leaves_stops:
+            return structs.replace(row, reason="approximated")
+        if row.field == _SEED:
+            return structs.replace(row, low=0, high=2**64 - 1)
+        if row.type == "float":
+            return structs.replace(row, low=_LEAST) if row.above_low or 0 in row.off else row
+        bounds = RANGES.get(datatype)
+        if bounds is None or row.type != "int":
+            return row
+        low = bounds.start if row.low is None else max(row.low, bounds.start)
+        high = bounds.stop - 1 if row.high is None else min(row.high, bounds.stop - 1)
+        return structs.replace(row, low=low, high=high)
+
+    # --- one request ------------------------------------------------------------------------------
+
+    def _values(self, request: GenerateRequest) -> Iterator[tuple[Param, Any]]:
+        """What is sent of each row; UNSET where the model can't take what was asked."""
+        written = params.write(self._rows, request)
+        for row in self._rows:
+            value = written.get(row.wire, UNSET)
+            if row.field == _MAX_TOKENS and value is UNSET and self._default is not None:
+                value = self._default
+            if row.field == "sampling.temperature" and request.sampling.do_sample is False:
+                value = 0.0
+            if value is not UNSET:
+                yield row, self._value(row, value)
+
+    def _value(self, row: Param, value: Any) -> Any:
+        slot = self.model.inputs.get(row.wire)
+        if row.field == _SEED:
+            value = _seed(value, "INT64" if slot is None else slot.datatype)
+        if slot is not None:
+            return fit(value, slot)
+        if isinstance(value, list) and not self.packed:
+            return value[0] if len(value) == 1 else UNSET
+        return value
+
+    def _guide(self, request: GenerateRequest) -> Mapping[str, str]:
+        """What asks for an output's format, where the model has all of it."""
+        if request.output is None:
+            return {}
+        written = guided.write(request.output, self._profile.guide)
+        missing = [name for name in written if name not in self.model.inputs]
+        return {} if missing and not self._profile.loose else written
+
+    def _flags(self, request: GenerateRequest) -> Iterator[str]:
+        """The flags that are set to learn what the answer must tell."""
+        for one in self._profile.outputs:
+            if one.name in _TELLING and one.flag in self.model.inputs:
+                yield str(one.flag)
+        if request.logprobs is not None and self._likelihoods is not None:
+            yield self._likelihoods
+
+    def _more(self, request: GenerateRequest) -> dict[str, Carry]:
+        """What is carried beside the table, by this request."""
+        carries = {}
+        if "sampling.temperature" in self._carries:
+            carries["sampling.do_sample"] = Carry("")
+        if self._guide(request):
+            carries["output"] = Carry("")
+        if request.stopping.overflow == "error":
+            carries["stopping.overflow"] = Carry("")
+        if _TOP not in self._carries and self._likelihoods is not None:
+            carries[_TOP] = Carry("", reason="approximated")
+        return carries
+
+    def _forwards(self, name: str, raw: Raw, request: GenerateRequest) -> bool:
+        """Whether a field of a client's own goes on: to a worker of its mind, that can take it."""
+        if request.source != "triton" or name in self._own or name.startswith("return_"):
+            return False
+        if name in self.model.inputs:
+            return True
+        scalar = not bytes(raw).startswith((b"[", b"{", b"null"))
+        known = name in self._profile.inputs
+        return self._profile.loose and not known and (self.packed or scalar)
+
+
+def _first(names: tuple[str, ...], model: Model) -> str | None:
+    return next((name for name in names if name in model.inputs), None)
+
+
+def _likelihoods(profile: Profile, model: Model) -> str | None:
+    """The flag that asks for each token's probability, where the model has one."""
+    for one in profile.outputs:
+        if one.name in _LIKELIHOODS and one.name in model.outputs and one.flag in model.inputs:
+            return one.flag
+    return None
+
+
+def _said(path: str, names: Mapping[str, str]) -> str:
+    return names.get(path, path.rpartition(".")[2])
+
+
+def _seed(seed: int, datatype: str) -> int:
+    """The seed in an integer of so many bits; what is longer is folded."""
+    bounds = RANGES.get(datatype, RANGES["INT64"])
+    size = bounds.stop - bounds.start
+    seed %= size
+    return seed if seed in bounds else seed - size

@@ -1,0 +1,131 @@
+"""Writing requests for workers, and telling what they can't carry."""
+
+import re
+from collections.abc import Mapping
+from typing import Any, Final
+from urllib.parse import quote
+
+import msgspec
+
+from gateway.core.errors import Unsupported
+from gateway.core.loss import Loss
+from gateway.core.ports import Renderer, WireRequest
+from gateway.core.types import GenerateRequest, Request
+from protocols import rendering
+from protocols.triton import guided, learning
+from protocols.triton.decoder import AnswerDecoder
+from protocols.triton.plan import PACK, Plan
+from protocols.triton.vocabulary import PROMPT, Profile
+from protocols.triton.wire import JSON
+
+_encode = msgspec.json.Encoder().encode
+_VERSIONED: Final = re.compile(r"([^/]+)(/versions/[0-9]+)")
+"""A target's model name that holds a version."""
+_MOST: Final = 1024
+"""Models whose configuration is remembered."""
+
+
+class Writer:
+    """Writes requests for the workers of one profile, and remembers what their models take.
+
+    ``fields``: the profile's names, and what these workers' models call them. ``max_tokens`` is
+    for a model that insists on being told where a client says nothing.
+    """
+
+    def __init__(
+        self,
+        profile: Profile,
+        *,
+        fields: Mapping[str, str],
+        max_tokens: int,
+        renderer: Renderer | None,
+    ) -> None:
+        _check(fields, profile)
+        self._profile = profile
+        self._wires = fields
+        self._own = {own: name for name, own in fields.items()}
+        self._max_tokens = max_tokens
+        self._renderer = renderer
+        self._unknown = Plan(profile, learning.of_profile(profile), max_tokens)
+        self._plans: dict[str, Plan] = {}
+
+    def question(self, model: str) -> WireRequest:
+        """Asks for a model's configuration."""
+        return WireRequest(f"{_path(model)}/config", b"", method="GET")
+
+    def learn(self, model: str, answer: bytes) -> None:
+        """Remember what a model's configuration tells, if it tells anything."""
+        found = learning.of_config(answer, self._own)
+        if found is None or (len(self._plans) >= _MOST and model not in self._plans):
+            return
+        self._plans[model] = Plan(self._profile, found, self._max_tokens)
+
+    def encode(self, request: Request) -> WireRequest:
+        """See ``gateway.core.ports.WorkerDialect``."""
+        request, plan = self._planned(request)
+        wishes = plan.wishes(request)
+        body: dict[str, Any] = {PROMPT: rendering.prompt_of(request, self._renderer)}
+        if plan.flag is not None:
+            body[plan.flag] = plan.streams(request)
+        if plan.exclude is not None:
+            body[plan.exclude] = True
+        body |= wishes.tensors
+        parameters = {self._wires.get(n, n): value for n, value in wishes.parameters.items()}
+        if plan.packed:
+            # Even empty it keeps the model from taking the other fields for parameters.
+            body[PACK] = _encode(parameters).decode()
+        elif parameters:
+            body["parameters"] = parameters
+        end = "generate_stream" if plan.framed(request) else "generate"
+        named = {self._wires.get(name, name): value for name, value in body.items()}
+        return WireRequest(f"{_path(request.model)}/{end}", _encode(named), JSON)
+
+    def losses(self, request: Request, names: Mapping[str, str]) -> tuple[Loss, ...]:
+        """See ``gateway.core.ports.WorkerDialect``."""
+        request, plan = self._planned(request)
+        carried = rendering.carries(self._renderer)
+        found = [loss for loss in plan.losses(request, names) if loss.path not in carried]
+        found += rendering.rendering_losses(request, self._renderer, names)
+        if len(request.prompts) > 1:
+            found.append(Loss(names.get("prompts", "prompt"), "dropped", path="prompts"))
+        if request.stream and (request.n or 1) > 1 and not any(one.path == "n" for one in found):
+            # Releases tell pieces of several choices without saying whose they are.
+            found.append(Loss(names.get("n", "n"), "dropped", path="n"))
+        if request.stream and not plan.streams(request):
+            why = "the model answers in one piece"
+            found.append(Loss(names.get("stream", "stream"), "approximated", why, "stream"))
+        return tuple(found)
+
+    def decoder(self, request: Request) -> AnswerDecoder:
+        """See ``gateway.core.ports.WorkerDialect``."""
+        request, plan = self._planned(request)
+        prompt = rendering.prompt_of(request, self._renderer) if plan.cuts(request) else None
+        return AnswerDecoder(
+            request,
+            self._wires,
+            prompt=prompt,
+            in_pieces=plan.streams(request),
+            may_be_empty=plan.may_be_empty(request),
+        )
+
+    def _planned(self, request: Request) -> tuple[GenerateRequest, Plan]:
+        if not isinstance(request, GenerateRequest):
+            raise Unsupported("The model's workers make text, not vectors.")
+        return request, self._plans.get(request.model, self._unknown)
+
+
+def _path(model: str) -> str:
+    """The model's path. Its name is one segment, but for a version at its end."""
+    versioned = _VERSIONED.fullmatch(model)
+    name, version = versioned.groups() if versioned else (model, "")
+    return f"/v2/models/{quote(name, safe='')}{version}"
+
+
+def _check(fields: Mapping[str, str], profile: Profile) -> None:
+    known = {
+        *profile.inputs, *(one.name for one in profile.outputs), *profile.streaming,
+        *(row.wire for row in profile.parameters), *guided.NAMES[profile.guide],
+    }  # fmt: skip
+    if wrong := fields.keys() - known:
+        names, listed = ", ".join(sorted(wrong)), ", ".join(sorted(known))
+        raise ValueError(f"the fields of triton's {profile.name} have no {names}; known: {listed}")

@@ -1,0 +1,360 @@
+"""Requests for workers, in the words of each family of models."""
+
+import json
+from typing import Any
+
+import pytest
+from msgspec import Raw
+
+from gateway.core.errors import Unsupported
+from gateway.core.loss import Loss
+from gateway.core.types import (
+    Choice,
+    EmbedRequest,
+    GenerateRequest,
+    Grammar,
+    ImagePart,
+    JsonObject,
+    JsonSchema,
+    Logprobs,
+    Message,
+    Regex,
+    Request,
+    Sampling,
+    Stopping,
+    Templating,
+    TextPart,
+    Tool,
+    Want,
+)
+from protocols.triton import Triton
+
+SAID = (Message("user", (TextPart("hi"),)),)
+RAW = Templating(mode="raw")
+FLAGS = {
+    "vllm": {"exclude_input_in_output": True, "return_finish_reason": True,
+             "return_num_input_tokens": True, "return_num_output_tokens": True},
+    "trtllm": {"exclude_input_in_output": True, "return_num_input_tokens": True,
+               "return_num_output_tokens": True},
+    "llmapi": {"sampling_param_exclude_input_from_output": True, "return_finish_reason": True,
+               "return_stop_reason": True},
+    "plain": {},
+}  # fmt: skip
+"""What is set in every request so that the answer can be read."""
+
+
+def chat(**fields: Any) -> GenerateRequest:
+    return GenerateRequest(**{"model": "m", "kind": "chat", "messages": SAID, **fields})
+
+
+def text(*prompts: Any, **fields: Any) -> GenerateRequest:
+    fields = {"prompts": prompts or ("hi",), "templating": RAW, **fields}
+    return GenerateRequest(model="m", kind="completion", **fields)
+
+
+def sent(request: Request, made: Triton | str = "vllm", path: str = "generate") -> Any:
+    """The body less the prompt and what is set in every request; the packed parameters unpacked."""
+    made = made if isinstance(made, Triton) else Triton(made)
+    wire = made.encode(request)
+    assert (wire.method, wire.path) == ("POST", f"/v2/models/m/{path}")
+    assert wire.headers == (("Content-Type", "application/json"),)
+    body = json.loads(wire.body)
+    if "sampling_parameters" in body:
+        body["sampling_parameters"] = json.loads(body["sampling_parameters"])
+    return body
+
+
+def wishes(request: Request, profile: str) -> Any:
+    body = sent(request, profile)
+    assert body.pop("text_input") == "hi"
+    assert not body.pop({"llmapi": "streaming"}.get(profile, "stream"))
+    for name, value in FLAGS[profile].items():
+        assert body.pop(name) is value
+    if profile == "vllm":
+        assert body.keys() == {"sampling_parameters"}
+        return body["sampling_parameters"]
+    if profile == "plain":
+        assert body.keys() <= {"parameters"}
+        return body.get("parameters", {})
+    return body
+
+
+def lost(request: Request, made: Triton | str = "vllm", **names: str) -> set[tuple[str, str]]:
+    """What is lost, but for the template that none of these have."""
+    made = made if isinstance(made, Triton) else Triton(made)
+    found = made.losses(request, {path.replace("__", "."): wire for path, wire in names.items()})
+    return {(one.field, one.reason) for one in found if one.detail != "no chat template"}
+
+
+@pytest.mark.parametrize(
+    ("fields", "vllm", "trtllm", "llmapi", "plain"),
+    [
+        ({}, {}, {"max_tokens": 512}, {}, {}),
+        (
+            {"stopping": Stopping(max_tokens=5)},
+            {"max_tokens": 5},
+            {"max_tokens": 5},
+            {"sampling_param_max_tokens": 5},
+            {"max_tokens": 5},
+        ),
+        (
+            {"stopping": Stopping(max_tokens=5, stop=("a",))},
+            {"max_tokens": 5, "stop": ["a"]},
+            {"max_tokens": 5, "stop_words": ["a"]},
+            {"sampling_param_max_tokens": 5, "sampling_param_stop": ["a"]},
+            {"max_tokens": 5, "stop": "a"},
+        ),
+        (
+            {"sampling": Sampling(temperature=1, top_p=0.5, seed=2**64 - 1)},
+            {"temperature": 1, "top_p": 0.5, "seed": -1},
+            {"max_tokens": 512, "temperature": 1.0, "top_p": 0.5, "seed": 2**64 - 1},
+            {
+                "sampling_param_temperature": 1.0,
+                "sampling_param_top_p": 0.5,
+                "sampling_param_seed": 2**64 - 1,
+            },
+            {"temperature": 1, "top_p": 0.5, "seed": -1},
+        ),
+        (
+            {"sampling": Sampling(do_sample=False)},
+            {"temperature": 0.0},
+            {"max_tokens": 512, "temperature": 0.0},
+            {"sampling_param_temperature": 0.0},
+            {"temperature": 0.0},
+        ),
+        ({"n": 2}, {"n": 2}, {"max_tokens": 512, "num_return_sequences": 2}, {}, {}),
+        ({"best_of": 2}, {}, {"max_tokens": 512}, {"sampling_param_best_of": 2}, {"best_of": 2}),
+    ],
+)
+def test_each_family_s_words(fields: Any, vllm: Any, trtllm: Any, llmapi: Any, plain: Any) -> None:
+    request = text(**fields)
+
+    assert wishes(request, "vllm") == vllm
+    assert wishes(request, "trtllm") == trtllm
+    assert wishes(request, "llmapi") == llmapi
+    assert wishes(request, "plain") == plain
+
+
+@pytest.mark.parametrize("profile", Triton.profiles)
+def test_a_stream_is_asked_for_in_path_and_body(profile: str) -> None:
+    body = sent(text(stream=True), profile, "generate_stream")
+
+    assert body[{"llmapi": "streaming"}.get(profile, "stream")] is True
+
+
+@pytest.mark.parametrize(
+    ("model", "path"),
+    [
+        ("m", "/v2/models/m"),
+        ("m/versions/2", "/v2/models/m/versions/2"),
+        ("a b/c?#", "/v2/models/a%20b%2Fc%3F%23"),
+        ("m/versions/x", "/v2/models/m%2Fversions%2Fx"),
+        ("a/b/versions/2", "/v2/models/a%2Fb%2Fversions%2F2"),
+    ],
+)
+def test_a_model_s_name_is_one_segment_but_for_its_version(model: str, path: str) -> None:
+    made = Triton()
+    request = GenerateRequest(model=model, kind="chat", messages=SAID)
+    [question] = made.questions(model)
+
+    assert made.encode(request).path == f"{path}/generate"
+    assert (question.method, question.path, question.body) == ("GET", f"{path}/config", b"")
+
+
+def test_the_worker_is_probed() -> None:
+    assert Triton().probe.path == "/v2/health/ready"
+    assert Triton().probe.method == "GET"
+
+
+@pytest.mark.parametrize(
+    ("output", "vllm", "trtllm"),
+    [
+        (JsonObject(), {"json_object": True}, {"guided_decoding_guide_type": "json"}),
+        (
+            JsonSchema(Raw(b'{"type":"object"}')),
+            {"json": {"type": "object"}},
+            {
+                "guided_decoding_guide_type": "json_schema",
+                "guided_decoding_guide": '{"type":"object"}',
+            },
+        ),
+        (
+            Regex("a+"),
+            {"regex": "a+"},
+            {"guided_decoding_guide_type": "regex", "guided_decoding_guide": "a+"},
+        ),
+        (
+            Grammar("g"),
+            {"grammar": "g"},
+            {"guided_decoding_guide_type": "ebnf_grammar", "guided_decoding_guide": "g"},
+        ),
+        (Choice(("a", "b")), {"choice": ["a", "b"]}, {}),
+    ],
+)
+def test_an_output_s_format(output: Any, vllm: Any, trtllm: Any) -> None:
+    request = text(output=output)
+
+    assert json.loads(wishes(request, "vllm")["structured_outputs"]) == vllm
+    assert wishes(request, "trtllm") == {"max_tokens": 512, **trtllm}
+    assert ("output", "dropped") not in lost(request, "vllm")
+    assert (("output", "dropped") in lost(request, "trtllm")) is (not trtllm)
+    assert lost(request, "llmapi") == lost(request, "plain") == {("output", "dropped")}
+
+
+def test_a_prompt_is_made_of_a_conversation() -> None:
+    class Shout:
+        def render(self, request: GenerateRequest) -> str:
+            return request.messages[0].text.upper()
+
+    assert sent(chat(), Triton(renderer=Shout()))["text_input"] == "HI"
+    assert sent(chat())["text_input"] == "hi"
+    assert Triton(renderer=Shout()).losses(chat(), {}) == ()
+    assert Triton().losses(chat(), {"messages": "input"}) == (
+        Loss("input", "approximated", "no chat template", "messages"),
+    )
+
+
+def test_the_conversation_s_own_losses_are_told_once() -> None:
+    seen = Message("user", (ImagePart("x"), TextPart("y")))
+    request = chat(messages=(seen,), tools=(Tool("f"),), parallel_tools=True)
+
+    assert [one.field for one in Triton().losses(request, {})] == [
+        "parallel_tools",
+        "messages",
+        "messages",
+        "tools",
+    ]
+
+
+@pytest.mark.parametrize("profile", Triton.profiles)
+def test_vectors_are_not_made(profile: str) -> None:
+    request = EmbedRequest(model="m", inputs=("a",))
+
+    with pytest.raises(Unsupported):
+        Triton(profile).encode(request)
+    with pytest.raises(Unsupported):
+        Triton(profile).losses(request, {})
+
+
+# --- losses ---------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("fields", "vllm", "trtllm", "llmapi", "plain"),
+    [
+        (
+            {"stopping": Stopping(max_tokens=1, stop=("a", "b"))},
+            set(),
+            {("stop", "approximated")},
+            set(),
+            {("stop", "dropped")},
+        ),
+        (
+            {"stopping": Stopping(max_tokens=2**40, ignore_eos=True)},
+            set(),
+            {("max_tokens", "clamped"), ("ignore_eos", "dropped")},
+            {("max_tokens", "clamped"), ("ignore_eos", "dropped")},
+            {("ignore_eos", "dropped")},
+        ),
+        (
+            {"sampling": Sampling(top_p=0, do_sample=False), "stopping": Stopping(max_tokens=1)},
+            {("top_p", "clamped")},
+            {("top_p", "clamped")},
+            set(),
+            {("top_p", "clamped")},
+        ),
+        (
+            {"n": 2, "stopping": Stopping(max_tokens=1, overflow="error")},
+            set(),
+            set(),
+            {("n", "dropped")},
+            {("n", "dropped")},
+        ),
+        (
+            {"logprobs": Logprobs(2, prompt=1), "stopping": Stopping(max_tokens=1)},
+            {("prompt", "dropped")},
+            {("prompt", "dropped"), ("top", "approximated")},
+            {("prompt", "dropped"), ("top", "dropped")},
+            {("prompt", "dropped"), ("top", "dropped")},
+        ),
+        (
+            {"want": Want(token_ids=True), "stopping": Stopping(max_tokens=1)},
+            *[{("return_token_ids", "dropped")}] * 4,
+        ),
+        (
+            {"best_of": 2, "stopping": Stopping(max_tokens=1, overflow="truncate")},
+            {("best_of", "dropped"), ("overflow", "dropped")},
+            {("best_of", "dropped"), ("overflow", "dropped")},
+            {("overflow", "dropped")},
+            {("overflow", "dropped")},
+        ),
+    ],
+)
+def test_losses(fields: Any, vllm: Any, trtllm: Any, llmapi: Any, plain: Any) -> None:
+    request = text(**fields)
+
+    assert lost(request, "vllm") == vllm
+    assert lost(request, "trtllm") == trtllm
+    assert lost(request, "llmapi") == llmapi
+    assert lost(request, "plain") == plain
+
+
+def test_every_loss_of_a_field_knows_its_path() -> None:
+    request = text(
+        "a",
+        "b",
+        stream=True,
+        n=2,
+        logprobs=Logprobs(1),
+        stopping=Stopping(stop=("x",), ignore_eos=True),
+        output=Choice(("x",)),
+    )
+    made = Triton("trtllm")
+    made.learn("m", [b'{"input": [{"name": "text_input"}, {"name": "max_tokens"}]}'])
+
+    assert {(one.path, one.field) for one in made.losses(request, {"n": "count"})} == {
+        ("prompts", "prompt"),
+        ("n", "count"),
+        ("stream", "stream"),
+        ("logprobs.top", "top"),
+        ("stopping.stop", "stop"),
+        ("stopping.ignore_eos", "ignore_eos"),
+        ("stopping.max_tokens", "max_tokens"),
+        ("output", "output"),
+    }
+
+
+@pytest.mark.parametrize("profile", Triton.profiles)
+def test_streams_of_several_choices_are_the_gateway_s_to_make(profile: str) -> None:
+    losses = Triton(profile).losses(text(stream=True, n=2), {})
+
+    assert [one.reason for one in losses if one.path == "n"] == ["dropped"]
+
+
+def test_of_several_prompts_the_first_goes_on() -> None:
+    request = text("hi", "there")
+
+    assert sent(request)["text_input"] == "hi"
+    assert Triton().losses(request, {"prompts": "inputs"}) == (
+        Loss("inputs", "dropped", path="prompts"),
+    )
+
+
+def test_a_model_that_insists_on_a_length_is_told_one() -> None:
+    made = Triton("trtllm", max_tokens=7)
+
+    assert sent(text(), made)["max_tokens"] == 7
+    assert made.losses(text(), {"stopping.max_tokens": "max_new_tokens"}) == (
+        Loss("max_new_tokens", "defaulted", "the model needs one: 7", "stopping.max_tokens"),
+    )
+    assert made.losses(text(stopping=Stopping(max_tokens=3)), {}) == ()
+
+
+def test_log_probabilities_are_asked_for() -> None:
+    request = text(logprobs=Logprobs(2), stopping=Stopping(max_tokens=1))
+
+    body = sent(request)
+    assert body["return_logprobs"] is True
+    assert body["sampling_parameters"] == {"max_tokens": 1, "logprobs": 2}
+    assert sent(request, "trtllm")["return_log_probs"] is True
+    assert "return_logprobs" not in sent(text())

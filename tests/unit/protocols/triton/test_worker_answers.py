@@ -1,0 +1,323 @@
+"""Workers' answers: the bytes that real servers send, and what they mean."""
+
+import json
+from typing import Any
+
+import pytest
+
+from gateway.core.errors import WorkerFailed
+from gateway.core.types import (
+    Done,
+    End,
+    Event,
+    GenerateRequest,
+    Logprobs,
+    Served,
+    Start,
+    Stopping,
+    Text,
+    TokenLogprob,
+    TopLogprob,
+    Usage,
+    Want,
+)
+from protocols.triton import Triton
+
+STREAM = GenerateRequest(model="m", kind="completion", prompts=("hi",), stream=True)
+WHOLE = GenerateRequest(model="m", kind="completion", prompts=("hi",))
+NAMED = {"model_name": "m", "model_version": "1"}
+
+
+def sse(*events: Any) -> str:
+    """As the real server frames them."""
+    return "".join(
+        f"data: {one if isinstance(one, str) else json.dumps(one)}\n\n" for one in events
+    )
+
+
+def said(text: Any, **outputs: Any) -> dict[str, Any]:
+    return {**outputs, **NAMED, "text_output": text}
+
+
+def told(text: Any, reason: Any = "None", tokens: Any = 1, **outputs: Any) -> dict[str, Any]:
+    """As the vLLM backend tells everything that it is asked for."""
+    return said(text, finish_reason=reason, num_output_tokens=tokens, **outputs)
+
+
+def read(
+    wire: str | bytes,
+    request: GenerateRequest = STREAM,
+    profile: str | Triton = "vllm",
+    size: int = 1 << 20,
+) -> list[Event]:
+    """The events of a body that comes in pieces of ``size`` bytes; who served it is left out."""
+    data = wire if isinstance(wire, bytes) else wire.encode()
+    dialect = profile if isinstance(profile, Triton) else Triton(profile)
+    decoder = dialect.decoder(request)
+    events: list[Event] = []
+    for start in range(0, len(data), size):
+        events += decoder.feed(data[start : start + size])
+    events += decoder.close()
+    return [event for event in events if not isinstance(event, Served)]
+
+
+def asked(request: GenerateRequest, **fields: Any) -> GenerateRequest:
+    return GenerateRequest(
+        **{**{name: getattr(request, name) for name in request.__struct_fields__}, **fields}
+    )
+
+
+A_B: list[Event] = [Text("a"), Text("b")]
+ENDED: list[Event] = [*A_B, End("length"), Done()]
+BARE: list[Event] = [*A_B, End("unknown"), Done()]
+
+STREAMS: dict[str, tuple[str, str, Any]] = {
+    "told": ("vllm", sse(told("a"), told("b", "length")), ENDED),
+    "untold": ("plain", sse(said("a"), said("b")), BARE),
+    "end after the text": ("vllm", sse(told("a"), told("b"), told("", "stop", 0)),
+                           [*A_B, End("eos"), Done()]),
+    "a list of one": ("vllm", sse(told(["a"], ["None"], [1]), told(["b"], ["length"], [1])), ENDED),
+    "one event": ("trtllm", sse(said("a b", num_output_tokens=2, num_input_tokens=3)),
+                  [Start(3), Text("a b", tokens=2), End("unknown"), Usage(3, 2), Done()]),
+    "windows newlines": ("plain", sse(said("a"), said("b")).replace("\n", "\r\n"), BARE),
+    "no blank": ("plain", sse(said("a"), said("b")).replace("data: ", "data:"), BARE),
+    "comments and fields": ("plain", ": hi\n\nevent: x\nid: 1\n" + sse(said("a"), said("b")), BARE),
+    "empty data": ("plain", sse(said("a"), "", said("b")), BARE),
+    "byte order mark": ("plain", "\ufeff" + sse(said("a"), said("b")), BARE),
+    "blank lines first": ("plain", "\n\n" + sse(said("a"), said("b")), BARE),
+    "no last newline": ("plain", sse(said("a"), said("b"))[:-2], BARE),
+    "one last newline": ("plain", sse(said("a"), said("b"))[:-1], BARE),
+    "a piece without text": ("plain", sse(said("a"), said([]), said(""), said("b")), BARE),
+    "not ascii": ("plain", sse(json.dumps(said("ä→😀"), ensure_ascii=False)),
+                  [Text("ä→😀"), End("unknown"), Done()]),
+    "a number that JSON does not have": (
+        "vllm", sse(told("a"), '{"text_output":"b","finish_reason":"length","x":-Inf}'), ENDED),
+    "one JSON body": ("vllm", json.dumps(told("a b", "stop", 2)),
+                      [Text("a b", tokens=2), End("eos"), Done()]),
+    "more choices than asked": ("trtllm", sse(said(["a", "x"]), said(["b", "y"])), BARE),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", STREAMS)
+@pytest.mark.parametrize("size", [1, 7, 1 << 20])
+def test_streams(name: str, size: int) -> None:
+    profile, wire, events = STREAMS[name]
+
+    assert read(wire, STREAM, profile, size) == events
+
+
+WHOLES: dict[str, tuple[str, str, Any]] = {
+    "the real server's bytes": (
+        "plain",
+        '{"id":"42","model_name":"vllm_like","model_version":"1","text_output":"hi w0 w1"}',
+        [Text("hi w0 w1", tokens=2), End("unknown"), Done()],
+    ),
+    "told": ("vllm", json.dumps(told("a b", "length", 2)), [Text("a b", tokens=2), End("length"),
+                                                           Done()]),
+    "counted": ("vllm", json.dumps(told("a b", "length", 2, num_input_tokens=3)),
+                [Text("a b", tokens=2), End("length"), Usage(3, 2), Done()]),
+    "an end that is not told": ("vllm", json.dumps(told("a", "None")),
+                                [Text("a"), End("unknown"), Done()]),
+    "an end that we do not know": ("vllm", json.dumps(told("a", "bored")),
+                                   [Text("a"), End("unknown"), Done()]),
+    "no text": ("vllm", json.dumps(told("", "stop", 0)), [End("eos"), Done()]),
+    "spaces": ("vllm", f" \r\n{json.dumps(told('a', 'stop'))}\n", [Text("a"), End("eos"), Done()]),
+    "byte order mark": ("vllm", "\ufeff" + json.dumps(told("a", "stop")),
+                        [Text("a"), End("eos"), Done()]),
+    "in pieces all the same": ("vllm", sse(told("a"), told("b", "length")), ENDED),
+    "odd outputs": (
+        "vllm",
+        json.dumps(said("abcde", finish_reason=None, num_output_tokens=-1, num_input_tokens=True)),
+        [Text("abcde", tokens=2), End("unknown"), Done()],
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", WHOLES)
+@pytest.mark.parametrize("size", [1, 7, 1 << 20])
+def test_whole_answers(name: str, size: int) -> None:
+    profile, wire, events = WHOLES[name]
+
+    assert read(wire, WHOLE, profile, size) == events
+
+
+def test_a_stream_may_have_no_events() -> None:
+    none = [End("unknown"), Done()]
+    nothing_asked = asked(STREAM, stopping=Stopping(max_tokens=0))
+
+    assert read("", STREAM, "plain") == read("\ufeff\n", STREAM, "trtllm") == none
+    assert read(sse(NAMED, said([])), STREAM, "plain") == none
+    assert read("", nothing_asked, "vllm") == none
+    assert read("", asked(STREAM, n=2), "trtllm") == [End("unknown", 0), End("unknown", 1), Done()]
+
+
+def test_an_older_worker_overlooks_that_it_is_asked_for_reasons() -> None:
+    assert read(sse(said("a"), said("b")), STREAM, "vllm") == BARE
+
+
+def test_it_says_who_answered_once() -> None:
+    decoder = Triton().decoder(STREAM)
+
+    events = [*decoder.feed(sse(told("a"), told("b", "length")).encode()), *decoder.close()]
+
+    assert [one for one in events if isinstance(one, Served)] == [Served("m")]
+    assert not any(
+        isinstance(one, Served) for one in read(sse({"text_output": "a"}), STREAM, "plain")
+    )
+
+
+def test_several_choices() -> None:
+    request = asked(STREAM, n=2)
+    wire = sse(
+        told(["a", "x"], ["None", "None"], [1, 1]),
+        told(["b", ""], ["None", "stop"], [1, 1]),
+        told(["c", ""], ["length", "stop"], [1, 0]),
+    )
+
+    assert read(wire, request) == [
+        Text("a", 0), Text("x", 1), Text("b", 0), End("eos", 1),
+        Text("c", 0), End("length", 0), Done(),
+    ]  # fmt: skip
+    assert read(json.dumps(told(["a", "b"], ["stop", "length"], [1, 2])), asked(WHOLE, n=2)) == [
+        Text("a", 0), End("eos", 0), Text("b", 1, tokens=2), End("length", 1), Done(),
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("reason", "stop", "end"),
+    [
+        ("stop", "None", End("eos")),
+        ("stop", "END", End("stop", stop="END")),
+        ("stop", "7", End("stop", stop=7)),
+        ("stop", "8", End("stop", stop="8")),
+        ("length", "None", End("length")),
+        ("length", "7", End("length")),
+    ],
+)
+def test_what_stopped_it(reason: str, stop: str, end: End) -> None:
+    request = asked(WHOLE, stopping=Stopping(stop_token_ids=(7,)))
+    wire = json.dumps(said("a", finish_reason=reason, stop_reason=stop))
+
+    assert read(wire, request, "llmapi") == [Text("a"), end, Done()]
+
+
+def test_running_usage() -> None:
+    request = asked(STREAM, want=Want(usage="each"))
+    wire = sse(told("a", num_input_tokens=3), told("b", "length", 2, num_input_tokens=3))
+
+    assert read(wire, request) == [
+        Start(3), Text("a"), Usage(3, 1), Text("b", tokens=2), End("length"), Usage(3, 3), Done(),
+    ]  # fmt: skip
+
+
+# --- the prompt in front --------------------------------------------------------------------------
+
+
+def unable(decoupled: bool = True) -> Triton:
+    """Workers of a family that gives the prompt back, and can't be told not to."""
+    made = Triton("vllm")
+    policy = {"decoupled": decoupled}
+    config = {"input": [{"name": "text_input"}], "model_transaction_policy": policy}
+    made.learn("m", [json.dumps(config).encode()])
+    return made
+
+
+def test_the_prompt_is_cut_off_where_it_can_not_be_declined() -> None:
+    whole = [Text(" w0 w1", tokens=2), End("unknown"), Done()]
+
+    assert read(json.dumps(said("hi w0 w1")), WHOLE, unable()) == whole
+    assert read(json.dumps(said(" w0 w1")), WHOLE, unable()) == whole
+    assert read(sse(said("hi w0 w1")), STREAM, unable(decoupled=False)) == whole
+    assert read(json.dumps(said("hi w0")), WHOLE, "vllm")[0] == Text("hi w0", tokens=2)
+
+
+def test_a_stream_never_starts_with_the_prompt() -> None:
+    assert read(sse(said("hi"), said("hi")), STREAM, unable())[:2] == [Text("hi"), Text("hi")]
+
+
+# --- log probabilities ----------------------------------------------------------------------------
+
+
+def candidates(*tokens: tuple[str, str, Any, int | None]) -> dict[str, Any]:
+    return {
+        key: {"logprob": logprob, "rank": rank, "decoded_token": token}
+        for key, token, logprob, rank in tokens
+    }
+
+
+def test_candidates() -> None:
+    request = asked(WHOLE, logprobs=Logprobs(2))
+    column = [
+        candidates(("5", "a", -0.5, 1), ("6", "b", -1.5, 2)),
+        candidates(("7", "c", -3.5, 9), ("6", "b", -1.5, 2), ("5", "a", -0.5, 1)),
+        candidates(("x", "d", None, None)),
+        {},
+    ]
+    a, b = TopLogprob("a", -0.5, 5), TopLogprob("b", -1.5, 6)
+
+    [answer, *_] = read(json.dumps(told("acd", "stop", 3, logprobs=json.dumps(column))), request)
+
+    assert answer == Text(
+        "acd",
+        tokens=3,
+        logprobs=(
+            TokenLogprob("a", -0.5, (a, b), 5),
+            TokenLogprob("c", -3.5, (a, b), 7),
+            TokenLogprob("d", None),
+        ),
+    )
+
+
+@pytest.mark.parametrize(
+    ("top", "ranks"), [(0, []), (1, [-0.5]), (-1, [-0.5, -1.5, float("-inf"), float("-inf")])]
+)
+def test_no_more_alternatives_than_asked(top: int, ranks: list[float]) -> None:
+    request = asked(WHOLE, logprobs=Logprobs(top))
+    more = ',"8":{"logprob":-Infinity,"rank":3},"9":{"logprob":NaN,"rank":4}}]'
+    column = json.dumps([candidates(("6", "b", -1.5, 2), ("5", "a", -0.5, 1))])[:-2] + more
+
+    [answer, *_] = read(json.dumps(told("b", "stop", 1, logprobs=column)), request)
+
+    assert isinstance(answer, Text)
+    assert [one.logprob for one in answer.logprobs[0].top] == ranks
+
+
+def test_one_column_for_each_choice() -> None:
+    columns = [json.dumps([candidates(("5", "a", -0.5, 1))]), "null", None]
+    request = asked(WHOLE, logprobs=Logprobs(), n=3)
+
+    events = read(json.dumps(said(["a", "b", "c"], logprobs=columns)), request)
+
+    found = [one.logprobs for one in events if isinstance(one, Text)]
+    assert found == [(TokenLogprob("a", -0.5, id=5),), (), ()]
+
+
+@pytest.mark.parametrize(
+    ("texts", "numbers", "found"),
+    [
+        ("a", -0.5, [(TokenLogprob("a", -0.5),)]),
+        ("ab", [-0.5, -1.0], [(TokenLogprob("", -0.5), TokenLogprob("", -1.0))]),
+        (["a", "b"], [-0.5, -1.0], [(TokenLogprob("a", -0.5),), (TokenLogprob("b", -1.0),)]),
+        ("a", [None], [(TokenLogprob("a", None),)]),
+    ],
+)
+def test_bare_numbers(texts: Any, numbers: Any, found: Any) -> None:
+    request = asked(WHOLE, logprobs=Logprobs(), n=len(texts) if isinstance(texts, list) else 1)
+
+    events = read(json.dumps(said(texts, output_log_probs=numbers)), request, "trtllm")
+
+    answers = [one for one in events if isinstance(one, Text)]
+    assert [one.logprobs for one in answers] == found
+    assert [one.tokens for one in answers] == [len(one) for one in found]
+
+
+def test_log_probabilities_that_nobody_asked_for() -> None:
+    wire = sse(said("a", output_log_probs=[-0.5]))
+
+    assert read(wire, STREAM, "trtllm") == [Text("a"), End("unknown"), Done()]
+
+
+@pytest.mark.parametrize("column", ["[", "7", '[{"5": 1}]', "[" * 9000])
+def test_candidates_that_can_not_be_read(column: str) -> None:
+    with pytest.raises(WorkerFailed):
+        read(json.dumps(said("a", logprobs=column)), asked(WHOLE, logprobs=Logprobs()))
