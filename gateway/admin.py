@@ -2,6 +2,7 @@
 
 GET     /-/live                         200 for as long as the process answers
 GET     /-/ready                        503 while it drains, or while nobody could answer
+GET     /metrics                        what all exchanges came to, for Prometheus
 GET     /-/workers                      what is known of each backend's workers
 POST    /-/workers                      ``{"backend", "url", "weight"?, "max_concurrency"?}``
 DELETE  /-/workers?backend=B&url=U
@@ -35,6 +36,7 @@ log = logging.getLogger("interlingua")
 Serve = Callable[[web.Request], Awaitable[web.StreamResponse]]
 """What answers; aiohttp gives it to those that stand before it by the name ``handler``."""
 
+_EXPOSITION: Final = "text/plain; version=0.0.4; charset=utf-8"
 _BODY: Final = 64 << 10
 _PATIENCE: Final = 10.0
 """How many seconds a body may take."""
@@ -109,10 +111,10 @@ class _Refused(Exception):
 class Admin:
     """The admin listener at ``address`` (``host:port``).
 
-    ``obstacle`` tells why no request can be answered now, None where some can. ``sha256`` is that
-    of the key, which a listener beyond this machine must have: ValueError otherwise. On this
-    machine the host that is asked for must be this machine, too, or any page in a browser here
-    could ask by a name that leads here.
+    ``obstacle`` tells why no request can be answered now, None where some can; ``metrics`` gives
+    what Prometheus reads. ``sha256`` is that of the key, which a listener beyond this machine must
+    have: ValueError otherwise. On this machine the host that is asked for must be this machine,
+    too, or any page in a browser here could ask by a name that leads here.
     """
 
     def __init__(
@@ -121,6 +123,7 @@ class Admin:
         *,
         obstacle: Callable[[], str | None],
         pools: Mapping[str, WorkerSet],
+        metrics: Callable[[], bytes] = bytes,
         sha256: str | None = None,
     ) -> None:
         self._host, self._port = split_address(address)
@@ -130,6 +133,7 @@ class Admin:
         self._sha256 = sha256.lower() if sha256 is not None else None
         self._obstacle = obstacle
         self._pools = pools
+        self._metrics = metrics
         self._runner = web.AppRunner(
             self.application(),
             handle_signals=False,
@@ -145,6 +149,7 @@ class Admin:
         made.router.add_get("/-/live", self._live)
         made.router.add_get("/-/ready", self._ready)
         made.router.add_get("/-/workers", self._list)
+        made.router.add_get("/metrics", self._count)
         made.router.add_post("/-/workers", self._add)
         made.router.add_delete("/-/workers", self._remove)
         return made
@@ -187,6 +192,10 @@ class Admin:
         if (why := self._obstacle()) is not None:
             raise _Refused(HTTPStatus.SERVICE_UNAVAILABLE, why)
         return _reply(HTTPStatus.OK, {"status": "ready"})
+
+    async def _count(self, request: web.Request) -> web.Response:
+        del request
+        return web.Response(body=self._metrics(), headers={hdrs.CONTENT_TYPE: _EXPOSITION})
 
     async def _list(self, request: web.Request) -> web.Response:
         del request

@@ -44,11 +44,22 @@ def surroundings() -> Surroundings:
     )
 
 
+def counted(outside: Surroundings) -> tuple[Surroundings, Callable[[], bytes]]:
+    """The surroundings in which each exchange is counted, and the page that tells the counts."""
+    from gateway.metrics import Metrics  # noqa: PLC0415 - nobody else needs prometheus_client
+
+    metrics = Metrics(outside.observe)
+    return replace(outside, observe=metrics.observe), metrics.page
+
+
 class App:
     """A running gateway: listeners, router and backends made from one configuration."""
 
     def __init__(self, config: c.Config, outside: Surroundings) -> None:
         self._config = config
+        page: Callable[[], bytes] = bytes
+        if config.admin is not None:
+            outside, page = counted(outside)
         self.backends = {
             name: make_backend(settings, outside, name, asked_of(name, config))
             for name, settings in config.backends.items()
@@ -78,7 +89,7 @@ class App:
                 connections=config.limits.connections,
             )
             self._fronts.append((listener, front))
-        self._admin = None if config.admin is None else self._make_admin(config.admin)
+        self._admin = None if config.admin is None else self._make_admin(config.admin, page)
 
     async def start(self) -> list[str]:
         """Start the backends and bind the listeners; gives their URLs, the admin's last."""
@@ -103,12 +114,13 @@ class App:
         if self._admin is not None:
             await self._admin.close()
 
-    def _make_admin(self, told: c.Admin) -> Admin:
+    def _make_admin(self, told: c.Admin, metrics: Callable[[], bytes]) -> Admin:
         backends = self.backends
         return Admin(
             told.address,
             obstacle=lambda: obstacle(self.router, backends.values()),
             pools={name: one for name, one in backends.items() if isinstance(one, WorkerSet)},
+            metrics=metrics,
             sha256=told.sha256,
         )
 

@@ -11,7 +11,7 @@ nothing. Each worker is asked once at most. What it costs decides how often:
 - A request that two workers did not survive is not given to a third.
 """
 
-from typing import Final, Literal
+from typing import Final, Literal, get_args
 
 from msgspec import Struct, field
 
@@ -32,9 +32,7 @@ Reason = Literal["connect", "429", "500", "502", "503", "504", "before_first_tok
 error."""
 
 _STATUSES: Final[dict[int, Reason]] = {500: "500", 502: "502", 503: "503", 504: "504"}
-_USUAL: Final[frozenset[Reason]] = frozenset(
-    {"connect", "429", "502", "503", "504", "before_first_token"}
-)
+_USUAL: Final[frozenset[Reason]] = frozenset(get_args(Reason))
 _MOST_KILLED: Final = 2
 
 

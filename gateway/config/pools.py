@@ -1,7 +1,7 @@
 """What the file may say of a pool of workers."""
 
 from collections.abc import Mapping
-from typing import Annotated, ClassVar, Literal
+from typing import Annotated, ClassVar, Literal, get_args
 
 from msgspec import Meta
 
@@ -17,8 +17,8 @@ from gateway.config.units import (
     WorkerUrl,
 )
 
-Failure = Literal["connect", "429", "502", "503", "504", "before_first_token"]
-_FAILURES: tuple[Failure, ...] = ("connect", "429", "502", "503", "504", "before_first_token")
+Failure = Literal["connect", "429", "500", "502", "503", "504", "before_first_token"]
+_FAILURES: tuple[Failure, ...] = get_args(Failure)
 
 
 class Timeouts(Section, frozen=True):

@@ -29,6 +29,7 @@ from gateway.core.types import (
 from gateway.paths import Mount, Paths
 from protocols import DIALECTS
 from protocols.params import get
+from protocols.rendering import prompt_of
 
 
 class BothWays(Dialect, WorkerDialect, Protocol):
@@ -112,7 +113,11 @@ def test_what_is_not_reported_as_lost_survives_the_round_trip(
 
     assert isinstance(got, GenerateRequest)
     assert (got.model, got.stream) == ("w", request.stream)
-    assert [(m.role, m.text) for m in got.messages] == [(m.role, m.text) for m in request.messages]
+    if got.messages:
+        said = [(m.role, m.text) for m in request.messages]
+        assert [(m.role, m.text) for m in got.messages] == said
+    else:
+        assert got.prompts == (prompt_of(request, None),)
     for path, value in set_fields(request):
         if path not in lost:  # a worker's own name for it is one that clients do not use
             foreign = [msgspec.json.decode(raw) for raw in got.extra.values()]
@@ -146,19 +151,25 @@ def test_a_stream_survives_any_packet_boundaries(
 
     answer = fold.result()
     assert [choice.text for choice in answer.choices] == ["".join(texts)] * n
-    assert {choice.reason for choice in answer.choices} <= {"eos", "stop"}
+    assert {choice.reason for choice in answer.choices} <= {"eos", "stop", "unknown"}
 
 
-@every_worker_dialect
-@given(texts=st.lists(text, min_size=1, max_size=4), data=st.data())
+ENDING_WITH_THE_BODY = {"triton-trtllm", "triton-plain"}
+"""Their streams say nothing at their end: only the connection tells whether one was cut."""
+
+
+@pytest.mark.parametrize(
+    "dialect", [one for one in every_profile() if one.id not in ENDING_WITH_THE_BODY]
+)
+@given(texts=st.lists(text, min_size=1, max_size=4), share=st.floats(0, 1))
 def test_a_stream_that_is_cut_anywhere_is_never_taken_for_whole(
-    dialect: BothWays, texts: list[str], data: st.DataObject
+    dialect: BothWays, texts: list[str], share: float
 ) -> None:
     request = GenerateRequest(
         model="m", kind="chat", messages=(Message("user", (TextPart("x"),)),), stream=True
     )
     begun = stream(dialect, request, [*map(Text, texts)])
-    wire = begun[: data.draw(st.integers(0, len(begun)))]
+    wire = begun[: int(share * len(begun))]
     decoder = dialect.decoder(request)
 
     seen = [*decoder.feed(wire)] if wire else []
