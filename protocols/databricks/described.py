@@ -79,8 +79,8 @@ def describe() -> Description:
         "requestBody": body({"anyOf": [_strict(bodies[task], task) for task in bodies]}),
         "responses": {"200": answer(whole, data(chunk, "[DONE]")), **refused},
     }
-    for variant, (summary, name) in _TOLD.items():
-        responses = {"200": answer(ref(name)), **refused}
+    for variant, (summary, schema) in _TOLD.items():
+        responses = {"200": answer(schema), **refused}
         operations[variant] = {"summary": summary, "responses": responses}
     return Description(
         operations,
@@ -93,10 +93,11 @@ def describe() -> Description:
     )
 
 
-_TOLD: Mapping[str, tuple[str, str]] = {
-    "endpoints": ("List the endpoints.", "Endpoints"),
-    "endpoint": ("Tell of one endpoint.", "ServingEndpoint"),
-    "models": ("List the endpoints as models.", "Models"),
+_TOLD: Mapping[str, tuple[str, Schema]] = {
+    "endpoints": ("List the endpoints.", ref("Endpoints")),
+    "endpoint": ("Tell of one endpoint.", ref("ServingEndpoint")),
+    "models": ("List the endpoints as models.", ref("Models")),
+    "config": ("Tell of the host; every field is optional, and a gateway has none.", record({})),
 }
 
 

@@ -95,6 +95,17 @@ async def test_it_is_alive_and_ready_or_says_why_not(here: Listening) -> None:
     assert answer.json()["error"]["message"] == "the gateway drains"
 
 
+async def test_what_prometheus_reads_is_given_as_it_is() -> None:
+    told = b"interlingua_requests_total 1\n"
+    listener = Admin("127.0.0.1:0", obstacle=lambda: None, pools={}, metrics=lambda: told)
+    async with httpx.AsyncClient(base_url=await listener.listen()) as http:
+        answer = await http.get("/metrics")
+    await listener.close()
+
+    assert answer.content == told
+    assert answer.headers["content-type"] == "text/plain; version=0.0.4; charset=utf-8"
+
+
 class Standing(Struct):
     ready: bool
 

@@ -5,14 +5,12 @@ names       DNS: a host's addresses, a service's places
 nameserver  asks nameservers
 file        a file that lists them
 aside       calls that may block
-settings    what a source is made from
 merging     all of it, and the admin's word, made one set
 """
 
 from backends.pool.discovery.file import File
 from backends.pool.discovery.merging import Discovery
 from backends.pool.discovery.names import Dns, DnsSettings, Template
-from backends.pool.discovery.settings import SourceSettings, make_source
 from backends.pool.discovery.source import DiscoveryFailed, Source
 
 __all__ = [
@@ -22,7 +20,5 @@ __all__ = [
     "DnsSettings",
     "File",
     "Source",
-    "SourceSettings",
     "Template",
-    "make_source",
 ]

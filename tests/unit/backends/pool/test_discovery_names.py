@@ -14,10 +14,7 @@ from backends.pool.discovery import (
     DiscoveryFailed,
     Dns,
     DnsSettings,
-    File,
-    SourceSettings,
     Template,
-    make_source,
 )
 from backends.pool.discovery.aside import Aside
 from backends.pool.discovery.nameserver import read_address
@@ -395,25 +392,3 @@ def test_a_nameservers_address(text: str, address: tuple[str, int]) -> None:
 def test_what_is_no_nameservers_address(text: str) -> None:
     with pytest.raises(ValueError, match="not a nameserver"):
         Dns(DnsSettings("w:80", nameserver=text))
-
-
-def test_a_source_is_made_from_plain_words() -> None:
-    asked = {"name": "w:80", "record": "a", "every": 7.0, "nameserver": None}
-    told = {"dns": asked, "template": {"scheme": "http", "weight": 2, "bearer": "sk-1"}}
-
-    def read(data: bytes) -> list[Worker]:
-        return []
-
-    by_name = make_source(msgspec.convert(told, SourceSettings), read)
-    by_file = make_source(msgspec.convert({"file": "workers.yaml"}, SourceSettings), read)
-
-    assert isinstance(by_name, Dns)
-    assert by_name.every == 7
-    assert isinstance(by_file, File)
-    assert "sk-1" not in repr(msgspec.convert(told, SourceSettings))
-
-
-@pytest.mark.parametrize("told", [{}, {"file": "a", "dns": {"name": "w:80"}}])
-def test_a_source_is_one_of_two_sorts(told: dict[str, Any]) -> None:
-    with pytest.raises(msgspec.ValidationError, match="either a file or dns"):
-        msgspec.convert(told, SourceSettings)
