@@ -15,6 +15,9 @@ MOST_CHOICES = 8192
 """The most answers to one request, over all its prompts. Each costs memory before it says a word,
 and no dialect promises more."""
 
+MOST_ALTERNATIVES = 1000
+"""The most alternatives told of beside each token. Each has to be found, written and read."""
+
 
 def fit(request: Request, route: Route, names: Mapping[str, str], source: str) -> Request:
     """The request for the route's target.
@@ -27,6 +30,9 @@ def fit(request: Request, route: Route, names: Mapping[str, str], source: str) -
         return replace(request, model=route.target.model, source=source)
     if request.choices > MOST_CHOICES:
         raise _above(names.get("n", "n"), MOST_CHOICES, request.choices, "in all")
+    if request.logprobs is not None and request.logprobs.top > MOST_ALTERNATIVES:
+        name = names.get("logprobs.top", "logprobs")
+        raise _above(name, MOST_ALTERNATIVES, request.logprobs.top, "here")
     defaults = route.model.defaults
     fitted = replace(
         request,

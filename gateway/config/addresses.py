@@ -49,6 +49,37 @@ def is_hostname(host: str) -> bool:
     return bool(_HOSTNAME.fullmatch(host)) and not _NUMERIC.fullmatch(host)
 
 
+def place(text: str) -> str:
+    """A name that DNS has addresses for, and the port there."""
+    host, _, port = text.rpartition(":")
+    if (
+        not is_hostname(host)
+        or not re.fullmatch(r"[0-9]{1,5}", port)
+        or not 0 < int(port) <= _PORTS
+    ):
+        raise ValueError("is no name and port; write it as workers.models.svc:8000")
+    return text
+
+
+def service(text: str) -> str:
+    """The whole name of a service, which DNS has places for."""
+    if not is_hostname(text):
+        raise ValueError("is no service's name; write it as _http._tcp.workers.models.svc")
+    return text
+
+
+def nameserver(text: str) -> str:
+    """The address of a nameserver, and its port where that is not 53."""
+    bare = literal(text) is None
+    try:
+        host = split_address(text)[0] if bare else text
+    except ValueError:
+        host = ""
+    if literal(host) is None:
+        raise ValueError("is no nameserver's address; write it as 10.0.0.2 or [::1]:5353")
+    return text
+
+
 def worker(text: str) -> str:
     """A worker's base URL, without a slash at its end."""
     if not PRINTABLE.fullmatch(text) or "\\" in text:

@@ -54,23 +54,15 @@ def _check_workers(workers: Sequence[Worker], path: Steps, ground: Ground) -> No
                 if getattr(worker, name) != getattr(_PLAIN, name):
                     message = "has no meaning beside url, which nobody looks up; remove it"
                     ground.say((*at, name), message, key=True)
-        elif known(worker.dns) and worker.dns is not None:
-            _check_place(worker, worker.dns, at, ground)
+        elif worker.dns is not None and worker.scheme == "https":
+            ground.say(
+                (*at, "scheme"),
+                "https needs a name to verify, and dns gives addresses; list the workers by url, "
+                "or find them by srv",
+            )
 
 
 _PLAIN: Final = Worker()
-
-
-def _check_place(worker: Worker, place: str, path: Steps, ground: Ground) -> None:
-    host, colon, port = place.rpartition(":")
-    if not host or not colon or not port.isascii() or not port.isdecimal():
-        ground.say((*path, "dns"), "is no name and port; write it as workers.models.svc:8000")
-    if worker.scheme == "https":
-        ground.say(
-            (*path, "scheme"),
-            "https needs a name to verify, and dns gives addresses; list the workers by url, "
-            "or find them by srv",
-        )
 
 
 def _check_trust(pool: Pool, path: Steps, ground: Ground) -> None:

@@ -9,7 +9,10 @@ from gateway.config.section import Option, Section, Settings, Several
 from gateway.config.units import (
     Duration,
     FilePath,
+    Nameserver,
+    Place,
     Secret,
+    Service,
     Share,
     TemplatePath,
     Text,
@@ -59,12 +62,12 @@ class Worker(Section, frozen=True):
     short: ClassVar[str] = "url"
 
     url: WorkerUrl | None = None
-    dns: Text | None = None
-    srv: Text | None = None
+    dns: Place | None = None
+    srv: Service | None = None
     file: FilePath | None = None
     every: Timeout = 10.0
     scheme: Literal["http", "https"] = "http"
-    nameserver: Text | None = None
+    nameserver: Nameserver | None = None
     """An address to ask in place of the system's nameservers."""
     weight: Annotated[int, Meta(ge=1, le=1000)] = 1
     max_concurrency: Several | None = None

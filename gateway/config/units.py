@@ -11,7 +11,7 @@ from typing import Annotated, Any, Final, Literal
 
 from msgspec import Meta, Struct
 
-from gateway.config.addresses import PRINTABLE, address, worker
+from gateway.config.addresses import PRINTABLE, address, nameserver, place, service, worker
 
 _DURATION = re.compile(r"([0-9]{1,9}(?:\.[0-9]{1,9})?)(ms|s|m|h)")
 _SECONDS: Final[Mapping[str, float]] = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0}
@@ -246,6 +246,9 @@ UNITS: Final[Mapping[str, Unit]] = {
     "prefix": Unit(prefix, _text(_PREFIX)),
     "device": Unit(device, _text(_DEVICE)),
     "address": Unit(address, _text()),
+    "place": Unit(place, _text()),
+    "service": Unit(service, _text()),
+    "nameserver": Unit(nameserver, _text()),
     "worker": Unit(worker, _text(re.compile(r"https?://.+"))),
     "file": Unit(file, _text(), path="always"),
     "template": Unit(template_path, _text(), path="always"),
@@ -269,6 +272,9 @@ Digest = Annotated[str, _unit("digest")]
 Prefix = Annotated[str, _unit("prefix")]
 Device = Annotated[str, _unit("device")]
 Address = Annotated[str, _unit("address")]
+Place = Annotated[str, _unit("place")]
+Service = Annotated[str, _unit("service")]
+Nameserver = Annotated[str, _unit("nameserver")]
 WorkerUrl = Annotated[str, _unit("worker")]
 FilePath = Annotated[str, _unit("file")]
 TemplatePath = Annotated[str, _unit("template")]

@@ -12,20 +12,42 @@ EXAMPLES = 100
 ANSWERED = 0.5
 """The least share of answers to the requests drawn: a survey of refusals shows nothing."""
 
+LATE = "DeadlineExceeded"
+"""What comes of a request that asks for an answer within a microsecond."""
+
 ROOTS = [
     "/v1/",
     "/reject/v1/completions",
     "/serving-endpoints/",
     "/api/2.0/",
+    "/.well-known/",
+    "/v2/health/",
     "/v2/models/{model}/generate",
+    "/v2/models/{model}/infer",
+    "/v2/models/{model}/config",
+    "/v2/models/{model}/ready",
+    "/v2/models/{model}/versions/{version}/config",
+    "/v3/",
+    "/kserve/v2",
+    "/mindie/v1/",
+    "/mindie/v2",
+    "/mindie/info",
+    "/rc1/",
 ]
 
+_JSON_LAYER = "what its JSON layer refuses is the original's own 500; `status: sane` makes it 400"
 ACCEPTED = {
-    ("/v2/models/{model}/generate", "not_a_server_error"): (
-        "what its JSON layer refuses is the original's own 500; `status: sane` makes it 400"
-    ),
+    ("/v2/models/{model}/generate", "not_a_server_error"): _JSON_LAYER,
+    ("/v2/models/{model}/infer", "not_a_server_error"): _JSON_LAYER,
+    ("/v3/", "not_a_server_error"): "a model asked about that is not there is the original's 500",
 }
 """Findings that are none, by root and check."""
+
+NEVER = "/stopInfer"
+"""The end of what can't be answered here: no request runs that it could stop."""
+
+NAMES = {"owner": "org", "version": "1"}
+"""What a path may hold beside a model's name, which is ``m1`` behind an owner's."""
 
 
 async def told(gateway: Running) -> dict[str, Any]:
@@ -43,9 +65,10 @@ def below(document: dict[str, Any], root: str) -> dict[str, Any]:
     """
     paths = {path: item for path, item in document["paths"].items() if path.startswith(root)}
     for item in paths.values():
-        for parameter in item.pop("parameters", []):
-            parameter["schema"] = {"enum": ["mock"]}
-            item.setdefault("parameters", []).append(parameter)
+        owned = any(one["name"] == "owner" for one in item.get("parameters", []))
+        for parameter in item.get("parameters", []):
+            name = NAMES.get(parameter["name"], "m1" if owned else "mock")
+            parameter["schema"] = {"enum": [name]}
         for operation in (one for name, one in item.items() if name != "parameters"):
             if body := operation.get("requestBody"):
                 media = body["content"]["application/json"]
@@ -101,5 +124,7 @@ async def test_the_gateway_does_as_it_says(mock: Running, root: str) -> None:
     faults = [one for one in found.findings if (root, one.check) not in ACCEPTED]
     assert faults == []
     for operation in found.statuses:
-        assert found.accepted(operation) > ANSWERED, (operation, found.statuses)
-    assert not [record for record in mock.records if record.outcome == "gateway_error"]
+        answered = operation.endswith(NEVER) or found.accepted(operation) > ANSWERED
+        assert answered, (operation, found.statuses)
+    failed = [record for record in mock.records if record.outcome == "gateway_error"]
+    assert {record.error for record in failed} <= {LATE}

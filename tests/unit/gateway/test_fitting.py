@@ -7,8 +7,8 @@ import pytest
 from backends.echo import EchoBackend
 from gateway.core.catalog import ModelInfo
 from gateway.core.errors import InvalidParameter
-from gateway.core.types import GenerateRequest
-from gateway.fitting import MOST_CHOICES, fit
+from gateway.core.types import GenerateRequest, Logprobs
+from gateway.fitting import MOST_ALTERNATIVES, MOST_CHOICES, fit
 from gateway.router import Router, Target, compile_model
 
 TARGETS = {"1": Target("1", "real", EchoBackend(), "b")}
@@ -34,3 +34,11 @@ def test_more_answers_than_anybody_may_ask_for(prompts: int, n: int) -> None:
     with pytest.raises(InvalidParameter, match=r"'best' must be at most 8192 in all") as caught:
         fit(ask(prompts, n), ROUTE, {"n": "best"}, "dialect")
     assert caught.value.problem == "above"
+
+
+def test_more_alternatives_to_a_token_than_anybody_may_ask_for() -> None:
+    many = GenerateRequest(
+        model="m", kind="completion", prompts=("a",), logprobs=Logprobs(MOST_ALTERNATIVES + 1)
+    )
+    with pytest.raises(InvalidParameter, match="'top' must be at most 1000 here"):
+        fit(many, ROUTE, {"logprobs.top": "top"}, "dialect")
