@@ -1,5 +1,6 @@
 """Whether a pool makes sense: its dialect, its workers, and what it makes prompts with."""
 
+import importlib.util
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Final
@@ -94,6 +95,8 @@ def _check_dialect(pool: Pool, path: Steps, ground: Ground) -> None:
         if getattr(pool, key) is not None and not ground.dialects.takes(name, what):
             message = f"{name} has no use for it; remove it"
             ground.say((*path, key), message, key=True)
+        elif key == "template" and known(pool.template) and pool.template is not None:
+            _check_template(pool.template, (*path, key), ground)
     if known(pool.workers):
         _check_roots(pool, (*path, "workers"), ground)
     if known(pool.capabilities) and pool.capabilities is not None:
@@ -118,6 +121,18 @@ def _check_capabilities(pool: Pool, file: str, path: Steps, ground: Ground) -> N
         was, here = " ".join(theirs), " ".join(ours)
         message = f"was found of workers that speak {was}, and these speak {here}; probe them anew"
         ground.say(path, message)
+
+
+def _check_template(place: str, path: Steps, ground: Ground) -> None:
+    if importlib.util.find_spec("jinja2") is None:
+        ground.say(path, "needs Jinja; install it with: pip install 'interlingua[templates]'")
+        return
+    from gateway.templating import ChatTemplate  # noqa: PLC0415 - as said
+
+    try:
+        ChatTemplate(place)
+    except (ValueError, OSError) as error:
+        ground.say(path, str(error))
 
 
 def _check_options(pool: Pool, path: Steps, ground: Ground) -> None:
