@@ -31,7 +31,9 @@ run: $(VENV)/.run
 ## make test    the whole suite, and full branch coverage of the vocabulary and the dialects
 test: $(VENV)/.dev
 	@echo "test: fast tests"
-	@$(PYTEST) -m "not slow and not oracle" -n $(JOBS) --dist loadfile --cov --cov-report=
+	@$(PYTEST) -m "not slow and not oracle" -n $(JOBS) --dist loadfile --cov --cov-report= --ignore tests/property
+	@echo "test: laws over all dialects, which measuring would only slow down"
+	@$(PYTEST) -m "not slow and not oracle" -n $(JOBS) --dist loadscope tests/property
 	@echo "test: slow tests"
 	@$(PYTEST) -m slow --cov --cov-append --cov-report= || [ $$? -eq 5 ]  # 5: there are none
 	@$(MAKE) oracle

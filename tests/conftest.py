@@ -16,7 +16,7 @@ from gateway.config import load
 from gateway.telemetry import Record
 
 settings.register_profile("quick", max_examples=100, deadline=None)
-settings.register_profile("thorough", max_examples=500, deadline=None)
+settings.register_profile("thorough", max_examples=2000, deadline=None)
 settings.load_profile("thorough" if os.environ.get("CI") else "quick")
 
 HERE = Path(__file__).parent
@@ -27,7 +27,7 @@ ANYWHERE = {"PORT": "0", "ALONE_PORT": "0"}
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """A law that is tried 500 times may take longer than one case."""
+    """A law that is tried 2,000 times may take longer than one case."""
     for item in items:
         if getattr(getattr(item, "obj", None), "is_hypothesis_test", False):
             item.add_marker(pytest.mark.timeout(1200))
