@@ -33,6 +33,11 @@ _LARGE: Final = 1 << 20
 """A body from here on is written in pieces, with other work between them."""
 _HEADER_BYTES: Final = 8190
 _HEADERS: Final = 128
+_KEEPALIVE: Final = {"TCP_KEEPIDLE": 15, "TCP_KEEPINTVL": 5, "TCP_KEEPCNT": 3}
+"""Seconds of silence, then between questions, and how many: a line that broke is found out in 30 s.
+
+The system would wait two hours, and before a whole answer nothing else notices.
+"""
 _PATH: Final = re.compile(r"/[!-\"$-~]*")
 _KEY: Final = re.compile(r"[!-~]+")
 _UNWANTED: Final = ("Accept", "Accept-Encoding", "Content-Type", "User-Agent")
@@ -299,6 +304,9 @@ class _Lane:
         made = socket.socket(family, kind, protocol)
         made.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         made.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+        for name, value in _KEEPALIVE.items():
+            if (option := getattr(socket, name, None)) is not None:  # not on every system
+                made.setsockopt(socket.IPPROTO_TCP, option, value)
         self.connects += 1
         self._sockets = [one for one in self._sockets if one.fileno() >= 0]
         self._sockets.append(made)

@@ -77,7 +77,7 @@ async def stub() -> AsyncIterator[StubNameserver]:
 # --- 15 ------------------------------------------------------------------------------------------
 
 
-async def test_15_a_new_address_is_a_worker_within_its_time_and_a_second(
+async def test_fault_15_a_new_address_is_a_worker_within_its_time_and_a_second(
     stub: StubNameserver,
 ) -> None:
     pauses = Pauses()
@@ -90,7 +90,7 @@ async def test_15_a_new_address_is_a_worker_within_its_time_and_a_second(
     assert max(pauses.asked) <= 3 + 1
 
 
-async def test_15_a_new_place_of_a_service_is_a_worker(stub: StubNameserver) -> None:
+async def test_fault_15_a_new_place_of_a_service_is_a_worker(stub: StubNameserver) -> None:
     pauses = Pauses()
     async with discovering(stub, pauses, service=True) as (_, pool):
         stub.zone["A", "b.w.local"] = [(30, "127.0.0.7")]
@@ -104,7 +104,7 @@ async def test_15_a_new_place_of_a_service_is_a_worker(stub: StubNameserver) -> 
     assert max(pauses.asked) <= 3 + 1
 
 
-async def test_15_requests_go_to_the_new_worker_and_old_streams_end_well(
+async def test_fault_15_requests_go_to_the_new_worker_and_old_streams_end_well(
     stub: StubNameserver,
 ) -> None:
     first, second = one_port(*((host, socket.SOCK_STREAM) for host in ("127.0.0.1", "127.0.0.2")))
@@ -134,7 +134,7 @@ async def test_15_requests_go_to_the_new_worker_and_old_streams_end_well(
         await discovery.aclose()
 
 
-async def test_15_by_the_real_clock_too(stub: StubNameserver) -> None:
+async def test_fault_15_by_the_real_clock_too(stub: StubNameserver) -> None:
     stub.zone["A", "w.local"] = [(1, "127.0.0.1")]
     pool = Pool()
     source = Dns(DnsSettings("w.local:8000", nameserver=stub.address))
@@ -153,7 +153,7 @@ async def test_15_by_the_real_clock_too(stub: StubNameserver) -> None:
 
 @pytest.mark.parametrize("service", [False, True], ids=["addresses", "service"])
 @pytest.mark.parametrize("fault", FAULTS)
-async def test_16_the_last_good_set_is_kept_and_the_failures_are_counted(
+async def test_fault_16_the_last_good_set_is_kept_and_the_failures_are_counted(
     stub: StubNameserver, fault: Fault, *, service: bool
 ) -> None:
     async with discovering(stub, Pauses(), service=service) as (discovery, pool):
@@ -174,7 +174,7 @@ async def test_16_the_last_good_set_is_kept_and_the_failures_are_counted(
     assert discovery.failing == []
 
 
-async def test_16_a_nameserver_that_is_not_there_keeps_nobody_waiting(
+async def test_fault_16_a_nameserver_that_is_not_there_keeps_nobody_waiting(
     stub: StubNameserver,
 ) -> None:
     stub._transport.abort()

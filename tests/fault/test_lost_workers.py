@@ -38,7 +38,7 @@ def nowhere() -> Iterator[str]:
         yield f"http://127.0.0.1:{taken.getsockname()[1]}"
 
 
-async def test_nobody_listens(nowhere: str) -> None:
+async def test_fault_01_nobody_listens(nowhere: str) -> None:
     async with pool(nowhere) as backend:
         assert backend.ready
         with pytest.raises(Overloaded):
@@ -67,7 +67,7 @@ async def test_no_such_name() -> None:
             await heard(backend)
 
 
-async def test_a_worker_that_is_down_costs_no_client_an_error(nowhere: str) -> None:
+async def test_fault_01_a_worker_that_is_down_costs_no_request_an_error(nowhere: str) -> None:
     async with (
         ScriptedWorker(GOOD) as worker,
         pool(nowhere, worker.url, policy="round_robin") as backend,
@@ -80,7 +80,9 @@ async def test_a_worker_that_is_down_costs_no_client_an_error(nowhere: str) -> N
 
 
 @pytest.mark.parametrize("lost", [[RESET], [CLOSE], [CHUNKED, CLOSE], [HANG], [CHUNKED, HANG]])
-async def test_a_worker_lost_before_its_first_event_is_replaced_once(lost: Reply) -> None:
+async def test_fault_02_03_a_worker_lost_before_its_first_event_is_replaced_once(
+    lost: Reply,
+) -> None:
     async with (
         ScriptedWorker(lost) as bad,
         ScriptedWorker(GOOD) as good,
@@ -108,7 +110,7 @@ async def test_a_request_that_brings_workers_down_does_not_go_round() -> None:
 @pytest.mark.parametrize(
     "final",
     [
-        [whole(b"{}", "500 Oops")],
+        [whole(b"{}", "501 Not Implemented")],
         [b"garbage\r\n\r\n", CLOSE],
         [CHUNKED + SAYS, 0.05, CLOSE],
     ],

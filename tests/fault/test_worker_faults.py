@@ -265,7 +265,7 @@ SILENT = [
 
 
 @pytest.mark.parametrize("case", SILENT, ids=lambda case: case.name)
-async def test_a_silent_worker_is_left(case: Silent) -> None:
+async def test_fault_02_05_a_silent_worker_is_left(case: Silent) -> None:
     events: list[Event] = []
     async with ScriptedWorker(case.reply) as worker, pool(worker.url, timeouts=HASTY) as backend:
         with pytest.raises(DeadlineExceeded) as caught:

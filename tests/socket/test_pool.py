@@ -95,15 +95,6 @@ async def test_what_a_worker_refuses_has_its_own_status(
         assert int(answer.headers["retry-after"]) >= 1
 
 
-async def test_one_dead_worker_of_two_is_not_noticed(serve: Serve, mock: Running) -> None:
-    front = await before(serve, "http://127.0.0.1:1", mock.url)
-    path, body = WAYS[0].call("mock", stream=False)
-
-    answers = [await front.http.post(path, content=body, headers=JSON) for _ in range(20)]
-
-    assert {answer.status_code for answer in answers} == {200}
-
-
 async def test_without_a_worker_the_gateway_starts_and_says_so(serve: Serve) -> None:
     front = await before(serve, "http://127.0.0.1:1")
     path, body = WAYS[0].call("mock", stream=False)

@@ -1,0 +1,74 @@
+"""DNS names other workers, or fails to (15, 16): a whole gateway, and its clients' streams."""
+
+import logging
+from collections.abc import AsyncIterator
+from typing import Any
+
+import pytest
+
+from tests.conftest import Running, Serve
+from tests.fault.fronts import CLIENTS, ask, configuration, reports, until
+from tests.fault.hearing import Hearing, all_heard, all_over
+from tests.fault.nameserver import Fault, StubNameserver
+from tests.fault.processes import WorkerProcess
+
+CHAT = CLIENTS[0]
+
+
+@pytest.fixture
+async def stub() -> AsyncIterator[StubNameserver]:
+    async with StubNameserver() as running:
+        running.zone["A", "w.local"] = [(1, "127.0.0.1")]
+        yield running
+
+
+async def named(serve: Serve, stub: StubNameserver, port: str) -> Running:
+    """A gateway that asks for its workers' addresses, for as long as they say at most."""
+    told: Any = {"dns": f"w.local:{port}", "nameserver": stub.address, "every": "1s"}
+    return await serve(configuration([told]))
+
+
+def known(front: Running) -> list[str]:
+    return [one.url.rpartition(":")[0] for one in reports(front)]
+
+
+async def test_fault_15_new_workers_are_asked_and_old_streams_end_well(
+    serve: Serve, stub: StubNameserver
+) -> None:
+    async with WorkerProcess(words=100, pace=0.03) as old:
+        port = old.url.rpartition(":")[2]
+        async with WorkerProcess(address=f"127.0.0.2:{port}", words=5) as new:
+            front = await named(serve, stub, port)
+            hearings = [Hearing(front, client) for client in CLIENTS]
+            await all_heard(hearings, 4)
+            stub.zone["A", "w.local"] = [(1, "127.0.0.2")]
+            await until(lambda: known(front) == ["http://127.0.0.2"])
+            old_ones = [one.task.done() for one in hearings]
+            answers = [await ask(front, client, stream=True) for client in CLIENTS]
+            await all_over(hearings, within=10.0)
+
+            assert new.url == reports(front)[0].url
+            assert not any(old_ones), "nothing was left to end well"
+            for one in hearings:
+                assert one.is_complete
+                assert one.words == list(range(100))
+            assert all(b"t4 " in answer.content for answer in answers)
+            assert not any(b"t5 " in answer.content for answer in answers)
+            assert {record.outcome for record in front.records} == {"ok"}
+            assert [one.in_flight for one in reports(front)] == [0]
+
+
+@pytest.mark.parametrize("fault", ["servfail", "silence", "empty"])
+async def test_fault_16_the_workers_that_were_known_go_on_and_the_log_tells(
+    serve: Serve, stub: StubNameserver, fault: Fault, caplog: pytest.LogCaptureFixture
+) -> None:
+    async with WorkerProcess() as worker:
+        front = await named(serve, stub, worker.url.rpartition(":")[2])
+        assert known(front) == ["http://127.0.0.1"]
+        with caplog.at_level(logging.WARNING, "interlingua"):
+            stub.fault = fault
+            await until(lambda: any("w.local" in line for line in caplog.messages), seconds=20.0)
+        answer = await ask(front, CHAT, stream=False)
+
+    assert answer.status_code == 200
+    assert known(front) == ["http://127.0.0.1"]
