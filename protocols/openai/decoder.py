@@ -4,6 +4,7 @@ import base64
 import binascii
 import struct
 from collections.abc import Callable, Mapping, Sequence
+from itertools import accumulate, pairwise
 from typing import Any, Final
 
 import msgspec
@@ -197,10 +198,12 @@ class AnswerDecoder:
             raise WorkerFailed("The worker's answer has no choices.")
         self._tell_served(wire, events)
         usage = None if wire.usage is None else usage_in(wire.usage)
-        for position, choice in enumerate(wire.choices or ()):
+        choices = wire.choices or []
+        counts = [1] * len(choices)
+        if whole and usage is not None:
+            counts = _shares(choices, usage.completion_tokens)
+        for position, (choice, count) in enumerate(zip(choices, counts, strict=True)):
             index = position if choice.index is None and whole else choice.index or 0
-            alone = whole and len(wire.choices or ()) == 1
-            count = usage.completion_tokens if alone and usage is not None else 1
             self._piece(choice, index, events, count=count)
             if (choice.finish_reason or whole) and not self._choice(index).ended:
                 events.append(self._finish(choice, index))
@@ -295,6 +298,22 @@ class AnswerDecoder:
         if isinstance(stop, str) or (isinstance(stop, int) and stop in stopping.stop_token_ids):
             return End("stop", index, stop)
         return End("eos", index)
+
+
+def _shares(choices: Sequence[WireChoice], tokens: int) -> list[int]:
+    """How many tokens each choice of a whole answer has: usage tells only their sum.
+
+    Each has its part of it by the length of its text.
+    """
+    sizes = [len(_said(choice)) or 1 for choice in choices]
+    size = sum(sizes)
+    ends = [tokens * end // size for end in accumulate(sizes, initial=0)]
+    return [end - begin for begin, end in pairwise(ends)]
+
+
+def _said(choice: WireChoice) -> str:
+    content = choice.text if choice.message is None else choice.message.content
+    return content if isinstance(content, str) else ""
 
 
 def _text(got: Any) -> str | None:

@@ -32,7 +32,7 @@ from protocols.openai.chunks import heading
 from protocols.openai.decoder import AnswerDecoder, VectorDecoder
 from protocols.openai.profiles import PROFILES
 from protocols.openai.reading import given, wrong_type
-from protocols.openai.relay import Relays
+from protocols.openai.relay import openai_relays
 from protocols.openai.requests import (
     READING,
     Reading,
@@ -147,7 +147,7 @@ class OpenAI:
         self._reading: Reading = msgspec.structs.replace(READING, unknown=unknown)
         self._style = Style(headers=_VERSION, elapsed_header="openai-processing-ms")
         self._writer = Writer(chosen, prefix, powers=powers)
-        self._relays = Relays(chosen, prefix, self._writer.forwards, READING)
+        self._relays = openai_relays(chosen, prefix, self._writer.forwards, READING)
         self._names: Mapping[str, Mapping[str, str]] = {
             "chat": {**params.names(self._reading.chat), **_NAMES},
             "completion": {**_NAMES, **params.names(self._reading.completion)},
@@ -234,18 +234,28 @@ class OpenAI:
 
     def losses(self, request: Request, names: Mapping[str, str]) -> tuple[Loss, ...]:
         """See ``gateway.core.ports.WorkerDialect``."""
-        return self._writer.losses(request, names)
+        foreign = () if self._own(request) else request.extra
+        told = self._writer.losses(self._known(request), names)
+        return told + tuple(Loss(name, "dropped") for name in foreign)
 
     def encode(self, request: Request) -> WireRequest:
         """See ``gateway.core.ports.WorkerDialect``."""
-        return self._writer.encode(request)
+        return self._writer.encode(self._known(request))
+
+    def _own(self, request: Request) -> bool:
+        return request.source in ("", self.name)
+
+    def _known(self, request: Request) -> Request:
+        """Without what only another dialect's workers may know."""
+        return request if self._own(request) else msgspec.structs.replace(request, extra={})
 
     def relay(self, client: Dialect, call: Call, about: About) -> Relay | None:
         """See ``gateway.core.ports.Relaying``."""
         if not isinstance(client, OpenAI) or client._reading.unknown != "forward":  # noqa: SLF001
             return None
         headers = heading(client._style, about, ())  # noqa: SLF001
-        return self._relays.relay(call, about, timeout_in(call.headers), headers)
+        known = {"timeout": timeout_in(call.headers)}
+        return self._relays.relay(call.endpoint.variant, call, about, headers, known=known)
 
     def decoder(self, request: Request) -> Decoder:
         """See ``gateway.core.ports.WorkerDialect``."""

@@ -58,7 +58,7 @@ class GenerateEncoder:
         self, request: GenerateRequest, about: About, profile: Profile, *, framed: bool
     ) -> None:
         self._framed = framed
-        self._asked = list(wanted(profile, request.extra))
+        self._asked = list(wanted(profile, request.given))
         self._tells_ends = any(one.name == "finish_reason" for one in self._asked)
         self._choices = request.choices
         self._prompt_tokens: int | None = None

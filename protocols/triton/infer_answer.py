@@ -91,7 +91,7 @@ class InferEncoder:
         return Reply(200, head + b"".join(behind), headers)
 
     def _outputs(self) -> list[Output]:
-        asked = {TEXT, *(one.name for one in wanted(self._profile, self._request.extra))}
+        asked = {TEXT, *(one.name for one in wanted(self._profile, self._request.given))}
         return [
             one
             for one in self._profile.outputs

@@ -1,7 +1,7 @@
 """From tensors and parameters to the internal request."""
 
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from typing import Any, Final, Literal
 
 from msgspec import Raw
@@ -34,12 +34,12 @@ def request(sent: Sent, profile: Profile, mode: Mode, *, stream: bool) -> Genera
         text = "a running request is ended by closing its connection"
         raise Unsupported(text, param=profile.cancel)
     values = _sampled(said, profile)
-    asked = {one.name for one in wanted(profile, said)}
+    values.given |= {*sent.inputs, *said} - _declined(said, profile)
+    asked = {one.name for one in wanted(profile, values.given)}
     if _LOGPROBS & asked and values.get("logprobs.top") is None:
         values.set("logprobs.top", 0)
     values.set("templating.mode", mode)
     echo = _echo(said, profile, streaming=sent.streaming is True)
-    values.given |= {*sent.inputs, *said}
     return GenerateRequest(
         model=sent.model,
         kind="completion",
@@ -56,11 +56,17 @@ def request(sent: Sent, profile: Profile, mode: Mode, *, stream: bool) -> Genera
     )
 
 
-def wanted(profile: Profile, said: Mapping[str, Raw]) -> Iterator[Output]:
-    """The outputs beside the text that were asked for, by flags in ``Request.extra`` or a body."""
+def wanted(profile: Profile, given: Collection[str]) -> Iterator[Output]:
+    """The outputs beside the text that were asked for, by flags among ``Request.given``."""
     for output in profile.outputs:
-        if output.flag is not None and bytes(said.get(output.flag, b"")) == b"true":
+        if output.flag in given:
             yield output
+
+
+def _declined(said: Mapping[str, Raw], profile: Profile) -> set[str]:
+    """The flags for outputs that were sent, and do not ask for them."""
+    flags = {one.flag for one in profile.outputs}
+    return {name for name, raw in said.items() if name in flags and bytes(raw) != b"true"}
 
 
 def _said(sent: Sent, profile: Profile) -> dict[str, Raw]:
@@ -152,4 +158,5 @@ def _echo(said: Mapping[str, Raw], profile: Profile, *, streaming: bool) -> bool
 def _extra(said: Mapping[str, Raw], profile: Profile) -> dict[str, Raw]:
     read = {row.wire for row in profile.parameters}
     read.update(profile.streaming, profile.exclude, guided.NAMES[profile.guide])
+    read.update(one.flag for one in profile.outputs if one.flag is not None)
     return {name: raw for name, raw in said.items() if name not in read}

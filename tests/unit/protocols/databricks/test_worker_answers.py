@@ -89,7 +89,7 @@ ANSWERS: list[tuple[str, str, Request, list[Event]]] = [
      CHAT, [SERVED, Text("Hi", tokens=3), End("eos"), USED, Done()]),
     ("two prompts", whole({"index": 0, "text": "x", "finish_reason": "stop"},
                           {"index": 1, "text": "y", "finish_reason": "length"}),
-     PROMPTS, [SERVED, Text("x"), End("eos"), Text("y", 1), End("length", 1), USED, Done()]),
+     PROMPTS, [SERVED, Text("x"), End("eos"), Text("y", 1, 2), End("length", 1), USED, Done()]),
     ("embeddings", VECTORS, EMBED,
      [Served("gte", id="c1"), Vector(1, (1.0, 1.5)), Vector(0, (0.0, 1.5)), Usage(4), Done()]),
     (

@@ -119,6 +119,23 @@ def test_usage_may_stand_anywhere_and_is_told_once(wire: str) -> None:
     assert read(wire) == [*SAID[:3], Usage(2, 3), Done()]
 
 
+def test_choices_share_the_tokens_of_a_whole_answer_by_their_length() -> None:
+    said = ["abcdef", [{"type": "text", "text": "x"}], "abc"]
+    choices = [
+        {"index": i, "message": {"content": one}, "finish_reason": "stop"}
+        for i, one in enumerate(said)
+    ]
+    usage = {"prompt_tokens": 2, "completion_tokens": 10, "total_tokens": 12}
+    wire = json.dumps(
+        {"choices": [*choices, {"index": 3, "finish_reason": "stop"}], "usage": usage}
+    )
+
+    events = read(wire, GenerateRequest(model="m", kind="chat", n=4))
+
+    assert [one.tokens for one in events if isinstance(one, Text)] == [5, 1, 3]
+    assert Usage(2, 10) in events
+
+
 def test_running_usage_is_passed_on_where_it_is_wanted() -> None:
     request = GenerateRequest(model="m", kind="chat", want=Want(usage="each"))
     wire = sse({**delta(content="a"), "usage": USAGE}, {**delta("length"), "usage": USAGE}) + DONE

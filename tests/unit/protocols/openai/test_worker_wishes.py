@@ -3,8 +3,11 @@
 import json
 from typing import Any
 
+import msgspec
 import pytest
+from msgspec import Raw
 
+from gateway.core.loss import Loss
 from gateway.core.types import GenerateRequest, Logprobs, Message, Stopping, TextPart, Tool, Want
 from protocols.openai import OpenAI
 
@@ -52,3 +55,16 @@ def test_a_wish(
 
     assert {name: got for name, got in sent.items() if name not in ("model", "messages")} == body
     assert lost == losses
+
+
+def test_what_only_another_dialects_workers_may_know_is_not_sent() -> None:
+    request = GenerateRequest(
+        model="m", kind="completion", prompts=("x",), extra={"foo": Raw(b"1")}, source="elsewhere"
+    )
+    own = msgspec.structs.replace(request, source="openai")
+    worker = OpenAI("vllm")
+
+    assert b"foo" not in worker.encode(request).body
+    assert worker.losses(request, {}) == (Loss("foo", "dropped"),)
+    assert b'"foo":1' in worker.encode(own).body
+    assert worker.losses(own, {}) == ()

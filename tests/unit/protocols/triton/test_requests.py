@@ -238,11 +238,18 @@ def test_the_rest_is_kept_as_it_was_sent(client: Any) -> None:
         "baz": b"true",
         "big": b"1e3",
         "image": b'["aGk="]',
-        "return_finish_reason": b"true",
     }
     assert request.given == {
         "text_input", "foo", "bar", "baz", "big", "image", "return_finish_reason"
     }  # fmt: skip
+
+
+@pytest.mark.parametrize("asked", [True, False])
+def test_a_flag_for_an_output_is_no_business_of_a_worker_s(client: Any, *, asked: bool) -> None:
+    request = client.decode({"text_input": "a", "return_finish_reason": asked})
+
+    assert request.extra == {}
+    assert ("return_finish_reason" in request.given) is asked
 
 
 def test_of_two_equal_parameters_the_first_counts(client: Any) -> None:

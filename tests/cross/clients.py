@@ -1,0 +1,347 @@
+"""How each client dialect asks, and how its answers are read: by their bytes alone."""
+
+import json
+from collections.abc import Callable, Mapping
+from typing import Any, Final, Literal
+
+import httpx
+from msgspec import Struct, field
+
+from tests.cross.script import PROMPT, TOOL, Json, Wish
+
+Kind = Literal["chat", "text"]
+_JSON: Final = {"Content-Type": "application/json"}
+_SEED: Final = 11
+
+
+class Heard(Struct):
+    """What a client makes of an answer. ``usage``: prompt tokens where told, completion tokens."""
+
+    texts: dict[int, str] = field(default_factory=dict)
+    reasons: dict[int, str] = field(default_factory=dict)
+    usage: tuple[int | None, int] | None = None
+    logprobs: list[tuple[str, float]] = field(default_factory=list)
+    calls: dict[int, list[str]] = field(default_factory=dict)
+    """The name and the arguments of each call."""
+    error: str = ""
+    """What an error in a stream says."""
+    done: bool = False
+    """The dialect's own end has come, where it has one."""
+
+    def more(self, index: int, text: str | None) -> None:
+        """A piece of a choice."""
+        self.texts[index] = self.texts.get(index, "") + (text or "")
+
+
+class Client(Struct, frozen=True, kw_only=True):
+    """One way to ask. ``path`` has the model's name where MODEL stands."""
+
+    name: str
+    kind: Kind
+    path: str
+    stream_path: str = ""
+    fields: Callable[[str, Wish], Json]
+    read: Callable[[Heard, Any], None]
+    """Adds an answer, or an event, to what was heard."""
+    words: Mapping[str, str]
+    """Of each finish reason."""
+    statuses: Mapping[str, int]
+    """Of what a worker did not answer, by play."""
+    told: Callable[[Any], str]
+    """The text of a refusal's body."""
+    can: frozenset[str] = frozenset({"stop", "n", "logprobs", "tools"})
+    can_stream: frozenset[str] = can
+    keeps_streamed: bool = False
+    """By its contract a stop string stays in the text of a stream."""
+    limits: bool = False
+    """It always says how long an answer may be, or its dialect does."""
+    end: bytes = b"data: [DONE]\n\n"
+    """The last thing in a stream that came to its end."""
+    prefix: bytes = b"data: "
+
+    def way(self, wish: Wish) -> str:
+        """As the workers' rows name it."""
+        return f"{self.kind} stream" if wish.stream else self.kind
+
+    def asks(self, model: str, wish: Wish) -> httpx.Request:
+        """The request, without a host."""
+        path = (wish.stream and self.stream_path) or self.path
+        body = json.dumps(self.fields(model, wish), ensure_ascii=False).encode()
+        url = f"http://x{path.replace('MODEL', model)}"
+        return httpx.Request("POST", url, content=body, headers=_JSON)
+
+    def hears(self, answer: httpx.Response, wish: Wish) -> Heard:
+        """What the answer says."""
+        heard = Heard()
+        if not wish.stream:
+            self.read(heard, answer.json())
+            heard.done = True
+            return heard
+        assert answer.headers["content-type"].startswith("text/event-stream")
+        body = answer.content
+        heard.done = body.endswith(self.end)
+        for part in body.removesuffix(self.end if self.end in body else b"").split(b"\n\n"):
+            if not part.startswith(self.prefix):
+                heard.error += part.decode()
+                continue
+            got = json.loads(part.removeprefix(self.prefix))
+            if "error" in got:
+                heard.error += str(got["error"])
+            else:
+                self.read(heard, got)
+        return heard
+
+
+# --- in OpenAI's manner ---------------------------------------------------------------------------
+
+
+def _asking(model: str, wish: Wish) -> dict[str, Any]:
+    """The fields that all of these have."""
+    fields: dict[str, Any] = {"model": model}
+    if wish.stream:
+        fields |= {"stream": True, "stream_options": {"include_usage": True}}
+    if wish.most is not None:
+        fields["max_tokens"] = wish.most
+    if wish.stops:
+        fields["stop"] = list(wish.stops)
+    if wish.n > 1:
+        fields |= {"n": wish.n, "temperature": 0.5}
+    return fields
+
+
+def _chat(model: str, wish: Wish) -> Json:
+    fields = _asking(model, wish) | {"messages": [{"role": "user", "content": PROMPT}]}
+    if wish.top is not None:
+        fields |= {"logprobs": True} | ({"top_logprobs": wish.top} if wish.top else {})
+    if wish.tool:
+        schema = {"type": "object", "properties": {"city": {"type": "string"}}}
+        function = {"name": TOOL, "description": "looks up", "parameters": schema}
+        fields |= {"tools": [{"type": "function", "function": function}], "tool_choice": "auto"}
+    return fields
+
+
+def _plain_chat(model: str, wish: Wish) -> Json:
+    """Without what this dialect does not name."""
+    return {name: got for name, got in _chat(model, wish).items() if name != "stream_options"}
+
+
+def _endpoint_chat(model: str, wish: Wish) -> Json:
+    return {name: got for name, got in _plain_chat(model, wish).items() if name != "model"}
+
+
+def _completion(model: str, wish: Wish) -> Json:
+    fields = _asking(model, wish) | {"prompt": PROMPT}
+    return fields if wish.top is None else fields | {"logprobs": wish.top}
+
+
+def _endpoint_completion(model: str, wish: Wish) -> Json:
+    got = _completion(model, wish)
+    return {name: one for name, one in got.items() if name not in ("model", "stream_options")}
+
+
+def _read_choices(heard: Heard, got: Any) -> None:
+    for choice in got["choices"]:
+        index = choice["index"]
+        said = choice.get("message") or choice.get("delta") or choice
+        heard.more(index, said.get("content", said.get("text")))
+        if choice.get("finish_reason"):
+            heard.reasons[index] = choice["finish_reason"]
+        for at, call in enumerate(said.get("tool_calls") or ()):
+            name, arguments = heard.calls.setdefault(call.get("index", at), ["", ""])
+            function = call["function"]
+            more = [name + (function.get("name") or ""), arguments + function.get("arguments", "")]
+            heard.calls[call.get("index", at)] = more
+        _read_logprobs(heard, choice.get("logprobs") or {})
+    if usage := got.get("usage"):
+        heard.usage = usage["prompt_tokens"], usage["completion_tokens"]
+
+
+def _read_npu_choices(heard: Heard, got: Any) -> None:
+    """In a stream each choice tells its own usage."""
+    before = heard.usage[1] if heard.usage and "usage" in got else 0
+    _read_choices(heard, got)
+    if heard.usage:
+        heard.usage = heard.usage[0], heard.usage[1] + before
+
+
+def _read_logprobs(heard: Heard, got: Json) -> None:
+    heard.logprobs += [(one["token"], one["logprob"]) for one in got.get("content") or ()]
+    heard.logprobs += zip(got.get("tokens", ()), got.get("token_logprobs", ()), strict=True)
+
+
+def _error_message(got: Any) -> str:
+    return str(got["error"]["message"])
+
+
+def _error_text(got: Any) -> str:
+    return str(got["error"])
+
+
+_OPENAI: Final[dict[str, Any]] = {
+    "read": _read_choices,
+    "words": {"eos": "stop", "stop": "stop", "length": "length", "tool_calls": "tool_calls",
+              "unknown": "stop"},
+    "statuses": {"refused": 400, "limited": 429, "failed": 502, "busy": 503},
+    "told": _error_message,
+}  # fmt: skip
+
+_DATABRICKS: Final[dict[str, Any]] = {
+    **_OPENAI,
+    "statuses": {"refused": 400, "limited": 429, "failed": 500, "busy": 503},
+    "told": lambda got: str(got["message"]),
+}
+_OVMS: Final[dict[str, Any]] = {
+    **_OPENAI,
+    "words": {**_OPENAI["words"], "unknown": "unknown"},
+    "statuses": {"refused": 400, "limited": 429, "failed": 400, "busy": 503},
+    "told": _error_text,
+}
+
+# --- Triton and MindIE ----------------------------------------------------------------------------
+
+
+def _generate(model: str, wish: Wish) -> Json:
+    """For a model of vLLM's: all parameters in one tensor, and everything that it can tell."""
+    del model
+    told: dict[str, Any] = {}
+    if wish.most is not None:
+        told["max_tokens"] = wish.most
+    if wish.stops:
+        told["stop"] = list(wish.stops)
+    if wish.n > 1:
+        told |= {"n": wish.n, "temperature": 0.5}
+    if wish.top is not None:
+        told["logprobs"] = wish.top
+    fields = {"text_input": PROMPT, "stream": wish.stream, "exclude_input_in_output": True}
+    flags = ("finish_reason", "num_input_tokens", "num_output_tokens")
+    fields |= {f"return_{name}": True for name in flags}
+    if wish.top is not None:
+        fields["return_logprobs"] = True
+    return fields | ({"sampling_parameters": json.dumps(told)} if told else {})
+
+
+def _read_generated(heard: Heard, got: Any) -> None:
+    for index, text in enumerate(_each(got["text_output"])):
+        heard.more(index, text)
+    for index, reason in enumerate(_each(got["finish_reason"])):
+        if heard.reasons.get(index, "None") == "None":
+            heard.reasons[index] = reason
+    made = sum(_each(got["num_output_tokens"])) + (heard.usage[1] if heard.usage else 0)
+    heard.usage = got.get("num_input_tokens"), made
+    for column in _each(got.get("logprobs") or []):
+        for likely in json.loads(column) or ():
+            taken = next(iter(likely.values()))
+            heard.logprobs.append((taken["decoded_token"], taken["logprob"]))
+
+
+def _each(got: Any) -> list[Any]:
+    return got if isinstance(got, list) else [got]
+
+
+def _npu_text(model: str, wish: Wish) -> Json:
+    del model
+    parameters: dict[str, Any] = {"details": True, "max_new_tokens": wish.most or 20}
+    return {"text_input": PROMPT, "parameters": parameters}
+
+
+def _read_npu_text(heard: Heard, got: Any) -> None:
+    heard.more(0, got["text_output"])
+    details = got["details"]
+    heard.usage = None, details["generated_tokens"]
+    if "finish_reason" in details:
+        heard.reasons[0] = details["finish_reason"]
+
+
+CLIENTS: Final = (
+    Client(name="openai chat", kind="chat", path="/v1/chat/completions", fields=_chat, **_OPENAI),
+    Client(
+        name="openai completions",
+        kind="text",
+        limits=True,
+        path="/v1/completions",
+        fields=_completion,
+        can=frozenset({"stop", "n", "logprobs"}),
+        can_stream=frozenset({"stop", "n", "logprobs"}),
+        **_OPENAI,
+    ),
+    Client(
+        name="databricks",
+        kind="chat",
+        path="/serving-endpoints/MODEL/invocations",
+        fields=_endpoint_chat,
+        **_DATABRICKS,
+    ),
+    Client(
+        name="databricks completions",
+        kind="chat",  # its prompts go through the worker's template
+        path="/serving-endpoints/MODEL/invocations",
+        fields=_endpoint_completion,
+        can=frozenset({"stop"}),
+        can_stream=frozenset({"stop"}),
+        **_DATABRICKS,
+    ),
+    Client(
+        name="triton",
+        kind="text",
+        path="/v2/models/MODEL/generate",
+        stream_path="/v2/models/MODEL/generate_stream",
+        fields=_generate,
+        read=_read_generated,
+        words={"eos": "stop", "stop": "stop", "length": "length", "unknown": "None"},
+        statuses={"refused": 400, "limited": 429, "failed": 400, "busy": 503},
+        told=_error_text,
+        can=frozenset({"stop", "n", "logprobs"}),
+        can_stream=frozenset({"stop", "n", "logprobs"}),
+        end=b"",
+    ),
+    Client(
+        name="mindie",
+        kind="text",
+        limits=True,
+        path="/mindie/v2/models/MODEL/generate",
+        stream_path="/mindie/v2/models/MODEL/generate_stream",
+        fields=_npu_text,
+        read=_read_npu_text,
+        words={"eos": "eos_token", "stop": "eos_token", "length": "length",
+               "unknown": "invalid finishReason"},
+        statuses={"refused": 422, "limited": 429, "failed": 500, "busy": 503},
+        told=_error_text,
+        can=frozenset(),
+        can_stream=frozenset(),
+        end=b"",
+        prefix=b"data:",
+    ),
+    Client(
+        name="mindie chat",
+        kind="chat",
+        path="/mindie/v1/chat/completions",
+        fields=_plain_chat,
+        **{
+            **_OPENAI,
+            "read": _read_npu_choices,
+            "statuses": {"refused": 422, "limited": 429, "failed": 500, "busy": 503},
+            "told": _error_text,
+        },
+    ),
+    Client(
+        name="ovms",
+        kind="chat",
+        path="/v3/chat/completions",
+        fields=_chat,
+        keeps_streamed=True,
+        can=frozenset({"stop", "logprobs", "tools"}),
+        can_stream=frozenset({"stop", "tools"}),
+        **_OVMS,
+    ),
+    Client(
+        name="ovms completions",
+        kind="text",
+        path="/v3/completions",
+        fields=_completion,
+        keeps_streamed=True,
+        can=frozenset({"stop", "logprobs"}),
+        can_stream=frozenset({"stop"}),
+        **_OVMS,
+    ),
+)  # fmt: skip
+"""Adding a client dialect costs one row and what reads its answers."""

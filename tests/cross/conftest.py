@@ -1,0 +1,120 @@
+"""One gateway before all workers at once, for all tests of a module."""
+
+import os
+from collections.abc import AsyncIterator, Iterator
+
+import httpx
+import pytest
+import pytest_asyncio
+from msgspec import Struct, json
+from msgspec.structs import replace
+
+from gateway.app import App, surroundings
+from gateway.config import load
+from gateway.telemetry import Record
+from tests.cross.clients import CLIENTS, Client, Heard
+from tests.cross.script import PLAYS, Wish
+from tests.cross.stage import Stage
+from tests.cross.workers.rows import WORKERS
+
+DIALECTS = ("openai", "databricks", "triton", "ovms", {"name": "mindie", "prefix": "/mindie"})
+
+
+def configuration(url: str) -> bytes:
+    """Each worker as a pool, and each of its plays as a model that is named after both.
+
+    No fault of one test is to take a worker away from the next.
+    """
+    backends, models = {}, {}
+    for name, row in WORKERS.items():
+        for play in PLAYS:
+            pool, at = name, f"{url}/{name}"
+            if row.apart:
+                pool, at = f"{name}-{play}", f"{at}/{play}"
+            backends[pool] = {
+                "dialect": row.dialect,
+                "workers": [at],
+                "retries": {"max": 0},
+                "health": {"every": "1m"},
+                "breaker": {"failures": 10_000, "least": 10_000},
+            } | ({"profile": row.profile} if row.profile else {})
+            models[f"{name}-{play}"] = {"backend": pool, "model": play}
+    return json.encode(
+        {
+            "listeners": [{"address": "127.0.0.1:0", "dialects": DIALECTS}],
+            "limits": {"drain": "1s"},
+            "backends": backends,
+            "models": models,
+        }
+    )
+
+
+class Floor(Struct):
+    """The gateway, its workers, and what it recorded."""
+
+    http: httpx.AsyncClient
+    stage: Stage
+    records: list[Record]
+    port: int
+
+    async def ask(
+        self, client: Client, worker: str, wish: Wish, play: str = "answer"
+    ) -> httpx.Response:
+        """The answer to one question."""
+        asked = client.asks(f"{worker}-{play}", wish)
+        return await self.http.post(
+            asked.url.raw_path.decode(), content=asked.content, headers=asked.headers
+        )
+
+    async def hear(self, client: Client, worker: str, wish: Wish, play: str = "answer") -> Heard:
+        """What a good answer says. Its headers must tell every loss."""
+        answer = await self.ask(client, worker, wish, play)
+        assert answer.status_code == 200, answer.text
+        told = answer.headers.get("x-interlingua-loss", "").split(",")
+        assert list(filter(None, told)) == [f"{x.field}={x.reason}" for x in self.record.losses]
+        return client.hears(answer, wish)
+
+    @property
+    def record(self) -> Record:
+        """Of the one exchange."""
+        [record] = self.records
+        return record
+
+    @property
+    def lost(self) -> set[tuple[str, str]]:
+        """What the gateway says was lost of the one exchange."""
+        return {(one.path or one.field, one.reason) for one in self.record.losses}
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def building() -> AsyncIterator[Floor]:
+    """Stands as long as the module."""
+    records: list[Record] = []
+    async with Stage({name: row.desk for name, row in WORKERS.items()}) as stage:
+        outside = replace(surroundings(), observe=records.append)
+        text = configuration(stage.url).decode()
+        app = App(load(text, "test.json", env=dict(os.environ)), outside)
+        [url] = await app.start()
+        async with httpx.AsyncClient(base_url=url, timeout=30) as http:
+            yield Floor(http, stage, records, int(url.rpartition(":")[2]))
+        await app.stop()
+
+
+@pytest.fixture
+def floor(building: Floor) -> Iterator[Floor]:
+    """As it is before anybody asked. In the end no worker may have anything to find fault with."""
+    building.records.clear()
+    building.stage.asked.clear()
+    yield building
+    assert [(one.worker, fault) for one in building.stage.asked for fault in one.faults] == []
+
+
+def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+    """Every client with every worker, streamed and not, where a test takes them."""
+    names = metafunc.fixturenames
+    if "client" in names:
+        metafunc.parametrize("client", CLIENTS, ids=lambda one: one.name.replace(" ", "-"))
+    if "worker" in names:
+        metafunc.parametrize("worker", WORKERS)
+    if "stream" in names:
+        metafunc.parametrize("stream", [False, True], ids=["whole", "stream"])

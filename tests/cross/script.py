@@ -1,0 +1,88 @@
+"""What every scripted worker says: a small model that does as it is told, in no dialect yet."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any, Final
+
+from msgspec import Struct
+
+PROMPT: Final = "sag hallo"
+PROMPT_TOKENS: Final = 7
+"""As workers count them that tell; no rule of thumb comes to the same."""
+TOKENS: Final = ("Grüße", " aus", " 東京", " 🗼", "!", " Ende")
+TEXT: Final = "".join(TOKENS)
+STOP: Final = " 🗼!"
+"""Two tokens of the text."""
+BEFORE_STOP: Final = "Grüße aus 東京"
+TOOL: Final = "find"
+ARGUMENTS: Final = ('{"city"', ': "東京"}')
+"""In two pieces."""
+
+PLAYS: Final = (
+    "answer", "packets", "refused", "limited", "failed", "busy", "broken", "short", "cut", "slow",
+)  # fmt: skip
+"""The models of each worker: what happens to the one who asks them.
+
+answer   answers as asked        broken   an error after two tokens of a stream
+packets  the same, in splinters  short    a stream without its end
+refused  the request is wrong    cut      the connection breaks in the middle
+limited  too many requests       slow     one token, then nothing
+failed   the worker fails        busy     the worker is overloaded
+"""
+
+
+class Wish(Struct, frozen=True, kw_only=True):
+    """What a worker understood of a request. ``top`` is None where no logprobs are wanted."""
+
+    stream: bool = False
+    most: int | None = None
+    stops: tuple[str, ...] = ()
+    n: int = 1
+    keeps: bool = False
+    """A stop string is to stay in the text."""
+    top: int | None = None
+    tool: bool = False
+
+
+class Said(Struct, frozen=True):
+    """One choice: ``made`` tokens were computed, of which these are told."""
+
+    tokens: tuple[str, ...]
+    made: int
+    reason: str
+    """``eos``, ``length``, ``stop`` or ``tool``."""
+
+    @property
+    def text(self) -> str:
+        return "".join(self.tokens)
+
+
+def say(wish: Wish, *, leaves: bool = False) -> Said:
+    """The answer. ``leaves``: a stop string stays in the text whether or not it was to."""
+    if wish.tool:
+        return Said((), len(TOKENS), "tool")
+    tokens = TOKENS[: wish.most]
+    for made in range(1, len(tokens) + 1):
+        text = "".join(tokens[:made])
+        if at := [text.index(stop) for stop in wish.stops if stop in text]:
+            told = tokens[:made] if leaves or wish.keeps else _shortened(tokens, min(at))
+            return Said(told, made, "stop")
+    return Said(tokens, len(tokens), "eos" if len(tokens) == len(TOKENS) else "length")
+
+
+def _shortened(tokens: Sequence[str], length: int) -> tuple[str, ...]:
+    out: list[str] = []
+    for token in tokens:
+        out.append(token[:length])
+        length -= len(out[-1])
+    return tuple(filter(None, out))
+
+
+def logprob(token: str) -> float:
+    """Of the token that was taken. Exact in 32 bits, as some workers count."""
+    return -0.25 * (TOKENS.index(token) + 1)
+
+
+OTHER: Final = ("other", -9.5)
+"""The one alternative to each token."""
+
+Json = Mapping[str, Any]

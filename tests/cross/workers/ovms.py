@@ -1,0 +1,147 @@
+"""OpenVINO Model Server: today's, and the early release.
+
+Sources: openvinotoolkit/model_server 7e4df0c, src/llm and src/http_rest_api_handler.cpp; for 2024
+its documentation, model_server_rest_api_chat.md.
+"""
+
+from collections.abc import Mapping
+from typing import Final
+
+from tests.cross.checks import (
+    ALWAYS,
+    Fields,
+    exactly,
+    flag,
+    hold,
+    number,
+    one_or,
+    strings,
+    text,
+    turns,
+    whole,
+)
+from tests.cross.checks import tools as functions
+from tests.cross.script import PROMPT, Json, Wish
+from tests.cross.stage import Answer, Asked, Lines
+from tests.cross.workers.manner import REASONS, Manner, compact, wished
+
+_EARLY: Final[Fields] = {
+    "model": text,
+    "stream": flag,
+    "max_tokens": whole(1, 2**32 - 1),
+    "ignore_eos": flag,
+    "temperature": number(0, 2),
+    "top_p": number(0, 1, above=True),
+    "top_k": whole(0),
+    "seed": whole(0, 2**32 - 1),
+    "best_of": whole(1, 19),
+    "n": whole(1, 19),
+    "repetition_penalty": number(0),
+    "diversity_penalty": number(0),
+    "length_penalty": number(0),
+}
+_LATE: Final[Fields] = {
+    **{name: check for name, check in _EARLY.items() if name != "diversity_penalty"},
+    "stream_options": exactly({"include_usage": True}),
+    "stop": one_or(strings(16)),
+    "include_stop_str_in_output": flag,
+    "min_p": number(0, 0.999999),
+    "frequency_penalty": number(-2, 2),
+    "presence_penalty": number(-2, 2),
+    "skip_special_tokens": flag,
+}
+_KINDS: Final[Mapping[tuple[str, bool], Fields]] = {
+    ("2026", True): {
+        **_LATE,
+        "messages": turns,
+        "max_completion_tokens": whole(1, 2**32 - 1),
+        "logprobs": flag,
+        "tools": functions,
+        "tool_choice": ALWAYS,
+        "response_format": ALWAYS,
+        "chat_template_kwargs": ALWAYS,
+    },
+    ("2026", False): {**_LATE, "prompt": exactly(PROMPT), "logprobs": exactly(1), "echo": flag},
+    ("2024", True): {**_EARLY, "messages": turns},
+    ("2024", False): {**_EARLY, "prompt": exactly(PROMPT)},
+}
+_COMMON: Final[Json] = {"created": 1716825108, "model": "llama3"}
+_MANNERS: Final = {
+    "2026": Manner(
+        common=_COMMON,
+        text_chunk="text_completion.chunk",
+        opening={"role": "assistant", "content": None},
+        last=None,
+        null_usage=True,
+        message={"tool_calls": []},
+        leaves_streamed=True,
+    ),
+    "2024": Manner(
+        common=_COMMON,
+        opening=None,
+        last=None,
+        usage="never",
+        reasons={**REASONS, "length": "stop"},
+    ),
+}
+_SENTENCE: Final = (
+    "Mediapipe execution failed. MP status - INVALID_ARGUMENT: CalculatorGraph::Run() failed: "
+    '\nCalculator::Process() for node "LLMExecutor" failed: '
+)
+
+
+def _refusal(status: int, told: str, **headers: str) -> Answer:
+    return Answer(status=status, body=compact({"error": told}), headers=headers)
+
+
+class OVMS:
+    """One release."""
+
+    kind = "text/event-stream"
+    refusals: Final = {
+        "refused": _refusal(400, f"{_SENTENCE}min_tokens must be at most max_tokens"),
+        "limited": _refusal(429, "Slow down, tenant 77", retry_after="7"),
+        "failed": _refusal(500, "CUDA error at 0x7f00"),
+        "busy": _refusal(503, "Server is not ready"),
+    }
+
+    def __init__(self, profile: str) -> None:
+        self._profile = profile
+        self._manner = _MANNERS[profile]
+
+    def aside(self, asked: Asked) -> Answer | None:
+        """A probe."""
+        return Answer(body=b"") if asked.method == "GET" else None
+
+    def read(self, asked: Asked) -> Wish:
+        """A conversation, or a prompt."""
+        got = asked.fields()
+        asked.play = got["model"]
+        asked.at("/v3/chat/completions", "/v3/completions")
+        must = "messages" if _is_chat(asked) else "prompt"
+        hold(asked, got, _KINDS[self._profile, _is_chat(asked)], ("model", must))
+        stream = got.get("stream", False)
+        if stream and ("logprobs" in got or "best_of" in got):
+            asked.faults.append("not with a stream")
+        if "stream_options" in got and not stream:
+            asked.faults.append("stream_options provided, but stream not set to true")
+        if got.get("n", 1) > got.get("best_of", 1):
+            asked.faults.append("n value cannot be greater than best_of")
+        return wished({**got, "top_logprobs": 1})
+
+    def lines(self, asked: Asked, wish: Wish) -> Lines:
+        """See ``tests.cross.stage.Desk``."""
+        usage = "stream_options" in asked.fields()
+        return self._manner.lines(wish, chat=_is_chat(asked), usage=usage)
+
+    def whole(self, asked: Asked, wish: Wish) -> bytes:
+        """See ``tests.cross.stage.Desk``."""
+        return self._manner.whole(wish, chat=_is_chat(asked))
+
+    def failure(self, asked: Asked) -> bytes:
+        """A bare object, in no event."""
+        return compact({"error": f"{_SENTENCE}CUDA at 0x7f00"})
+
+
+def _is_chat(asked: Asked) -> bool:
+    return asked.path == "/v3/chat/completions"
