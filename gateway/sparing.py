@@ -53,6 +53,8 @@ PATHS: Final = frozenset(
 """The fields of a request that can be kept from workers."""
 _ONE_OF: Final = frozenset({"prompts", "inputs"})
 """Of these a worker is given one at a time."""
+_WITH_IT: Final[Mapping[str, tuple[str, ...]]] = {"tools": ("tool_choice", "parallel_tools")}
+"""What means nothing without it."""
 _UNTOLD: Final = frozenset({"encoding"})
 """What the gateway writes from anything that comes: nothing is lost."""
 
@@ -117,12 +119,15 @@ def without(request: Request, paths: Collection[str]) -> Request:
         section, _, name = path.rpartition(".")
         if section:
             holder = getattr(request, section)
+            if holder is None:
+                continue
             emptied = replace(holder, **{name: _unsaid(holder, name)})
             request = replace(request, **{section: emptied})
         elif name in _ONE_OF:
             request = replace(request, **{name: getattr(request, name)[:1]})
         else:
-            request = replace(request, **{name: _unsaid(request, name)})
+            gone = (name, *_WITH_IT.get(name, ()))
+            request = replace(request, **{one: _unsaid(request, one) for one in gone})
     return request
 
 

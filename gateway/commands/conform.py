@@ -1,11 +1,13 @@
-"""``interlingua conform``: hold a running gateway against the cases of a dialect."""
+"""``interlingua conform``: hold a gateway against a dialect's cases, or a worker by its probes."""
 
 import asyncio
 import re
+import ssl
 import sys
 from collections import Counter
 from collections.abc import AsyncIterator, Sequence
-from typing import TYPE_CHECKING, Any, Literal
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal, cast
 
 import click
 import msgspec
@@ -13,10 +15,13 @@ from msgspec import Struct
 
 from gateway.config.dialects import Dialects, mismatch
 from gateway.conformance.setting import Setting
+from gateway.core.ports import WorkerDialect
 from protocols import DIALECTS
 
 if TYPE_CHECKING:
     from gateway.conformance.cases import Case
+    from gateway.conformance.worker.line import Whom
+    from gateway.conformance.worker.probing import Found, Probe
 
 Outcome = Literal["passed", "failed", "not applicable"]
 
@@ -25,6 +30,8 @@ _PATIENCE = 10.0
 _WIDEST = 60
 _ANYTHING = re.compile(r"https?://[^/?#]+[^?#]*")
 _WORDS = {"true": True, "false": False}
+_SECONDS = click.FloatRange(0.1, 86_400)
+_OF_WORKERS = ("model", "embedder", "fields", "ca", "prompts", "write")
 
 
 class Verdict(Struct, frozen=True):
@@ -56,22 +63,77 @@ class Verdict(Struct, frozen=True):
     help="A setting of the dialect that the gateway has there; otherwise the defaults.",
 )
 @click.option("--alone", is_flag=True, help="The dialect has the listener to itself.")
-@click.option("--key", help="The key that the gateway knows.  [default: sk-test]")
-@click.option("--only", multiple=True, metavar="ID", help="Play only the cases of this number.")
+@click.option(
+    "--key",
+    envvar="INTERLINGUA_KEY",
+    help="The key that is shown; better said in INTERLINGUA_KEY.  [default: sk-test to a gateway]",
+)
+@click.option(
+    "--key-file",
+    type=click.Path(exists=True, dir_okay=False, path_type=Path),
+    help="A file that holds the key.",
+)
+@click.option(
+    "--only", multiple=True, metavar="ID", help="Only the cases of this number, or this probe."
+)
 @click.option("--json", "as_json", is_flag=True, help="Print the outcome as JSON.")
-def conform(
-    url: str, *, dialect: str, key: str | None, only: Sequence[str], as_json: bool, **stated: Any
-) -> None:
-    """Play a dialect's conformance cases against the gateway at URL.
+@click.option("--worker", is_flag=True, help="URL is a worker: probe it, whatever it is.")
+@click.option("--model", help="With --worker: its model of texts.")
+@click.option("--embedder", help="With --worker: its model of embeddings.")
+@click.option(
+    "--field",
+    "fields",
+    multiple=True,
+    metavar="NAME=OWN",
+    help="With --worker: its own name for a field, as in a pool's `fields`.",
+)
+@click.option(
+    "--ca",
+    type=click.Path(exists=True, dir_okay=False),
+    help="With --worker: who has signed its certificate, in PEM.",
+)
+@click.option("--prompts", is_flag=True, help="With --worker: ask by prompts, not conversations.")
+@click.option(
+    "--timeout", type=_SECONDS, default=30.0, show_default=True, help="Seconds for a probe."
+)
+@click.option(
+    "--total", type=_SECONDS, default=900.0, show_default=True, help="Seconds for all probes."
+)
+@click.option(
+    "--write",
+    type=click.Path(dir_okay=False, path_type=Path),
+    metavar="FILE",
+    help="With --worker: save what it does not do, for a pool's `capabilities`.",
+)
+def conform(url: str, *, dialect: str, worker: bool, **stated: Any) -> None:
+    """Play a dialect's conformance cases against the gateway at URL; or probe the worker there.
 
     The gateway must serve the models that the cases ask for: `interlingua serve conformance` does,
     and its file (gateway/defaults/conformance.yaml) says where it has which setting. A case that
     the gateway's setting can't meet is told as not applicable.
 
-    Exit codes: 0 every case passed, 1 some failed, 2 wrong usage, unreachable, or nothing to play.
+    With --worker, URL is the base of any worker that speaks the dialect, as in a pool's `workers`.
+    Name the model that it is to be asked for. What the dialect can't carry is told as not offered.
+
+    Exit codes: 0 everything passed, 1 some failed, 2 wrong usage, unreachable, or nothing to try.
     """
     if not _ANYTHING.fullmatch(url):
         raise click.BadParameter(f"{url} is no URL such as http://127.0.0.1:8000")
+    if (file := stated.pop("key_file")) is not None:
+        stated["key"] = file.read_text("utf-8").strip()
+    if worker:
+        _probe(url.rstrip("/"), dialect, stated)
+    elif of_workers := [name for name in _OF_WORKERS if stated.pop(name)]:
+        raise click.UsageError(f"--{of_workers[0]} goes with --worker")
+    else:
+        del stated["timeout"], stated["total"]
+        _play(url, dialect, **stated)
+
+
+def _play(
+    url: str, dialect: str, *, key: str | None, only: Sequence[str], as_json: bool, **stated: Any
+) -> None:
+    """The cases of a gateway."""
     setting = _setting(Dialects(DIALECTS), dialect, **stated)
     cases = _chosen(dialect, only)
     widths = [max(len(text) for text in column) for column in zip(*map(_shown, cases), strict=True)]
@@ -116,7 +178,7 @@ def _chosen(dialect: str, only: Sequence[str]) -> Sequence["Case"]:
     try:
         every = cases_of(dialect)
     except ModuleNotFoundError:
-        raise click.UsageError(f"there are no cases of {dialect}") from None
+        raise click.UsageError(f"there are no cases of {dialect}; --worker probes one") from None
     cases = [one for one in every if not only or not {one.id, one.number}.isdisjoint(only)]
     if not cases:
         raise click.UsageError(f"{dialect} has no case {_list(only)}; it has {every[0].number} …")
@@ -170,3 +232,87 @@ def _conclude(url: str, dialect: str, found: Sequence[Verdict], *, as_json: bool
     else:
         click.echo(f"{passed} passed, {failed} failed, {rest} not applicable")
     sys.exit(1 if failed else 0 if passed else 2)
+
+
+# --- workers --------------------------------------------------------------------------------------
+
+
+def _probe(url: str, name: str, stated: dict[str, Any]) -> None:
+    """Probe the worker, tell of it, and save what is to be saved."""
+    from gateway.conformance.worker import found  # noqa: PLC0415 - brings httpx with it
+    from gateway.conformance.worker.line import Whom  # noqa: PLC0415 - as above
+
+    if stated["alone"]:
+        raise click.UsageError("--alone is for gateways; a worker speaks one dialect")
+    if not stated["model"] and not stated["embedder"]:
+        raise click.UsageError("name the worker's model: --model NAME, or --embedder NAME")
+    profile, options = stated["profile"], stated["options"]
+    known = Dialects(DIALECTS)
+    setting = _setting(known, name, profile=profile, options=options, alone=False)
+    dialect = _spoken(known, name, profile, dict(setting.options), stated["fields"])
+    probes = _probes(stated["only"])
+    width = max(len(one.name) for one in probes)
+    way: Literal["chat", "prompt"] = "prompt" if stated["prompts"] else "chat"
+    whom = Whom(url, stated["model"], stated["embedder"], stated["key"], way)
+    times = {"seconds": stated["timeout"], "total": stated["total"]}
+    seen: list[Found] = []
+
+    async def run() -> None:
+        async for one in _found(probes, dialect, whom, times, stated["ca"]):
+            seen.append(one)
+            if not stated["as_json"]:
+                click.echo(found.row(one, width))
+
+    asyncio.run(run())
+    worker = found.Worker(url, name, profile or setting.profiles[0], whom.model)
+    if stated["write"] is not None:
+        stated["write"].write_text(found.capabilities(worker, seen), "utf-8")
+    found.conclude(worker, seen, click.echo, as_json=stated["as_json"])
+
+
+def _spoken(
+    known: Dialects, name: str, profile: str | None, options: dict[str, Any], fields: Sequence[str]
+) -> WorkerDialect:
+    """The dialect as a pool would have it. Raises BadParameter."""
+    if fields:
+        if not known.takes(name, "fields"):
+            raise click.BadParameter(f"{name} has no use for --field")
+        options["fields"] = dict(one.partition("=")[::2] for one in fields)
+    try:
+        return cast("WorkerDialect", known.make(name, profile, options))
+    except ValueError as error:
+        raise click.BadParameter(str(error)) from None
+
+
+def _probes(only: Sequence[str]) -> Sequence["Probe"]:
+    """Those to run. Raises UsageError."""
+    from gateway.conformance.worker.probes import PROBES  # noqa: PLC0415 - as above
+
+    names = [one.name for one in PROBES]
+    if unknown := [one for one in only if one not in names]:
+        raise click.UsageError(f"there is no probe {unknown[0]}; there are {_list(names)}")
+    return [one for one in PROBES if not only or one.name in only]
+
+
+async def _found(
+    probes: Sequence["Probe"],
+    dialect: WorkerDialect,
+    whom: "Whom",
+    times: dict[str, float],
+    ca: str | None,
+) -> AsyncIterator["Found"]:
+    """What each probe finds. Ends the command where nobody listens."""
+    import httpx  # noqa: PLC0415 - no other verb needs it
+
+    from gateway.conformance.worker.line import Line, Unreachable  # noqa: PLC0415 - as above
+    from gateway.conformance.worker.probing import probed  # noqa: PLC0415 - as above
+
+    patience = httpx.Timeout(None, connect=_PATIENCE)
+    tls = ssl.create_default_context(cafile=ca)
+    async with httpx.AsyncClient(timeout=patience, trust_env=False, verify=tls) as http:
+        try:
+            async for one in probed(probes, Line(http, dialect, whom), **times):
+                yield one
+        except Unreachable as error:
+            click.echo(f"interlingua can't reach {whom.url}: {error}", err=True)
+            sys.exit(2)

@@ -115,10 +115,11 @@ def _check_capabilities(pool: Pool, file: str, path: Steps, ground: Ground) -> N
             ground.say(path, f"can't be used: {error.line(complaint)}")
         return
     usual = ground.dialects.profiles(pool.dialect)[0]
-    theirs = found.dialect, found.profile or usual
-    ours = pool.dialect, pool.profile or usual
+    theirs = [found.dialect, found.profile or usual]
+    ours = [pool.dialect, pool.profile or usual]
     if theirs != ours:
-        was, here = " ".join(theirs), " ".join(ours)
+        told = 1 if theirs[0] != ours[0] else None
+        was, here = " ".join(theirs[:told]), " ".join(ours[:told])
         message = f"was found of workers that speak {was}, and these speak {here}; probe them anew"
         ground.say(path, message)
 

@@ -1,0 +1,259 @@
+"""The probes of a worker, against workers that do everything right: none may fail."""
+
+import asyncio
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from typing import Any
+
+import httpx
+import msgspec
+import pytest
+
+from gateway.app import make_dialect
+from gateway.conformance.worker.line import Line, Unreachable, Whom
+from gateway.conformance.worker.probes import PROBES
+from gateway.conformance.worker.probing import Found, probed
+from gateway.core.ports import WorkerDialect
+from tests.conftest import Serve
+from tests.fakes import Received, chunked, whole
+
+PARROT = """
+listeners:
+  - address: "127.0.0.1:0"
+    dialects: [openai, databricks, triton, ovms, {name: mindie, prefix: /mindie}]
+backends: {parrot: {kind: echo, context: 5000}}
+models:
+  parrot: {backend: parrot}
+  vectors: {backend: parrot, task: embedding}
+"""
+"""It says back what it is told, and so can be asked for anything."""
+
+Respond = Callable[[Received], bytes]
+
+
+class Answering:
+    """A worker that makes each answer up from its request."""
+
+    def __init__(self, respond: Respond) -> None:
+        self._respond = respond
+        self._tasks = set[asyncio.Task[None]]()
+        self.url = ""
+
+    @asynccontextmanager
+    async def serving(self) -> AsyncIterator["Answering"]:
+        server = await asyncio.start_server(self._serve, "127.0.0.1", 0, limit=1 << 23)
+        host, port = server.sockets[0].getsockname()
+        self.url = f"http://{host}:{port}"
+        try:
+            yield self
+        finally:
+            server.close()
+            for task in self._tasks:
+                task.cancel()
+            await asyncio.gather(*self._tasks, return_exceptions=True)
+
+    async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        if task := asyncio.current_task():
+            self._tasks.add(task)
+            task.add_done_callback(self._tasks.discard)
+        try:
+            while head := (await reader.readuntil(b"\r\n\r\n")).decode("latin-1"):
+                first, *lines = head.rstrip("\r\n").split("\r\n")
+                method, path, _ = first.split(" ")
+                split = (line.partition(":") for line in lines)
+                headers = {name.lower(): value.strip() for name, _, value in split}
+                body = await reader.readexactly(int(headers.get("content-length", "0")))
+                answer = self._respond(Received(method, path, headers, body, 0))
+                writer.write(answer)
+                await writer.drain()
+                if not answer.endswith((b"\r\n\r\n", b"}", b"]", b"ok")):
+                    break  # cut in the middle
+        except (ConnectionError, asyncio.IncompleteReadError, asyncio.CancelledError):
+            pass
+        finally:
+            writer.close()
+
+
+async def found(
+    url: str, dialect: WorkerDialect, *, only: str = "", way: str = "chat", **whom: Any
+) -> dict[str, Found]:
+    """What each probe finds; ``only`` those of these names."""
+    chosen = [one for one in PROBES if not only or one.name in only.split()]
+    assert len(chosen) == len(only.split()) or not only
+    told = Whom(url, way=way, **{"model": "parrot"} | whom)  # type: ignore[arg-type]
+    async with httpx.AsyncClient(timeout=None, trust_env=False) as http:  # noqa: S113 - probes have one
+        line = Line(http, dialect, told)
+        return {one.name: one async for one in probed(chosen, line, seconds=20, total=100)}
+
+
+def spoken(name: str, profile: str | None = None) -> WorkerDialect:
+    dialect: Any = make_dialect(name, profile, {})
+    return dialect  # type: ignore[no-any-return]
+
+
+def outcomes(told: dict[str, Found], outcome: str) -> dict[str, str]:
+    return {name: one.detail for name, one in told.items() if one.outcome == outcome}
+
+
+WAYS: list[tuple[str, str | None, str, str, int]] = [
+    ("openai", None, "", "chat", 90),
+    ("openai", "vllm", "", "chat", 98),
+    ("openai", "vllm", "", "prompt", 85),
+    ("databricks", None, "", "chat", 80),
+    ("triton", None, "", "chat", 75),
+    ("ovms", None, "", "chat", 80),
+    ("mindie", None, "/mindie", "chat", 85),
+    ("mindie", None, "/mindie", "prompt", 55),
+]
+
+
+def test_there_are_enough_probes_and_each_has_its_own_name() -> None:
+    names = [one.name for one in PROBES]
+    assert len(names) == len(set(names)) >= 40
+    assert all(one.what.endswith(".") for one in PROBES)
+
+
+@pytest.mark.parametrize("way", WAYS, ids=lambda one: "-".join(map(str, one[:4])))
+async def test_a_gateway_passes_as_a_worker(
+    serve: Serve, way: tuple[str, str | None, str, str, int]
+) -> None:
+    dialect, profile, prefix, said, least = way
+    gateway = await serve(PARROT)
+
+    told = await found(gateway.url + prefix, spoken(dialect, profile), way=said, embedder="vectors")
+
+    assert not outcomes(told, "failed")
+    assert len(outcomes(told, "passed")) >= least
+    assert not {path for one in told.values() for path in one.fields}
+
+
+async def test_what_a_dialect_can_not_carry_is_not_offered(serve: Serve) -> None:
+    gateway = await serve(PARROT)
+
+    told = await found(gateway.url, spoken("openai"), only="top-k n embedding")
+
+    assert told["top-k"].outcome == "not offered"
+    assert told["top-k"].detail == "the dialect can't carry sampling.top_k: dropped"
+    assert told["embedding"].detail == "no model of embeddings was named (--embedder)"
+    assert told["n"].outcome == "passed"
+
+
+async def test_the_probes_have_a_time(serve: Serve) -> None:
+    gateway = await serve(PARROT.replace("context: 5000", "delay: 2s"))
+    chosen = [one for one in PROBES if one.name in ("health", "whole", "stream")]
+    async with httpx.AsyncClient(timeout=None) as http:  # noqa: S113 - what is tested
+        line = Line(http, spoken("openai"), Whom(gateway.url, "parrot"))
+        told = [one async for one in probed(chosen, line, seconds=1, total=1.5)]
+
+    details = [one.detail for one in told]
+    assert details[1].startswith("no answer within")
+    assert [one.outcome for one in told] in (
+        ["passed", "failed", "not offered"],
+        ["passed", "failed", "failed"],
+    )
+
+
+async def test_nobody_listens() -> None:
+    with pytest.raises(Unreachable, match="can't be reached"):
+        await found("http://127.0.0.1:1", spoken("openai"), only="whole")
+
+
+async def test_a_key_is_shown_and_never_told(serve: Serve) -> None:
+    def refuse(request: Received) -> bytes:
+        shown = request.headers.get("authorization", "nobody")
+        told = {"error": {"message": f"{shown} may not", "type": "invalid_request_error"}}
+        return whole(msgspec.json.encode(told), "400 Bad Request")
+
+    async with Answering(refuse).serving() as worker:
+        told = await found(worker.url, spoken("openai"), only="whole", key="sk-very-secret")
+
+    assert told["whole"].outcome == "failed"
+    assert "Bearer *** may not" in told["whole"].detail
+
+
+# --- a worker for which there is no gateway -------------------------------------------------------
+
+
+def tgi(request: Received) -> bytes:
+    """Hugging Face's server, as far as the probes of prompts go: it says its prompt's words."""
+    match request.method, request.path:
+        case "GET", "/health":
+            return whole(b"")
+        case "GET", "/info":
+            return whole(b'{"max_concurrent_requests":128,"max_stop_sequences":4,"max_best_of":2}')
+        case "POST", "/generate" | "/generate_stream" as path:
+            return _generate(request, stream=path.endswith("stream"))
+        case "PUT", _:
+            return whole(b"{}", "405 Method Not Allowed")
+        case _:
+            return whole(b"{}", "404 Not Found")
+
+
+def _generate(request: Received, *, stream: bool) -> bytes:
+    try:
+        asked = msgspec.json.decode(request.body, type=dict[str, Any])
+        given = asked.get("parameters", {})
+        words = str(asked["inputs"] + "").split()
+        most = given.get("max_new_tokens") or 100
+        assert isinstance(most, int)
+        assert isinstance(given.get("temperature", 1.0), float | int)
+        assert 0 < most < 4096
+        assert len(words) < 4000
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError, KeyError, TypeError):
+        return whole(b'{"error":"not JSON","error_type":"validation"}', "422 Unprocessable Entity")
+    except AssertionError:
+        return whole(
+            b'{"error":"Input validation error","error_type":"validation"}',
+            "422 Unprocessable Entity",
+        )
+    tokens = [word if i == 0 else f" {word}" for i, word in enumerate(words)]
+    reason = "length" if len(tokens) > most else "eos_token"
+    return _told(words, tokens[:most], reason, given, stream=stream)
+
+
+def _told(
+    words: list[str], tokens: list[str], reason: str, given: dict[str, Any], *, stream: bool
+) -> bytes:
+    for n in range(1, len(tokens) + 1):
+        stop = next((one for one in given.get("stop", ()) if one in "".join(tokens[:n])), None)
+        if stop is not None:
+            tokens, reason = tokens[:n], "stop_sequence"
+            break
+    full = "".join(tokens)
+    details = {
+        "finish_reason": reason,
+        "generated_tokens": max(len(tokens), 1),
+        "seed": given.get("seed"),
+        "input_length": max(len(words), 1),
+    }
+    said = [
+        {"id": i, "text": token, "logprob": -0.5, "special": False}
+        for i, token in enumerate(tokens or [""])
+    ]
+    tops = [[token] * given.get("top_n_tokens", 0) for token in said]
+    if not stream:
+        told = details | {"prefill": [], "tokens": said, "top_tokens": tops}
+        body = {"generated_text": full, "details": told}
+        return whole(msgspec.json.encode(body))
+    events = []
+    for i, token in enumerate(said):
+        last = i == len(said) - 1
+        event = {
+            "index": i + 1,
+            "token": token,
+            "top_tokens": tops[i],
+            "generated_text": full if last else None,
+            "details": details if last else None,
+        }
+        events.append(b"data:" + msgspec.json.encode(event) + b"\n\n")
+    return chunked(*events)
+
+
+async def test_a_worker_that_no_client_speaks_to_passes() -> None:
+    async with Answering(tgi).serving() as worker:
+        told = await found(worker.url, spoken("tgi"), way="prompt")
+
+    assert outcomes(told, "failed") == {}
+    assert len(outcomes(told, "passed")) >= 50
+    assert told["capacity"].detail == "1 of 1 questions answered; takes 128 at a time"
+    assert told["stop"].outcome == "not offered"

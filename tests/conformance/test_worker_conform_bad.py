@@ -1,0 +1,318 @@
+"""The probes of a worker, against workers that do one thing wrong: it must be found."""
+
+import itertools
+import re
+from collections.abc import Callable
+from typing import Any
+
+import msgspec
+import pytest
+from msgspec import Struct
+
+from gateway.conformance.worker import found as finds
+from tests.conformance.test_worker_conform import Answering, found, outcomes, spoken
+from tests.fakes import CHUNKED, Received, chunk, chunked, whole
+
+Asked = dict[str, Any]
+_encode = msgspec.json.encode
+
+
+class Worker(Struct):
+    """A worker of chats that says back what it is told, word by word, but for its flaw."""
+
+    flaw: str = ""
+    numbers: Any = msgspec.field(default_factory=itertools.count)
+
+    def __call__(self, request: Received) -> bytes:
+        match request.method, request.path:
+            case "GET", "/v1/models":
+                status = "503 Service Unavailable" if self.flaw == "never ready" else "200 OK"
+                return whole(b'{"object":"list","data":[]}', status)
+            case "POST", "/v1/chat/completions":
+                return self._chat(request)
+            case "POST", "/v1/embeddings":
+                return self._vectors(msgspec.json.decode(request.body))
+            case _:
+                return self._refuse("no such path", "404 Not Found")
+
+    def _chat(self, request: Received) -> bytes:
+        try:
+            asked = msgspec.json.decode(request.body, type=Asked)
+            words = str(asked["messages"][-1]["content"] or "").split()
+            assert isinstance(asked.get("temperature", 1.0), int | float)
+            assert isinstance(asked.get("max_tokens", 1), int)
+            assert isinstance(asked["messages"][-1]["content"], str)
+        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError, KeyError, AssertionError):
+            failed = self.flaw == "fails at bad input"
+            return self._refuse("bad", "500 Internal Server Error" if failed else "400 Bad Request")
+        for field in ("n", "stop", "logprobs", "top_p"):
+            if self.flaw == f"refuses {field}" and field in asked:
+                return self._refuse(f"there is no {field} here")
+        if asked["model"] != "parrot":
+            return self._refuse("no such model", "404 Not Found")
+        return self._answer(asked, [f" {one}" if i else one for i, one in enumerate(words)])
+
+    def _refuse(self, text: str, status: str = "400 Bad Request") -> bytes:
+        return whole(_encode({"error": {"message": text, "type": "x", "code": None}}), status)
+
+    def _answer(self, asked: Asked, tokens: list[str]) -> bytes:
+        stream, most = asked.get("stream", False), asked.get("max_tokens", 100)
+        if self.flaw == "no two the same":
+            tokens = [f"{next(self.numbers)}", *tokens]
+        if self.flaw == "draws as it likes" and asked.get("temperature"):
+            tokens = [f"{next(self.numbers)}", *tokens]
+        if self.flaw == "a stream of its own" and stream:
+            tokens = ["so", *tokens]
+        said = tokens if self.flaw == "knows no limit" else tokens[:most]
+        reason = "length" if len(tokens) > len(said) else "stop"
+        for stop in asked.get("stop", ()) if self.flaw != "knows no stop" else ():
+            text = "".join(said)
+            if stop in text:
+                end = text.index(stop) + (len(stop) if self.flaw == "leaves the stop" else 0)
+                said, reason = list(re.findall(r" ?\S*", text[:end]))[:-1], "stop"
+        if self.flaw == "always says stop":
+            reason = "stop"
+        if self.flaw == "always says length":
+            reason = "length"
+        counts = [len(tokens) or 1, len(said) or 1]
+        n = 1 if self.flaw == "knows no n" else asked.get("n", 1)
+        return (self._stream if stream else self._whole)(asked, n, (said, reason), counts)
+
+    def _whole(self, asked: Asked, n: int, said: tuple[list[str], str], counts: list[int]) -> bytes:
+        tokens, reason = said
+        message = {"role": "assistant", "content": self._garbled("".join(tokens))}
+        choice: Asked = {"message": message, "finish_reason": reason}
+        if asked.get("tools") and asked.get("tool_choice") == "required":
+            broken = self.flaw == "writes broken arguments"
+            call = {"name": "get_weather", "arguments": '{"city"' if broken else '{"city":"x"}'}
+            message["tool_calls"] = [{"id": "c1", "type": "function", "function": call}]  # type: ignore[assignment]
+            choice["finish_reason"] = "tool_calls"
+        if asked.get("logprobs"):
+            value = 0.7 if self.flaw == "weighs above one" else -0.5
+            choice["logprobs"] = {"content": [{"token": t, "logprob": value} for t in tokens]}
+        body: Asked = {"id": "a", "choices": [choice | {"index": i} for i in range(n)]}
+        if self.flaw != "does not count":
+            body["usage"] = self._usage(counts)
+        kind = "text/plain" if self.flaw == "calls it text" else "application/json"
+        return whole(_encode(body), content_type=kind)
+
+    def _stream(
+        self, _asked: Asked, n: int, said: tuple[list[str], str], counts: list[int]
+    ) -> bytes:
+        tokens, reason = said
+        events: list[Any] = [
+            {"choices": [{"index": i, "delta": {"content": self._garbled(token)}}]}
+            for i in range(n)
+            for token in tokens
+        ]
+        if self.flaw == "cuts streams":
+            return CHUNKED + b"".join(chunk(_event(one)) for one in events)
+        if self.flaw == "forgets the end":
+            return chunked(*map(_event, events))
+        events += [
+            {"choices": [{"index": i, "delta": {}, "finish_reason": reason}]} for i in range(n)
+        ]
+        if self.flaw != "does not count":
+            events.append({"choices": [], "usage": self._usage(counts)})
+        return chunked(*map(_event, events), b"data: [DONE]\n\n")
+
+    def _garbled(self, text: str) -> str:
+        match self.flaw:
+            case "encodes twice":
+                return text.encode().decode("latin-1")
+            case "splits letters":
+                return re.sub("[^\x00-\x7f]", "\ufffd", text)
+            case _:
+                return text
+
+    def _usage(self, counts: list[int]) -> Asked:
+        prompt, completion = counts
+        if self.flaw == "counts wrong":
+            completion *= 1000
+        return {"prompt_tokens": prompt, "completion_tokens": completion, "total_tokens": 1}
+
+    def _vectors(self, asked: Asked) -> bytes:
+        texts = [asked["input"]] if isinstance(asked["input"], str) else asked["input"]
+        vectors = [[float(len(text)), float(text.count("e") ** 2), 1.0] for text in texts]
+        if self.flaw == "mixes vectors":
+            vectors.reverse()
+        if self.flaw == "loses vectors":
+            vectors = vectors[:1]
+        data = [{"index": i, "embedding": vector} for i, vector in enumerate(vectors)]
+        return whole(_encode({"data": data, "usage": {"prompt_tokens": 3, "total_tokens": 3}}))
+
+
+def _event(what: Any) -> bytes:
+    return b"data: " + _encode(what) + b"\n\n"
+
+
+FLAWS: list[tuple[str, str, str, str]] = [
+    # the flaw, the probe that finds it, what that says, the fields that are not to be used
+    ("never ready", "health", "/v1/models is answered 503", ""),
+    ("does not count", "usage-whole", "no usage came", ""),
+    ("does not count", "usage-stream", "no usage came", ""),
+    ("counts wrong", "usage-whole", "completion tokens for", ""),
+    ("always says stop", "reason-length", "wanted length, got (stop|eos)", ""),
+    ("always says stop", "reason-length-stream", "wanted length, got (stop|eos)", ""),
+    ("always says length", "end", "length is told at 2 tokens of 200", ""),
+    ("knows no limit", "length-3", "15 tokens where 3 were allowed", "stopping.max_tokens"),
+    ("leaves the stop", "stop", "is left in the text", "stopping.stop"),
+    ("knows no stop", "stop-stream", "goes on after the stop", "stopping.stop"),
+    ("knows no stop", "stop-across", "goes on after the stop", "stopping.stop"),
+    ("cuts streams", "stream", "connection broke", ""),
+    ("forgets the end", "stream", "stopped before its end", ""),
+    ("a stream of its own", "stream-is-whole", "they differ from character 0", ""),
+    ("no two the same", "greedy", "three greedy answers are 3 different ones", ""),
+    ("no two the same", "seed", "not even greedy answers are repeated", ""),
+    ("draws as it likes", "seed", "the same seed gives different answers", "sampling.seed"),
+    ("draws as it likes", "top-p", "3 different answers", "sampling.top_p"),
+    ("encodes twice", "accents", "encoded twice", ""),
+    ("splits letters", "emoji-stream", "characters are broken", ""),
+    ("fails at bad input", "not-json", "wanted a refusal .* got 500", ""),
+    ("fails at bad input", "temperature-is-a-text", "wanted a refusal .* got 500", ""),
+    ("knows no n", "n", "wanted the choices 0 and 1, got", "n"),
+    ("knows no n", "n-stream", "wanted the choices 0 and 1, got", "n"),
+    ("weighs above one", "logprobs", "one is above 0", "logprobs"),
+    ("writes broken arguments", "tool-required", "arguments are no JSON", "tools"),
+    ("calls it text", "content-types", "is called 'text/plain'", ""),
+    ("mixes vectors", "embedding-order", "they come in another order", "inputs"),
+    ("loses vectors", "embedding-batch", "did not answer each input", "inputs"),
+]
+
+
+@pytest.mark.parametrize(("flaw", "probe", "said", "fields"), FLAWS)
+async def test_a_flaw_is_found(flaw: str, probe: str, said: str, fields: str) -> None:
+    async with Answering(Worker(flaw)).serving() as worker:
+        told = await found(worker.url, spoken("openai"), only=probe, embedder="parrot")
+
+    assert told[probe].outcome == "failed"
+    assert re.search(said, told[probe].detail)
+    assert " ".join(told[probe].fields) == fields
+
+
+@pytest.mark.parametrize("probe", sorted({probe for _, probe, _, _ in FLAWS}))
+async def test_it_is_not_found_where_it_is_not(probe: str) -> None:
+    async with Answering(Worker()).serving() as worker:
+        told = await found(worker.url, spoken("openai"), only=probe, embedder="parrot")
+
+    assert told[probe].outcome == "passed", told[probe].detail
+
+
+@pytest.mark.parametrize(
+    ("field", "probe", "path"),
+    [("n", "n", "n"), ("stop", "stop", "stopping.stop"), ("top_p", "top-p", "sampling.top_p")],
+)
+async def test_what_is_refused_is_no_fault_and_not_asked_for(
+    field: str, probe: str, path: str
+) -> None:
+    async with Answering(Worker(f"refuses {field}")).serving() as worker:
+        told = await found(worker.url, spoken("openai"), only=f"whole {probe}")
+
+    assert told[probe].outcome == "passed"
+    assert told[probe].detail.startswith("refused: 400: ")
+    assert finds.fields(list(told.values())) == [path]
+
+
+async def test_nothing_is_said_of_fields_where_nothing_is_answered() -> None:
+    def broken(_: Received) -> bytes:
+        return whole(b"oops", "500 Internal Server Error")
+
+    async with Answering(broken).serving() as worker:
+        told = await found(worker.url, spoken("openai"))
+
+    assert not outcomes(told, "passed").keys() - {"wrong-path"}
+    assert finds.fields(list(told.values())) == []
+
+
+async def test_answers_that_are_mixed_up_are_found() -> None:
+    """Each of those that come together gets the answer to the one before it."""
+    good = Worker()
+    asked: list[Received] = []
+
+    def mixed(request: Received) -> bytes:
+        asked.append(request)
+        return good(asked[-1] if len(asked) <= 4 else asked[-2])
+
+    async with Answering(mixed).serving() as worker:
+        told = await found(worker.url, spoken("openai"), only="apart")
+
+    assert told["apart"].outcome == "failed"
+    assert re.search("is the one to question|has words of others", told["apart"].detail)
+
+
+async def test_a_worker_that_turns_requests_away_is_no_bad_one() -> None:
+    busy = b'{"error":{"message":"busy","type":"x","code":null}}'
+    good, count = Worker(), itertools.count()
+
+    def turns_away(request: Received) -> bytes:
+        if next(count) % 2:
+            return whole(busy, "429 Too Many Requests", retry_after="1")
+        return good(request)
+
+    async with Answering(turns_away).serving() as worker:
+        told = await found(worker.url, spoken("openai"), only="at-once")
+
+    assert told["at-once"].outcome == "passed"
+    assert told["at-once"].detail == "4 answered, 4 turned away as they should be"
+    assert told["at-once"].quirks == ("of 8 requests at once 4 are turned away",)
+
+
+Respond = Callable[[Received], bytes]
+
+
+async def test_a_worker_that_closes_its_connections_is_told_of() -> None:
+    good = Worker()
+
+    def once(request: Received) -> bytes:
+        head, _, rest = good(request).partition(b"\r\n")
+        return head + b"\r\nconnection: close\r\n" + rest
+
+    def silently(request: Received) -> bytes:
+        return good(request) + b"\n"
+
+    for respond, outcome in ((once, "passed"), (silently, "failed")):
+        async with Answering(respond).serving() as worker:
+            told = await found(worker.url, spoken("openai"), only="keep-alive")
+        assert told["keep-alive"].outcome == outcome
+
+
+async def test_an_answer_that_is_too_large_is_not_read_to_its_end() -> None:
+    def endless(_: Received) -> bytes:
+        return whole(b'{"x":"' + b"a" * (9 << 20) + b'"}')
+
+    async with Answering(endless).serving() as worker:
+        told = await found(worker.url, spoken("openai"), only="whole health")
+
+    assert told["whole"].outcome == "failed"
+    assert "larger than" in told["whole"].detail
+
+
+async def test_a_worker_that_serves_one_model_under_any_name_is_told_of() -> None:
+    good = Worker()
+
+    def any_name(request: Received) -> bytes:
+        named = request.body.replace(b"interlingua-no-such-model", b"parrot")
+        return good(msgspec.structs.replace(request, body=named))
+
+    async with Answering(any_name).serving() as worker:
+        told = await found(worker.url, spoken("openai"), only="model-unknown")
+
+    assert told["model-unknown"].outcome == "passed"
+    assert finds.quirks(list(told.values())) == {"model-unknown": "every model's name is answered"}
+
+
+async def test_no_wrong_answer_of_a_worker_ends_the_probes() -> None:
+    """Whatever comes: each probe has its verdict, and its time."""
+    numbers = itertools.count()
+    replies = [b"HTTP/1.1 200 OK\r\n\r\nx", b"garbage\r\n\r\nx", whole(b"[]"), whole(b"null"),
+               whole(b'{"choices":5}'), chunked(b"data: 5\n\n"), chunked(b"\xff\xfe")]  # fmt: skip
+
+    def odd(_: Received) -> bytes:
+        return replies[next(numbers) % len(replies)]
+
+    async with Answering(odd).serving() as worker:
+        told = await found(worker.url, spoken("openai"), embedder="parrot")
+
+    assert {one.outcome for one in told.values()} <= {"passed", "failed", "not offered"}
+    assert told["stream-is-whole"].outcome == "failed"
+    assert finds.fields(list(told.values())) == []

@@ -1,0 +1,136 @@
+"""The command that probes a worker, as its users run it: against a worker in its own process."""
+
+import json
+import re
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from gateway.config import capabilities
+from gateway.conformance.worker.probes import PROBES
+from tests.conformance.test_command import conform
+from tests.conformance.test_worker_conform import PARROT
+from tests.socket.test_command import Command
+
+pytestmark = pytest.mark.slow
+
+SECRET = "sk-of-great-worth"
+
+
+@pytest.fixture(scope="module")
+def url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    """A gateway that is the worker here."""
+    file = tmp_path_factory.mktemp("worker") / "worker.yaml"
+    file.write_text(PARROT, "utf-8")
+    worker = Command("serve", str(file))
+    worker.serving()
+    yield re.findall(r"http://[\w.:]+", worker.said())[0]
+    worker.close()
+
+
+def probe(url: str, *arguments: str) -> subprocess.CompletedProcess[str]:
+    return conform(url, "--dialect", "openai", "--worker", *arguments)
+
+
+def test_the_table_tells_each_probe_and_the_sum(url: str) -> None:
+    told = probe(url, "--model", "parrot")
+
+    *rows, last = told.stdout.splitlines()
+    assert told.returncode == 0, told.stdout
+    assert len(rows) == len(PROBES)
+    assert re.fullmatch(r"\d\d passed, 0 failed, \d\d not offered", last)
+    assert re.fullmatch(r"health +passed +/v1/models is answered 200", rows[0])
+    columns = {re.match(r"\S+ +", row).end() for row in rows}  # type: ignore[union-attr]
+    assert len(columns) == 1
+
+
+def test_json_tells_the_same(url: str) -> None:
+    told = probe(url, "--model", "parrot", "--only", "stop", "--only", "top-k", "--json")
+
+    found: dict[str, Any] = json.loads(told.stdout)
+    assert told.returncode == 0
+    assert (found["dialect"], found["model"], found["url"]) == ("openai", "parrot", url)
+    assert (found["passed"], found["failed"], found["not_offered"]) == (1, 0, 1)
+    assert [(one["name"], one["outcome"]) for one in found["probes"]] == [
+        ("stop", "passed"),
+        ("top-k", "not offered"),
+    ]
+
+
+def test_what_a_worker_does_not_do_is_saved_for_a_pool(url: str, tmp_path: Path) -> None:
+    """What speaks the dialect of another kind of worker does not honour all of it."""
+    file = tmp_path / "found.yaml"
+
+    told = conform(
+        f"{url}/mindie",
+        "--dialect",
+        "openai",
+        "--worker",
+        "--model",
+        "parrot",
+        "--write",
+        str(file),
+    )
+
+    found = capabilities(file.read_bytes(), str(file))
+    assert (found.dialect, found.profile, found.model) == ("openai", "openai", "parrot")
+    assert told.returncode == 1
+    assert found.quirks
+    assert set(found.fields) == set(
+        re.search(r"^not done: (.*)$", told.stdout, re.MULTILINE)[1].split(", ")  # type: ignore[index]
+    )
+
+
+@pytest.mark.parametrize("way", ["variable", "file"])
+def test_a_key_comes_from_elsewhere_and_is_never_shown(
+    url: str, tmp_path: Path, way: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "key").write_text(f"{SECRET}\n", "utf-8")
+    if way == "variable":
+        monkeypatch.setenv("INTERLINGUA_KEY", SECRET)
+    arguments = [] if way == "variable" else ["--key-file", str(tmp_path / "key")]
+
+    told = probe(url, "--model", "parrot", *arguments)
+
+    assert told.returncode == 0
+    assert SECRET not in told.stdout + told.stderr
+
+
+WRONG = [
+    ([], "name the worker's model: --model NAME"),
+    (["--model", "m", "--only", "nope"], "there is no probe nope; there are health, capacity"),
+    (["--model", "m", "--alone"], "--alone is for gateways"),
+    (["--model", "m", "--profile", "x"], "openai has no profile x"),
+    (["--model", "m", "--set", "nope=1"], "openai has no setting nope"),
+    (["--model", "m", "--field", "a=b"], "openai has no use for --field"),
+    (["--model", "m", "--timeout", "0"], "0 is not in the range"),
+    (["--model", "m"], "can't reach http://127.0.0.1:1"),
+]
+
+
+@pytest.mark.parametrize(("arguments", "said"), WRONG, ids=lambda one: str(one)[-30:])
+def test_wrong_usage(arguments: list[str], said: str) -> None:
+    told = probe("http://127.0.0.1:1", *arguments)
+
+    assert told.returncode == 2
+    assert said in told.stdout + told.stderr
+    assert "Traceback" not in told.stderr
+
+
+def test_what_is_a_workers_is_not_a_gateways(url: str) -> None:
+    told = conform(url, "--dialect", "openai", "--model", "parrot")
+
+    assert told.returncode == 2
+    assert "--model goes with --worker" in told.stderr
+
+
+def test_a_field_has_a_name_of_its_own(url: str) -> None:
+    told = conform(
+        url, "--dialect", "triton", "--worker", "--model", "m", "--field", "nope=PROMPT"
+    )  # fmt: skip
+
+    assert told.returncode == 2
+    assert "have no nope" in told.stderr
