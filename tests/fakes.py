@@ -54,6 +54,7 @@ class ScriptedWorker:
     """Listens on a loopback port from ``async with`` on, and answers from its script.
 
     ``listener`` is a socket that is bound already; without ``read_body`` bodies are left unread.
+    ``probed`` is what answers a GET, which is then no request of the script.
     """
 
     def __init__(
@@ -62,8 +63,10 @@ class ScriptedWorker:
         read_body: bool = True,
         tls: ssl.SSLContext | None = None,
         listener: socket.socket | None = None,
+        probed: bytes | None = None,
     ) -> None:
         self._replies = replies
+        self._probed = probed
         self._listener = listener
         self._tls = tls
         self._read_body = read_body
@@ -147,6 +150,9 @@ class ScriptedWorker:
     ) -> bool:
         """Answer one request; False when the connection is over."""
         request = await _receive(reader, number, body=self._read_body)
+        if self._probed is not None and request.method == "GET":
+            writer.write(self._probed)
+            return True
         reply = self._replies[min(len(self.requests), len(self._replies) - 1)]
         self.requests.append(request)
         self._changed.set()

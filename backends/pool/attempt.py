@@ -50,6 +50,7 @@ class Work(Struct, frozen=True):
     wire: WireRequest
     passage: Callable[[], Passage]
     """Makes what reads the answer, a new one for each attempt."""
+    read_error: ReadError
     deadline: Deadline
 
 
@@ -59,7 +60,6 @@ class Means(Struct, frozen=True):
     upstream: Upstream
     timeouts: Timeouts
     clock: Clock
-    read_error: ReadError
 
 
 class Attempt:
@@ -99,6 +99,7 @@ class Attempt:
         # The first token of an answer in one piece is its last: only the deadline bounds it.
         first = timeouts.first_token if work.request.stream else None
         watch = Watch(work.deadline, self._means.clock, first=first, idle=timeouts.idle)
+        self._member.waiting.add(watch.give_up)
         try:
             reading = await self._open(watch)
             try:
@@ -107,12 +108,18 @@ class Attempt:
                     for piece in self._read(await watch.read(reading), watch):
                         yield piece
                 await _see_the_end(reading, watch)
+            except GatewayError:
+                if self.accepted:  # what else comes there must not be taken for another answer
+                    reading.abort()
+                raise
             finally:
                 watch.stop()
                 reading.release()
         except GatewayError as error:
             self._failed(error)
             raise
+        finally:
+            self._member.waiting.discard(watch.give_up)
 
     async def _open(self, watch: Watch) -> Reading:
         member, means = self._member, self._means
@@ -145,7 +152,7 @@ class Attempt:
                 body += data
         told = bytes(body[:_ERROR_BYTES])
         self._pushed_back = "retry-after" in headers or b"overloaded" in told.lower()
-        return self._means.read_error(status, headers, told)
+        return self._work.read_error(status, headers, told)
 
     def _read(self, data: bytes, watch: Watch) -> Sequence[Piece]:
         """What the next bytes mean, of which there are none at the body's end."""
@@ -166,10 +173,15 @@ class Attempt:
         self._held.append((raw, events))
         if not self._over and not (self._work.request.stream and any(map(_says, events))):
             return ()
-        watch.begun()
+        self._begun_at(watch)
         self._timed()
         held, self._held = self._held, None
         return held
+
+    def _begun_at(self, watch: Watch) -> None:
+        """The worker is heard."""
+        watch.begun()
+        self._member.waiting.discard(watch.give_up)
 
     def _weigh(self, size: int, watch: Watch) -> None:
         """Bound what is kept of an answer before any of it is passed on."""

@@ -69,7 +69,7 @@ class PoolBackend:
         self._settings = told
         self._clock = clock
         self._upstream = upstream or AiohttpUpstream()
-        self._means = Means(self._upstream, told.timeouts, clock, dialect.read_error)
+        self._means = Means(self._upstream, told.timeouts, clock)
         limits = Limits(told.max_concurrency, told.queue, told.health)
         self._roster = Roster(workers, make_policy(told.policy, draw), limits, clock)
         self._budget = Budget(told.retries.budget)
@@ -78,7 +78,14 @@ class PoolBackend:
             self._learner = Learner(dialect, told.models, self._upstream, clock)
         self._probing: Probing | None = None
         if told.probe is not None:
-            self._probing = Probing(told.probe, dialect.probe, self._upstream, self._learner, draw)
+            self._probing = Probing(
+                told.probe,
+                dialect.probe,
+                self._upstream,
+                self._learner,
+                draw=draw,
+                lost=self._lost,
+            )
         self._cancelling = dialect if isinstance(dialect, Cancelling) else None
         self._relaying = dialect if isinstance(dialect, Relaying) else None
         self._stopping = Stopping(self._upstream)
@@ -102,6 +109,11 @@ class PoolBackend:
         self._roster.replace(workers)
         if self._probing is not None and self._started:
             self._probing.watch(self._roster.members)
+
+    @property
+    def discovery_failures(self) -> int:
+        """How often who names workers failed, or named nobody."""
+        return self._discovery.failures
 
     def snapshot(self) -> Sequence[WorkerReport]:
         """How each worker is now."""
@@ -153,7 +165,13 @@ class PoolBackend:
             own = f"{context.id}-{self._salt}{next(self._numbers):x}"
             request = replace(request, client_id=own)
         wire = _allowed(dialect.encode(request), context)
-        work = Work(request, wire, lambda: Translated(dialect.decoder(request)), deadline)
+        work = Work(
+            request,
+            wire,
+            lambda: Translated(dialect.decoder(request)),
+            dialect.read_error,
+            deadline,
+        )
         async with aclosing(self._pieces(work, context)) as pieces:
             async for _, events in pieces:
                 yield events
@@ -165,7 +183,8 @@ class PoolBackend:
     def relay(self, relay: Relay, context: Context) -> Pieces:
         """See ``gateway.core.ports.Relayer``."""
         wire = _allowed(relay.wire, context)
-        work = Work(relay.request, wire, relay.passage, self._deadline(context))
+        read_error = relay.read_error or self._dialect.read_error
+        work = Work(relay.request, wire, relay.passage, read_error, self._deadline(context))
         return self._pieces(work, context)
 
     def _deadline(self, context: Context) -> Deadline:
@@ -216,6 +235,11 @@ class PoolBackend:
                 ask = Ask()
         priority = USUAL_PRIORITY if request.priority is None else request.priority
         return Wish(tried, ask, priority)
+
+    def _lost(self, member: Member) -> None:
+        """Who still waits to hear from a worker that is out asks another, if there is one."""
+        if any(other.was == "up" for other in self._roster.members if other is not member):
+            member.forsake()
 
     def _stop(self, member: Member, request: Request) -> None:
         if self._cancelling is not None and self._started:

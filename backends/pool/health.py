@@ -122,6 +122,10 @@ class Health:
         """Whether it is left alone since it took no connection."""
         return now < self._absence.until
 
+    def rests(self, now: float) -> bool:
+        """Whether it refused the only request that it had (429), and its time is not over."""
+        return now < self._pressure.rests
+
     def until(self, now: float) -> float | None:
         """The moment until which it is left alone, where that is known and still to come."""
         moment = max(self._absence.until, self._ejection.until)
@@ -166,13 +170,13 @@ def eligible(members: Sequence[PatientT], now: float, panic: float) -> list[Pati
 
     When fewer than the part ``panic`` of them are in, health is ignored, but for workers that are
     left alone since they took no connection: they would not take the next either. They are asked
-    when there is nobody else.
+    when there is nobody else, and so are those that have too much to do for even one request.
     """
     known = [one for one in members if one.health.ready(now)]
     if len(known) < panic * len(members) or not known:
         return [one for one in members if not one.health.away(now)] or list(members)
     free = [one for one in known if not one.in_flight or one.health.state(now) == "up"]
-    return free or known
+    return [one for one in free if not one.health.rests(now)] or free or known
 
 
 class _Probes(Struct):
@@ -308,14 +312,18 @@ class _Pressure(Struct):
     limit: float | None = None
     at: float = 0.0
     grows: float = 0.0
+    rests: float = 0.0
 
     def add(self, now: float, retry_after: float) -> None:
+        again = now + max(_BREATH, min(retry_after, _PRESSURE_LASTS))
+        if self.in_flight <= 1:
+            self.rests = again
         if self.limit is not None and now < self.at + _BREATH:
             return
         had = self.in_flight if self.limit is None else min(self.in_flight, self.limit)
         self.limit = max(1.0, had * _SHRINK)
         self.at = now
-        self.grows = now + max(_BREATH, min(retry_after, _PRESSURE_LASTS))
+        self.grows = again
 
     def ease(self, now: float) -> None:
         if self.limit is None or now < self.grows:

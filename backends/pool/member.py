@@ -1,6 +1,7 @@
 """A worker of a pool, and what is known of it now."""
 
 import logging
+from collections.abc import Callable
 from typing import Final
 
 from msgspec import Struct, field
@@ -64,6 +65,8 @@ class Member(Struct, eq=False):
     """The kind of its last failure."""
     was: State = "up"
     """Its state when something last happened to it."""
+    waiting: set[Callable[[], None]] = field(default_factory=set[Callable[[], None]])
+    """What makes each request give up that has heard nothing from it yet."""
 
     @property
     def name(self) -> str:
@@ -139,6 +142,11 @@ class Member(Struct, eq=False):
         if not ok:
             self.learned.clear()
         self._look("its probes fail")
+
+    def forsake(self) -> None:
+        """Let those who have heard nothing from it yet wait no longer."""
+        for give_up in tuple(self.waiting):
+            give_up()
 
     def report(self) -> WorkerReport:
         """How it is now."""

@@ -9,7 +9,7 @@ from backends.pool.learning import Learner
 from backends.pool.member import Member
 from backends.pool.settings import ProbeSettings
 from backends.upstream import Upstream
-from gateway.core.errors import GatewayError
+from gateway.core.errors import DeadlineExceeded, GatewayError
 from gateway.core.ports import WireRequest
 
 log = logging.getLogger("interlingua")
@@ -30,14 +30,22 @@ class Probing:
         probe: WireRequest,
         upstream: Upstream,
         learner: Learner | None,
+        *,
         draw: Callable[[], float],
+        lost: Callable[[Member], None],
     ) -> None:
+        """``lost`` is told of each worker that its probes keep out, and which answers none.
+
+        One that answers that it is not well may be leaving, and finishes what it has; so may one
+        that takes no more connections.
+        """
         self._settings = settings
         path = settings.path
         self._probe = WireRequest(path, b"", method="GET") if path is not None else probe
         self._upstream = upstream
         self._learner = learner
         self._draw = draw
+        self._lost = lost
         self._tasks: dict[Member, asyncio.Task[None]] = {}
 
     def watch(self, members: Sequence[Member]) -> None:
@@ -68,11 +76,14 @@ class Probing:
 
     async def _look(self, member: Member) -> None:
         seconds = self._settings.timeout
+        status, silent = 0, False
         try:
             status, _ = await fetch(self._upstream, member.worker, self._probe, seconds)
-        except GatewayError:
-            status = 0
+        except GatewayError as error:
+            silent = isinstance(error, DeadlineExceeded)
         ok = status in _GOOD
         member.probed(ok=ok)
+        if member.was == "out" and silent:
+            self._lost(member)
         if ok and self._learner is not None:
             await self._learner.meet(member)

@@ -31,15 +31,17 @@ class Watch:
         self._cut: Callable[[], None] = _nothing
         self._which = ""
         self._ran_out = False
+        self._opening: asyncio.Timeout | None = None
 
     async def open(self, opening: Coroutine[Any, Any, Reading]) -> Reading:
         """The answer whose head ``opening`` waits for. Raises DeadlineExceeded."""
         try:
-            async with asyncio.timeout(self._left()):
+            async with asyncio.timeout(self._left()) as self._opening:
                 reading = await opening
         except TimeoutError:
             raise self._exceeded() from None
         finally:
+            self._opening = None
             opening.close()
         self._cut = reading.abort
         return reading
@@ -59,6 +61,15 @@ class Watch:
     def begun(self) -> None:
         """The first events have come."""
         self._begun = True
+
+    def give_up(self) -> None:
+        """Wait for its first events no longer, whatever time they had."""
+        self._which = "first_token"
+        if self._opening is not None:
+            self._opening.reschedule(asyncio.get_running_loop().time())
+        else:
+            self._ran_out = True
+            self._cut()
 
     def hurry(self, seconds: float) -> None:
         """Whatever is still to be read must come within ``seconds``."""

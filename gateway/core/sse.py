@@ -10,12 +10,48 @@ from collections.abc import Iterator
 from gateway.core.errors import StreamBroken, WorkerFailed
 
 DONE = b"data: [DONE]\n\n"
+LARGEST = 1 << 28
+"""Bytes of an answer in one piece."""
 _BOM = b"\xef\xbb\xbf"
 
 
 def event(data: bytes) -> bytes:
     """``data``, which holds no newline, as one event."""
     return b"data: " + data + b"\n\n"
+
+
+class Body:
+    """An answer as it comes: one piece of JSON, or a stream.
+
+    Which of the two it is shows in its first byte, behind a byte order mark and blanks: some
+    servers answer in one piece when a stream was asked for, and the other way round. ``opens`` is
+    what a piece of JSON begins with.
+    """
+
+    def __init__(self, *opens: bytes) -> None:
+        self._opens = opens or (b"{",)
+        self._head = b""
+        self._begun = False
+        self.whole: bytearray | None = None
+        """The piece, as far as it is there; None while it is, or may be, a stream."""
+
+    def feed(self, data: bytes) -> bytes:
+        """The stream's share of ``data``. Raises WorkerFailed for a piece past the size limit."""
+        if not self._begun:
+            data = self._head + data
+            start = data.removeprefix(_BOM).lstrip()
+            self._head = data if _BOM.startswith(data) else b""
+            if self._head or not start:
+                return b""
+            self._begun = True
+            if start.startswith(self._opens):
+                self.whole, data = bytearray(), start
+        if self.whole is None:
+            return data
+        self.whole += data
+        if len(self.whole) > LARGEST:
+            raise WorkerFailed(f"the worker's answer is larger than {LARGEST} bytes")
+        return b""
 
 
 class Splitter:

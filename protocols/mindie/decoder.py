@@ -35,9 +35,6 @@ from protocols.mindie.incoming import (
 )
 from protocols.openai.decoder import AnswerDecoder
 
-_LARGEST: Final = 1 << 28
-"""Bytes of an answer in one piece."""
-_BOM = b"\xef\xbb\xbf"
 _END_TOKEN = re.compile(r"</s>|<\|\w{1,32}\|>")
 _BROKEN: Final = "The worker broke off its answer."
 
@@ -51,9 +48,8 @@ class TextDecoder:
     def __init__(self, request: GenerateRequest, *, early: bool) -> None:
         self._timing = request.want.timing
         self._early = early
+        self._body = sse.Body()
         self._splitter = sse.Splitter()
-        self._head: bytes | None = b""
-        self._whole: bytearray | None = None
         self._tokens = 0
         self._served = False
         self._closing = False
@@ -66,37 +62,19 @@ class TextDecoder:
             raise self._failed
         if self._done:
             return ()
-        if self._head is not None:
-            data = self._begin(self._head + data)
-        if self._whole is None:
-            return self._events(data)
-        self._whole += data
-        if len(self._whole) > _LARGEST:
-            raise WorkerFailed("The worker's answer is too large.")
-        return ()
+        return self._events(self._body.feed(data))
 
     def close(self) -> Sequence[Event]:
         """See ``gateway.core.ports.Decoder``."""
         if self._failed is not None:
             raise self._failed
         self._closing = True
-        if self._whole is not None:
-            return self._answer(bytes(self._whole))
+        if (whole := self._body.whole) is not None:
+            return self._answer(bytes(whole))
         events = [] if self._done else self._events(b"\n\n")  # the last newline may be missing
         if not self._done:
             raise StreamBroken("The worker's stream stopped before its end.")
         return events
-
-    def _begin(self, head: bytes) -> bytes:
-        """What to read of the first bytes, once they show which form it is."""
-        if len(head) < len(_BOM) and _BOM.startswith(head):
-            self._head = head
-            return b""
-        start = head.removeprefix(_BOM).lstrip()
-        self._head = None if start else b""
-        if start.startswith(b"{"):
-            self._whole = bytearray()
-        return start
 
     # --- a stream ---------------------------------------------------------------------------------
 
@@ -149,7 +127,7 @@ class TextDecoder:
             wire = read_wire(body)
         except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as e:
             complain(body)
-            if self._closing and self._whole is None:
+            if self._closing and self._body.whole is None:
                 raise StreamBroken("The worker's stream stopped inside an event.") from e
             raise WorkerFailed("The worker's answer can't be read.") from e
         if wire.text_output is None or wire.error is not None:

@@ -52,8 +52,6 @@ REASONS: Final[Mapping[str, FinishReason | None]] = {
     "invalid flag": None,
 }
 """By their names, of which some are those of workers akin; None is a failure of the worker."""
-_LARGEST = 1 << 28
-"""Bytes of an answer in one piece."""
 _BOM = b"\xef\xbb\xbf"
 
 
@@ -90,10 +88,8 @@ class AnswerDecoder:
         self._echoes = echoes
         self._complain = complaint
         self._ends_calls = ends_calls
-        self._held = b""
+        self._body = sse.Body()
         self._splitter = sse.Splitter()
-        self._whole: bytearray | None = None
-        self._begun = False
         self._done = False
         self._served = False
         self._usage: Usage | None = None
@@ -104,24 +100,9 @@ class AnswerDecoder:
         """See ``gateway.core.ports.Decoder``."""
         if self._failed is not None:
             raise self._failed
-        if not self._begun:
-            data = self._held + data
-            start = data.removeprefix(_BOM).lstrip()
-            self._held = data if _BOM.startswith(data) else b""
-            if self._held or not start:
-                return ()
-            self._begun = True
-            if start.startswith(b"{"):
-                self._whole = bytearray()
-                data = start
-        if self._whole is not None:
-            self._whole += data
-            if len(self._whole) > _LARGEST:
-                raise WorkerFailed("The worker's answer is too large.")
-            return ()
         events: list[Event] = []
         try:
-            for payload in self._splitter.feed(data):
+            for payload in self._splitter.feed(self._body.feed(data)):
                 if self._done:
                     break
                 self._event(payload, events)
@@ -137,9 +118,9 @@ class AnswerDecoder:
             raise self._failed
         if self._done:
             return ()
-        if self._whole is not None:
+        if (whole := self._body.whole) is not None:
             events: list[Event] = []
-            self._read(bytes(self._whole), events, whole=True)
+            self._read(bytes(whole), events, whole=True)
             return [*events, *self._end()]
         try:
             self._splitter.close()
@@ -336,7 +317,7 @@ class VectorDecoder:
     def feed(self, data: bytes) -> Sequence[Event]:
         """See ``gateway.core.ports.Decoder``."""
         self._body += data
-        if len(self._body) > _LARGEST:
+        if len(self._body) > sse.LARGEST:
             raise WorkerFailed("The worker's answer is too large.")
         return ()
 

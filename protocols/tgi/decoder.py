@@ -21,9 +21,6 @@ from protocols.openai.decoder import REASONS
 from protocols.tgi.faults import complain
 from protocols.tgi.incoming import Answer, Details, Token, logprob_in, read_event, read_whole
 
-_LARGEST: Final = 1 << 28
-"""Bytes of an answer in one piece."""
-_BOM = b"\xef\xbb\xbf"
 _BROKEN: Final = "The worker's stream stopped before its end."
 
 
@@ -36,10 +33,8 @@ class GenerateDecoder:
 
     def __init__(self, request: GenerateRequest) -> None:
         self._request = request
+        self._body = sse.Body(b"{", b"[")
         self._splitter = sse.Splitter()
-        self._whole: bytearray | None = None
-        self._begun = False
-        self._held = b""
         self._done = False
         self._echoed = not request.echo
         self._said: list[str] = []
@@ -49,24 +44,9 @@ class GenerateDecoder:
         """See ``gateway.core.ports.Decoder``."""
         if self._failed is not None:
             raise self._failed
-        if not self._begun:
-            data = self._held + data
-            start = data.removeprefix(_BOM).lstrip()
-            self._held = data if _BOM.startswith(data) else b""
-            if self._held or not start:
-                return ()
-            self._begun = True
-            if start.startswith((b"{", b"[")):
-                self._whole = bytearray()
-                data = start
-        if self._whole is not None:
-            self._whole += data
-            if len(self._whole) > _LARGEST:
-                raise WorkerFailed("The worker's answer is too large.")
-            return ()
         events: list[Event] = []
         try:
-            for payload in self._splitter.feed(data):
+            for payload in self._splitter.feed(self._body.feed(data)):
                 if self._done:
                     break
                 self._event(payload, events)
@@ -82,8 +62,8 @@ class GenerateDecoder:
             raise self._failed
         if self._done:
             return ()
-        if self._whole is not None:
-            return self._answer(bytes(self._whole))
+        if (whole := self._body.whole) is not None:
+            return self._answer(bytes(whole))
         events: list[Event] = []
         for payload in self._splitter.feed(b"\n\n"):  # the end of a last event that lacks its own
             self._event(payload, events, last=True)

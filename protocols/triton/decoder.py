@@ -26,11 +26,8 @@ from gateway.core.types import (
 from protocols.triton.failures import complain_of
 from protocols.triton.incoming import Said, read
 
-_LARGEST: Final = 1 << 28
-"""Bytes of an answer in one piece."""
 _LARGEST_EVENT: Final = 1 << 24
 """A model that does not stream tells all in one event."""
-_BOM: Final = b"\xef\xbb\xbf"
 _UNTOLD: Final = "None"
 REASONS: Final[Mapping[str, FinishReason | None]] = {
     "stop": "eos",
@@ -69,9 +66,7 @@ class AnswerDecoder:
         self._in_pieces = in_pieces
         self._choices = request.n or 1
         self._splitter = sse.Splitter(limit=_LARGEST_EVENT)
-        self._whole: bytearray | None = None
-        self._head = b""
-        self._begun = False
+        self._body = sse.Body()
         self._prompts = [prompt] * self._choices
         self._seen: set[int] = set()
         self._ended: set[int] = set()
@@ -86,35 +81,21 @@ class AnswerDecoder:
         """See ``gateway.core.ports.Decoder``."""
         if self._failed is not None:
             raise self._failed
-        if not self._begun:
-            head = self._head + data
-            data = head.removeprefix(_BOM).lstrip()
-            if not data or _BOM.startswith(head):
-                self._head = head if _BOM.startswith(head) else b""
-                return ()
-            self._begun, self._head = True, b""
-            if data.startswith(b"{"):
-                self._whole = bytearray()
-        if self._whole is not None:
-            self._whole += data
-            if len(self._whole) > _LARGEST:
-                raise WorkerFailed("The worker's answer is too large.")
-            return ()
-        return self._events(data)
+        return self._events(self._body.feed(data))
 
     def close(self) -> Sequence[Event]:
         """See ``gateway.core.ports.Decoder``."""
         if self._failed is not None:
             raise self._failed
         events: list[Event] = []
-        if self._whole is not None:
-            self._read(bytes(self._whole), events)
+        if (whole := self._body.whole) is not None:
+            self._read(bytes(whole), events)
         else:
             events += self._rest()
         untold = [i for i in range(self._choices) if i not in self._ended]
-        if self._whole is not None and not self._seen.issuperset(untold):
+        if self._body.whole is not None and not self._seen.issuperset(untold):
             raise WorkerFailed("The worker did not answer as often as it was asked to.")
-        if self._whole is None and untold:
+        if self._body.whole is None and untold:
             self._check_end(untold)
         usage = [] if self._request.want.usage == "each" else self._usage()
         return [*events, *(End("unknown", i) for i in untold), *usage, Done()]
@@ -147,7 +128,7 @@ class AnswerDecoder:
     def _rest(self) -> list[Event]:
         """An event whose newlines are missing."""
         try:
-            events = self._events(self._head + b"\n\n")
+            events = self._events(self._body.feed(b"\n\n"))
         except WorkerFailed as error:
             if error.__cause__ is None:  # it could be read, and is a complaint
                 raise
@@ -172,7 +153,7 @@ class AnswerDecoder:
             self._served = True
             events.append(Served(said.model))
         if said.prompt_tokens is not None:
-            if self._prompt_tokens is None and self._whole is None:
+            if self._prompt_tokens is None and self._body.whole is None:
                 events.append(Start(said.prompt_tokens))
             self._prompt_tokens = said.prompt_tokens
         if said.counts:
@@ -210,7 +191,7 @@ class AnswerDecoder:
             return said.counts[index]
         if logprobs:
             return len(logprobs)
-        return 1 if self._in_pieces and self._whole is None else math.ceil(len(text) / 4)
+        return 1 if self._in_pieces and self._body.whole is None else math.ceil(len(text) / 4)
 
     def _end(self, wire: str, index: int, said: Said) -> End:
         reason = REASONS.get(wire, "unknown")

@@ -1,7 +1,6 @@
 """A worker that is lost is made up for, where that is safe, and no client notices."""
 
 import asyncio
-import random
 import socket
 from collections.abc import Iterator
 
@@ -16,7 +15,6 @@ from tests.fakes import (
     RESET,
     Reply,
     ScriptedWorker,
-    Step,
     chunk,
     chunked,
     whole,
@@ -138,19 +136,6 @@ async def test_a_kept_connection_that_was_closed_is_replaced_unnoticed() -> None
 
     assert text(first) == text(second) == "Hello world"
     assert [one.connection for one in worker.requests] == [0, 0, 1]
-
-
-@pytest.mark.parametrize("how", [CLOSE, RESET], ids=["closed", "reset"])
-async def test_no_request_is_lost_to_connections_that_end_as_it_comes(how: Step) -> None:
-    """The worker ends each connection 2 ms after an answer; requests come about then."""
-    pauses = random.Random(7)
-    async with ScriptedWorker([*GOOD, 0.002, how]) as worker, pool(worker.url) as backend:
-        answers = []
-        for _ in range(500):
-            answers.append(await heard(backend))
-            await asyncio.sleep(pauses.uniform(0, 0.004))
-
-    assert {text(events) for events in answers} == {"Hello world"}
 
 
 async def test_a_fresh_connection_is_not_replayed() -> None:

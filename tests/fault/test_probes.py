@@ -10,8 +10,9 @@ from backends.pool import PoolBackend
 from backends.pool.health import HealthSettings
 from backends.pool.settings import ProbeSettings
 from backends.upstream import Worker
+from gateway.core.types import GenerateRequest
 from tests.fakes import CLOSE, HANG, Reply, ScriptedWorker, chunked, whole
-from tests.fault.lines import heard, pool, say, text, until
+from tests.fault.lines import STREAMED, heard, pool, say, text, until
 
 WELL: Reply = [whole(b"ok")]
 ILL: Reply = [whole(b"{}", "503 Loading")]
@@ -142,3 +143,53 @@ async def test_requests_go_where_probes_are_good() -> None:
             assert text(await heard(backend)) == "Hello"
 
     assert {request.method for request in ill.requests} == {"GET"}
+
+
+WHOLE = GenerateRequest(model="m", kind="completion", prompts=("x",))
+
+
+@pytest.mark.parametrize("request_", [STREAMED, WHOLE], ids=["stream", "whole"])
+@pytest.mark.parametrize(
+    "silence",
+    [[HANG], [b"HTTP/1.1 200 OK\r\ntransfer-encoding: chunked\r\n\r\n", HANG]],
+    ids=["nothing", "only a head"],
+)
+async def test_who_has_heard_nothing_from_a_worker_that_is_out_asks_another(
+    request_: GenerateRequest, silence: Reply
+) -> None:
+    async with (
+        ScriptedWorker(WELL, silence, [HANG]) as frozen,
+        ScriptedWorker(GOOD) as other,
+        pool(frozen.url, other.url, probe=OFTEN, health=STRICT, policy="round_robin") as backend,
+    ):
+        await frozen.until_asked()
+        assert text(await heard(backend, request_)) == "Hello"
+        assert state(backend) == "out"
+
+
+async def test_who_waits_for_the_only_worker_goes_on_waiting() -> None:
+    async with (
+        ScriptedWorker(WELL, [0.6, *GOOD], [HANG], ILL) as slow,
+        pool(slow.url, probe=OFTEN, health=STRICT) as backend,
+    ):
+        await slow.until_asked()
+        answer = asyncio.get_running_loop().create_task(heard(backend, WHOLE))
+        await until(lambda: state(backend) == "out")
+        assert text(await answer) == "Hello"
+
+
+@pytest.mark.parametrize("request_", [STREAMED, WHOLE], ids=["stream", "whole"])
+async def test_a_worker_that_is_leaving_finishes_what_it_has(request_: GenerateRequest) -> None:
+    """It answers its probes, and that it is not well; another is there."""
+    async with (
+        ScriptedWorker(WELL, [0.4, *GOOD], ILL) as leaving,
+        ScriptedWorker(GOOD) as other,
+        pool(leaving.url, other.url, probe=OFTEN, health=STRICT, policy="round_robin") as backend,
+    ):
+        await leaving.until_asked()
+        answer = asyncio.get_running_loop().create_task(heard(backend, request_))
+        await until(lambda: state(backend) == "out")
+        assert not answer.done()
+        assert text(await answer) == "Hello"
+
+    assert "POST" not in {request.method for request in other.requests}

@@ -11,8 +11,6 @@ from gateway.core.context import Timeouts
 from gateway.core.errors import (
     DeadlineExceeded,
     GatewayError,
-    Overloaded,
-    RateLimited,
     WorkerFailed,
 )
 from gateway.core.types import Event, Start
@@ -120,60 +118,6 @@ async def test_without_retries_the_first_failure_is_told() -> None:
             await heard(backend)
 
     assert good.asked == 0
-
-
-async def test_too_many_requests_is_told_when_every_worker_says_so() -> None:
-    async with ScriptedWorker(busy(9)) as a, ScriptedWorker(busy(4)) as b:
-        async with ScriptedWorker(busy(7)) as c, pool(a.url, b.url, c.url) as backend:
-            with pytest.raises(RateLimited) as caught:
-                await heard(backend)
-            states = [one.state for one in backend.snapshot()]
-
-        assert [worker.asked for worker in (a, b, c)] == [1, 1, 1]
-    assert caught.value.retry_after == 4
-    assert states == ["up", "up", "up"]
-
-
-async def test_a_worker_that_says_it_is_overloaded_is_not_asked_again_for_it() -> None:
-    pushback = status("503 Busy", b'{"error":"overloaded"}')
-    health = HealthSettings(failures=1)
-    async with ScriptedWorker(pushback) as worker, pool(worker.url, health=health) as backend:
-        with pytest.raises(Overloaded):
-            await heard(backend)
-        [report] = backend.snapshot()
-
-    assert worker.asked == 1
-    assert (report.state, report.limit) == ("up", 1), "it is given less, and is not ill"
-
-
-async def test_workers_that_all_fail_are_not_given_much_more_work_for_it() -> None:
-    broken = status("502 Bad Gateway")
-    health = HealthSettings(failures=1000, least=1000)
-    async with ScriptedWorker(broken) as a, ScriptedWorker(broken) as b:
-        async with pool(a.url, b.url, health=health) as backend:
-            for _ in range(100):
-                with pytest.raises(WorkerFailed):
-                    await heard(backend, UNARY)
-        assert 100 < a.asked + b.asked <= 1.2 * 100 + 3
-
-
-async def test_a_worker_that_fails_at_times_is_left_and_no_client_notices() -> None:
-    """500 for every third request."""
-    ill = [status("500 Oops"), GOOD, GOOD] * 100
-    retries = RetrySettings(on=frozenset({"500"}))
-    health = HealthSettings(rate=0.3, least=20, window=60.0)
-    async with (
-        ScriptedWorker(*ill) as bad,
-        ScriptedWorker(GOOD) as a,
-        ScriptedWorker(GOOD) as b,
-        pool(bad.url, a.url, b.url, retries=retries, health=health) as backend,
-    ):
-        answers = [text(await heard(backend)) for _ in range(300)]
-        states = [one.state for one in backend.snapshot()]
-
-    assert set(answers) == {"Hello world"}
-    assert bad.asked < 30
-    assert states == ["out", "up", "up"]
 
 
 async def test_tries_have_one_deadline_together() -> None:

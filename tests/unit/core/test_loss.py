@@ -67,7 +67,10 @@ def test_what_is_carried_in_part_says_how() -> None:
 def test_fields_that_nobody_knows_are_lost_unless_the_target_is_given_them() -> None:
     request = EmbedRequest(model="m", inputs=("a",), dimensions=2, extra={"foo": Raw(b"1")})
 
-    assert losses(request, {}, {}) == (Loss("foo", "dropped"), Loss("dimensions", "dropped", path="dimensions"))
+    assert losses(request, {}, {}) == (
+        Loss("foo", "dropped"),
+        Loss("dimensions", "dropped", path="dimensions"),
+    )
     assert losses(request, {"dimensions": Carry("dimensions")}, {}, extra=True) == ()
 
 

@@ -68,3 +68,28 @@ def test_a_line_that_is_no_event_is_kept_for_the_dialect_to_read(wire: bytes) ->
     assert list(splitter.feed(wire)) == [b"a"]
     splitter.close()
     assert splitter.stray == b'{"error":"x"}'
+
+
+@pytest.mark.parametrize(
+    ("pieces", "whole", "stream"),
+    [
+        ([b"\xef", b"\xbb", b"\xbf ", b'{"a"', b":1}"], b'{"a":1}', b""),
+        ([b"", b" \n", b"[1]"], b"[1]", b""),
+        ([b"\xef\xbb\xbfdata: {}\n\n"], None, b"\xef\xbb\xbfdata: {}\n\n"),
+        ([b"\xef", b"x"], None, b"\xefx"),
+    ],
+)
+def test_one_piece_is_told_from_a_stream_by_its_first_byte(
+    pieces: list[bytes], whole: bytes | None, stream: bytes
+) -> None:
+    body = sse.Body(b"{", b"[")
+    assert b"".join(map(body.feed, pieces)) == stream
+    assert body.whole == whole
+
+
+def test_a_piece_has_its_limit(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sse, "LARGEST", 10)
+    body = sse.Body()
+    body.feed(b'{"a"')
+    with pytest.raises(WorkerFailed):
+        body.feed(b"x" * 10)

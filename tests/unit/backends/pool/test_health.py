@@ -392,6 +392,25 @@ def test_a_worker_that_asks_for_a_day_gets_a_minute() -> None:
     assert health.limit(None, 1) is None
 
 
+def test_a_worker_that_refused_its_only_request_rests() -> None:
+    busy, well = Member("busy"), Member("well")
+    busy.health.limit(None, 1)
+    busy.health.pressed(0.0, 9.0)
+
+    assert eligible([busy, well], 8.9, 0.5) == [well]
+    assert eligible([busy, well], 9.0, 0.5) == [busy, well]
+    assert eligible([busy], 5.0, 0.5) == [busy], "there is nobody else"
+    assert busy.health.state(5.0) == "up"
+
+
+def test_a_worker_that_refused_one_of_many_does_not_rest() -> None:
+    busy, well = Member("busy"), Member("well")
+    busy.health.limit(None, 2)
+    busy.health.pressed(0.0, 9.0)
+
+    assert eligible([busy, well], 5.0, 0.5) == [busy, well]
+
+
 def test_a_limit_is_gone_a_minute_after_the_last_refusal() -> None:
     health = Health()
     health.limit(8, 8)

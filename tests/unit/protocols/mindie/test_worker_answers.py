@@ -36,7 +36,7 @@ from gateway.core.types import (
     Usage,
     Want,
 )
-from protocols.mindie import MindIE, decoder
+from protocols.mindie import MindIE
 
 WARM = Sampling(temperature=1.0)
 
@@ -326,10 +326,10 @@ def test_an_error_under_200(body: str, error: type[GatewayError]) -> None:
 
 
 def test_an_answer_has_an_end(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(decoder, "_LARGEST", 20)
+    monkeypatch.setattr("gateway.core.sse.LARGEST", 20)
     reader = MindIE().decoder(text())
 
-    with pytest.raises(WorkerFailed, match="too large"):
+    with pytest.raises(WorkerFailed, match="larger than"):
         reader.feed(b'{"text_output":"' + b"a" * 20)
 
 

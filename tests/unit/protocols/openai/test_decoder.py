@@ -219,7 +219,7 @@ FULL = {
 
 def test_a_whole_answer_is_read_also_for_a_stream() -> None:
     decoder = OpenAI().decoder(CHAT)
-    assert decoder.feed(b" " + json.dumps(FULL).encode()) == ()
+    assert not decoder.feed(b" " + json.dumps(FULL).encode())
     assert decoder.close() == [
         Served("w", id="chatcmpl-1", created=5),
         Thought("hm"),

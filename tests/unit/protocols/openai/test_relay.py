@@ -5,15 +5,19 @@ import json
 from collections.abc import Sequence
 from typing import Any
 
+import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from msgspec.structs import replace
 
 from gateway.core.context import Context, Deadline
 from gateway.core.errors import StreamBroken, WorkerFailed
 from gateway.core.ports import About, Call, Passage, Relay
-from gateway.core.types import Done, EmbedRequest, Event, GenerateRequest, Text, Usage
+from gateway.core.types import Done, EmbedRequest, Event, GenerateRequest, Served, Text, Usage
 from protocols.openai import OpenAI
+from protocols.openai.relay import PROMPTS, Form, Relays, checker
+from protocols.params import Param
 from tests.unit.protocols.openai.conftest import MakeCall, endpoint
 
 HI = [{"role": "user", "content": "hi"}]
@@ -130,6 +134,47 @@ def test_powers_are_passed_on_where_the_operator_lets_clients_have_them() -> Non
     assert relayed("chat", body, OpenAI("vllm", powers=True)) is not None
 
 
+def _one(**row: Any) -> Param:
+    return Param(wire="x", field="sampling.x", **row)
+
+
+@pytest.mark.parametrize(
+    ("worker", "client", "right", "wrong"),
+    [
+        (_one(type="int", high=2**64), _one(type="int", low=1), "9", "0"),
+        (_one(type="float", high=1), _one(type="float", high=1, below_high=True), "0.5", "1"),
+        (_one(type="float", high=0.5), _one(type="float", high=1, below_high=True), "0.5", "0.6"),
+        (_one(type="float", low=0, above_low=True), _one(type="float", low=0), "1", "0"),
+        (_one(type="strings", max_items=1), _one(type="strings"), '["a"]', '["a","b"]'),
+        (_one(type="strings"), _one(type="strings", max_items=1), '["a"]', '["a","b"]'),
+    ],
+)
+def test_a_value_is_within_the_ranges_of_both(
+    worker: Param, client: Param, right: str, wrong: str
+) -> None:
+    read_body = checker(Form(path="", shapes={}, worker=(worker,), client=(client,))).decode
+    assert read_body(f'{{"x":{right}}}').x == json.loads(right)
+    with pytest.raises(msgspec.ValidationError):
+        read_body(f'{{"x":{wrong}}}')
+
+
+def test_rows_that_differ_in_meaning_are_none_that_both_have() -> None:
+    worker = Param(wire="x", field="sampling.y", type="int")
+    form = Form(path="", shapes={}, worker=(worker,), client=(_one(type="int"),))
+    assert checker(form).decode(b'{"x":1}').__struct_fields__ == ()
+
+
+def test_where_the_path_names_the_model_the_body_does_not(about: About) -> None:
+    form = Form(path="/of/{model}/x", shapes={"prompt": PROMPTS}, worker=(), client=())
+    relays = Relays({"text": form})
+    assert ("text" in relays, "chat" in relays) == (True, False)
+    row = endpoint("completion")
+    call = Call(row, {}, {}, "", b'{"prompt":"a","model":"chat"}', row.path)
+    relay = relays.relay("text", call, replace(about, served_model="a/b c"), tuple)
+    assert relay is not None
+    assert (relay.wire.path, relay.wire.body) == ("/of/a%2Fb%20c/x", b'{"prompt":"a"}')
+
+
 def test_a_stricter_listener_reads_every_body(make_call: MakeCall, about: About) -> None:
     call = make_call("chat", CHAT)
     assert VLLM.relay(OpenAI(unknown="reject"), call, about) is None
@@ -203,6 +248,16 @@ def test_under_one_name_nothing_is_touched() -> None:
     assert out[-1] == nameless
 
 
+def test_the_client_reads_its_own_name_whatever_the_worker_calls_itself() -> None:
+    other = ANSWER.replace(b'"llama"', b'"org/llama \\"x\\""')
+    for shown in ("chat", "llama"):
+        out, _ = read(taken("chat", CHAT, shown=shown).passage(), other)
+        assert out[-1] == ANSWER.replace(b"llama", shown.encode())
+        events = b"".join(STREAM).replace(b'"llama"', b'"org/llama \\"x\\""')
+        out, _ = read(taken("chat", ASKED, shown=shown).passage(), events[:150], events[150:])
+        assert joined(out) == b"".join(STREAM).replace(b"llama", shown.encode())
+
+
 @pytest.mark.parametrize("length", [4, 3], ids=["to its end", "complete without it"])
 def test_a_stream_in_place_of_a_whole_answer_is_for_the_encoder(length: int) -> None:
     out, events = read(taken("chat", CHAT).passage(), *STREAM[:length])
@@ -233,9 +288,11 @@ VECTORS = (
 def test_vectors_come_back_unread() -> None:
     out, events = read(taken("embedding", EMBED).passage(), VECTORS)
     assert out[-1] == VECTORS.replace(b"llama", b"chat")
-    assert events == [Usage(2), Done()]
+    assert events == [Served("llama"), Usage(2), Done()]
     bare = VECTORS.replace(b',"usage":{"prompt_tokens":2,"total_tokens":2}', b"")
-    assert read(taken("embedding", EMBED).passage(), bare)[1] == [Done()]
+    bare = bare.replace(b'"llama"', b"null")
+    out, events = read(taken("embedding", EMBED).passage(), bare)
+    assert (out[-1], events) == (bare, [Served(), Done()])
 
 
 @pytest.mark.parametrize(
@@ -316,6 +373,29 @@ def test_an_event_of_an_error_is_never_passed_on() -> None:
         assert events
         with pytest.raises(WorkerFailed):
             passage.feed(STREAM[1]) if ending == "feed" else passage.close()
+
+
+def test_an_event_that_breaks_off_what_it_says_is_not_passed_on() -> None:
+    passage = taken("chat", ASKED).passage()
+    failing = chunk("x", '"invalid flag"')
+    data, _ = passage.feed(STREAM[0] + failing)
+    assert data == STREAM[0].replace(b"llama", b"chat")
+    with pytest.raises(WorkerFailed):
+        passage.feed(b"")
+    with pytest.raises(WorkerFailed):
+        taken("chat", ASKED).passage().feed(failing)
+
+
+def test_a_line_that_is_no_field_is_for_the_gateway_alone() -> None:
+    passage = taken("chat", ASKED).passage()
+    data, _ = passage.feed(STREAM[0] + b'{"error":"secret"}\n\n' + b": still\n\n" + STREAM[1])
+    assert data is not None
+    assert b"secret" not in data
+    assert STREAM[1].replace(b"llama", b"chat") in data
+    assert b": still\n\n" in data
+    with pytest.raises(WorkerFailed) as caught:
+        passage.close()
+    assert caught.value.__notes__ == ["the worker said: secret"]
 
 
 def test_an_event_without_an_end_is_not_held_for_ever() -> None:

@@ -349,10 +349,10 @@ def test_alternatives_that_do_not_fit_are_the_workers_fault() -> None:
 
 
 def test_an_answer_without_bounds_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("protocols.tgi.decoder._LARGEST", 40)
+    monkeypatch.setattr("gateway.core.sse.LARGEST", 40)
     decoder = TGI().decoder(text())
     decoder.feed(b'{"generated_text":')
-    with pytest.raises(WorkerFailed, match="too large"):
+    with pytest.raises(WorkerFailed, match="larger than"):
         decoder.feed(b'"' + b"x" * 40)
 
 

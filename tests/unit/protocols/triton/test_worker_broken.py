@@ -136,8 +136,8 @@ def test_an_error_behind_the_last_newline_is_told() -> None:
 
 
 def test_answers_have_a_largest_size(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("protocols.triton.decoder._LARGEST", 100)
-    with pytest.raises(WorkerFailed, match="too large"):
+    monkeypatch.setattr("gateway.core.sse.LARGEST", 100)
+    with pytest.raises(WorkerFailed, match="larger than"):
         read(json.dumps(said("x" * 100)), WHOLE)
     with pytest.raises(WorkerFailed, match="more than"):
         read(sse(said("x" * (18 << 20))), STREAM, size=1 << 20)

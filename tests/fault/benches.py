@@ -1,0 +1,60 @@
+"""Workers that serve in beats, so that load is counted and not timed.
+
+A worker has as many requests at a time as it is given, and answers all of them when it is told to.
+"""
+
+import asyncio
+from contextlib import suppress
+from types import TracebackType
+from typing import Self
+
+from tests.fault.fronts import STREAM, WELL, WHOLE
+
+
+class Bench:
+    """``inside`` are the requests that it has now; ``sizes`` those of all bodies, as they came."""
+
+    def __init__(self) -> None:
+        self.inside: list[asyncio.Future[None]] = []
+        self.sizes: list[int] = []
+        self.most = 0
+        self.url = ""
+        self._server: asyncio.Server | None = None
+
+    async def __aenter__(self) -> Self:
+        self._server = await asyncio.start_server(self._serve, "127.0.0.1", 0, backlog=1024)
+        self.url = f"http://127.0.0.1:{self._server.sockets[0].getsockname()[1]}"
+        return self
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        if self._server is not None:
+            self._server.close()
+        self.beat()
+
+    def beat(self) -> None:
+        """Answer all that it has."""
+        for one in self.inside:
+            one.set_result(None)
+        self.inside = []
+
+    async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        with suppress(ConnectionError, asyncio.IncompleteReadError):
+            while True:
+                head = (await reader.readuntil(b"\r\n\r\n")).lower()
+                if head.startswith(b"get"):
+                    writer.write(WELL)
+                    continue
+                length = int(head.partition(b"content-length:")[2].partition(b"\r\n")[0])
+                body = await reader.readexactly(length)
+                self.sizes.append(length)
+                mine = asyncio.get_running_loop().create_future()
+                self.inside.append(mine)
+                self.most = max(self.most, len(self.inside))
+                await mine
+                writer.write(STREAM if b'"stream":true' in body else WHOLE)
+        writer.close()

@@ -1,0 +1,174 @@
+"""Answers in good HTTP that are bad all the same (faults 25, 26, 27 and 29)."""
+
+import asyncio
+from contextlib import suppress
+from pathlib import Path
+
+import pytest
+
+from tests.conftest import Serve
+from tests.fakes import END, HANG, Reply, chunk, head
+from tests.fault.fronts import (
+    CHAT,
+    DONE,
+    SAYS,
+    STOP,
+    STREAM,
+    WELL,
+    WHOLE,
+    Client,
+    ask,
+    assert_refused,
+    assert_told,
+    before,
+    both,
+    crossed,
+    every_client,
+    one_record,
+    raw,
+    reports,
+)
+from tests.socket.test_ten_things import JSON
+
+PAUSE = 0.02
+REST = chunk(STOP) + chunk(DONE) + END
+BAD: dict[str, bytes] = {
+    "no JSON": b"data: {nope\n\n",
+    "half an object": b'data: {"choices":[{"index":0\n\n',
+    "no object": b"data: 7\n\n",
+    "other types": b'data: {"choices":{"index":"x"}}\n\n',
+    "no UTF-8": b'data: {"choices":[{"index":0,"text":"\xff\xfe"}]}\n\n',
+    "nested": b"data: " + b"[" * 100_000 + b"\n\n",
+    "a page": b"data: <html></html>\n\n",
+}
+
+
+@crossed(BAD, "no JSON")
+async def test_fault_25_an_event_that_can_not_be_read_is_told(
+    serve: Serve, client: Client, case: bytes
+) -> None:
+    async with raw([SAYS, PAUSE, chunk(case) + REST]) as worker:
+        front = await before(serve, worker)
+        got = await ask(front, client, stream=True)
+        record = await one_record(front)
+        [report] = reports(front)
+
+    assert_told(got, client)
+    assert (record.outcome, record.error, record.tokens) == ("truncated", "WorkerFailed", 2)
+    assert report.error == "garbage"
+
+
+async def test_fault_25_a_worker_that_does_so_again_and_again_is_left(serve: Serve) -> None:
+    async with raw([SAYS, PAUSE, chunk(BAD["no JSON"]) + REST]) as bad, raw([STREAM]) as well:
+        front = await before(serve, bad, well, breaker={"failures": 3})
+        answers = [await ask(front, CHAT, stream=True) for _ in range(20)]
+        states = [one.state for one in reports(front)]
+
+    assert bad.asked == 3
+    assert sum(b"[DONE]" in answer.content for answer in answers) == 17
+    assert states == ["out", "up"]
+
+
+# ── too much ────────────────────────────────────────────────────────────────────────────────────
+
+PIECE = chunk(b"x" * (64 << 10))
+ENDLESS: Reply = [SAYS, PAUSE, chunk(b"data: "), *[PIECE] * 160, chunk(b"\n\n") + REST, HANG]
+"""An event of 10 MiB."""
+
+
+def memory() -> int:
+    """Bytes of this process that are in memory now."""
+    return int(Path("/proc/self/statm").read_text("ascii").split()[1]) * 4096
+
+
+async def highest(done: asyncio.Event) -> int:
+    """The most memory until then."""
+    most = memory()
+    while not done.is_set():
+        await asyncio.sleep(0.002)
+        most = max(most, memory())
+    return most
+
+
+@every_client
+async def test_fault_26_an_event_without_an_end_is_cut(serve: Serve, client: Client) -> None:
+    done = asyncio.Event()
+    async with raw(ENDLESS) as worker:
+        front = await before(serve, worker)
+        base = memory()
+        async with asyncio.TaskGroup() as tasks:
+            watching = tasks.create_task(highest(done))
+            got = await ask(front, client, stream=True)
+            done.set()
+        record = await one_record(front)
+
+    assert_told(got, client)
+    assert len(got.content) < 8192
+    assert (record.outcome, record.error) == ("truncated", "WorkerFailed")
+    assert watching.result() - base < 8 << 20
+
+
+# ── elsewhere ───────────────────────────────────────────────────────────────────────────────────
+
+
+@both
+@pytest.mark.parametrize("status", ["301 Moved", "302 Found", "307 Temporary Redirect", "308 Gone"])
+async def test_fault_27_a_redirect_leads_nowhere(
+    serve: Serve, status: str, *, stream: bool
+) -> None:
+    async with raw([STREAM if stream else WHOLE]) as canary:
+        for_all = {"location": f"{canary.url}/v1/chat/completions", "content_length": "0"}
+        async with raw([head(status, **for_all)]) as worker:
+            front = await before(serve, worker)
+            got = await ask(front, CHAT, stream=stream)
+
+    assert_refused(got, 502)
+    assert "location" not in got.headers
+    assert canary.connections == 0
+
+
+@every_client
+async def test_fault_27_every_dialect_has_words_for_it(serve: Serve, client: Client) -> None:
+    async with raw([head("307 Elsewhere", location="http://x/", content_length="0")]) as worker:
+        front = await before(serve, worker)
+        got = await ask(front, client, stream=False)
+
+    assert_refused(got, *client.bad)
+
+
+# ── early ───────────────────────────────────────────────────────────────────────────────────────
+
+LARGE = 24 << 20
+REFUSAL = b'{"error":{"message":"The prompt is too large for us.","type":"invalid_request_error"}}'
+
+
+async def test_fault_29_an_early_refusal_is_passed_on_and_the_upload_stops(serve: Serve) -> None:
+    """The worker answers by the head alone, and reads on only when the client was told."""
+    taken, told = 0, asyncio.Event()
+
+    async def refuse(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        nonlocal taken
+        while (await reader.readuntil(b"\r\n\r\n")).startswith(b"GET"):
+            writer.write(WELL)
+        writer.write(head("413 Too Large", content_length=str(len(REFUSAL))) + REFUSAL)
+        await told.wait()
+        with suppress(ConnectionError):
+            while data := await reader.read(1 << 20):
+                taken += len(data)
+        writer.close()
+
+    server = await asyncio.start_server(refuse, "127.0.0.1", 0)
+    async with server:
+        port = server.sockets[0].getsockname()[1]
+        front = await before(serve, f"http://127.0.0.1:{port}", limits={"body": "32MiB"})
+        path, body = CHAT.way.call("m", stream=False)
+        body = body.replace(b"say hi", b"x" * LARGE)
+        got = await front.http.post(path, content=body, headers=JSON)
+        told.set()
+        record = await one_record(front)
+
+    assert got.status_code == 400
+    assert got.json()["error"]["message"] == "The prompt is too large for us."
+    assert record.outcome == "client_error"
+    assert taken < LARGE
+    assert reports(front)[0].state == "up", "it is well: the request was too large"

@@ -1,0 +1,286 @@
+"""Too much to do, workers that all fail, and a large request among small ones (56, 57 and 58).
+
+Everything is counted, in beats of the workers and in requests: nothing depends on how fast the
+machine is.
+"""
+
+import asyncio
+from collections import Counter, defaultdict
+from contextlib import AsyncExitStack
+
+import pytest
+
+from tests.conftest import Running, Serve
+from tests.fakes import CHUNKED, CLOSE, HANG, RESET, Reply, chunk, whole
+from tests.fault.benches import Bench
+from tests.fault.fronts import (
+    CHAT,
+    RELAYED,
+    TRANSLATED,
+    Caller,
+    Client,
+    ask,
+    assert_refused,
+    before,
+    both,
+    event,
+    every_client,
+    good,
+    raw,
+    refused,
+    reports,
+    until,
+    waiting,
+)
+from tests.socket.test_ten_things import JSON
+
+# ── 56 ──────────────────────────────────────────────────────────────────────────────────────────
+
+EACH = 4
+CAPACITY = 2 * EACH
+"""Requests in a beat: of two workers."""
+QUEUE = 16
+BEATS = 20
+URGENT, USUAL, IDLE = 0, 128, 255
+ARRIVALS = [IDLE] * 12 + [USUAL] * 8 + [URGENT] * 4
+"""Three times the capacity in each beat, and what matters most comes last."""
+
+
+class Crowd:
+    """Clients that come in each beat, whatever became of those before them.
+
+    ``ends`` counts statuses by priority; ``waits`` the beats that the urgent ones waited.
+    """
+
+    def __init__(self, front: Running, benches: list[Bench]) -> None:
+        self._front = front
+        self._benches = benches
+        self._beat = 0
+        self._sent = 0
+        self.refusals: list[str] = []
+        self.ends = defaultdict[int, Counter[int]](Counter)
+        self.waits: list[int] = []
+
+    async def run(self) -> None:
+        async with asyncio.TaskGroup() as tasks:
+            for self._beat in range(BEATS):
+                for priority in ARRIVALS:
+                    tasks.create_task(self._one(priority))
+                self._sent += len(ARRIVALS)
+                await self._settled()
+                for one in self._benches:
+                    one.beat()
+            while self._open:
+                await self._settled()
+                for one in self._benches:
+                    one.beat()
+
+    @property
+    def _open(self) -> int:
+        return self._sent - sum(count.total() for count in self.ends.values())
+
+    async def _settled(self) -> None:
+        """Every place is taken, and whoever is neither inside nor waiting has an answer."""
+
+        def quiet() -> bool:
+            inside = sum(len(one.inside) for one in self._benches)
+            queued = waiting(self._front)
+            return self._open == inside + queued and inside == min(CAPACITY, self._open)
+
+        await until(quiet, 20.0)
+
+    async def _one(self, priority: int) -> None:
+        asked = {"model": "m", "prompt": "hi", "priority": priority}
+        came = self._beat
+        answer = await self._front.http.post("/v1/completions", json=asked)
+        self.ends[priority][answer.status_code] += 1
+        if answer.status_code != 200:
+            self.refusals.append(answer.headers["retry-after"])
+        elif priority == URGENT:
+            self.waits.append(self._beat - came)
+
+
+async def test_fault_56_under_three_times_the_load_as_much_is_done_and_what_matters_first(
+    serve: Serve,
+) -> None:
+    async with Bench() as a, Bench() as b:
+        front = await before(
+            serve,
+            a.url,
+            b.url,
+            policy="least_load",
+            max_concurrency=EACH,
+            queue={"max": QUEUE, "wait": "30s"},
+            timeouts={"total": "60s", "first_token": "60s"},
+        )
+        crowd = Crowd(front, [a, b])
+        await crowd.run()
+        states = [one.state for one in reports(front)]
+
+    ends = crowd.ends
+    done = sum(count[200] for count in ends.values())
+    assert done >= 0.9 * CAPACITY * BEATS
+    assert (a.most, b.most) == (EACH, EACH)
+    assert ends[URGENT] == {200: 4 * BEATS}, "what matters most is never refused"
+    assert max(crowd.waits) <= 2
+    assert ends[USUAL][200] >= 0.9 * (CAPACITY - 4) * BEATS - QUEUE
+    assert ends[IDLE][200] <= CAPACITY + QUEUE, "only while nobody else was there"
+    assert {status for count in ends.values() for status in count} == {200, 503}
+    assert all(int(seconds) >= 1 for seconds in crowd.refusals)
+    assert states == ["up", "up"]
+
+
+@both
+@every_client
+async def test_fault_56_whoever_does_not_fit_is_told_so_in_its_own_words(
+    serve: Serve, client: Client, *, stream: bool
+) -> None:
+    async with Bench() as bench, asyncio.TaskGroup() as tasks:
+        front = await before(serve, bench.url, max_concurrency=1, queue={"max": 1, "wait": "5s"})
+        kept = [tasks.create_task(ask(front, client, stream=stream)) for _ in range(2)]
+        await until(lambda: len(bench.inside) == 1 and waiting(front) == 1)
+        got = await ask(front, client, stream=stream)
+        while not all(task.done() for task in kept):
+            bench.beat()
+            await asyncio.sleep(0.005)
+
+    assert_refused(got, 429, 503)
+    assert int(got.headers["retry-after"]) >= 1
+    assert [task.result().status_code for task in kept] == [200, 200]
+    assert len(bench.sizes) == 2
+
+
+# ── 57 ──────────────────────────────────────────────────────────────────────────────────────────
+
+ASKED = 60
+FAILURES: dict[str, Reply] = {
+    "429": refused("429 Busy", retry_after="1"),
+    "500": refused("500 Oops"),
+    "502": refused("502 Bad Gateway"),
+    "503": refused("503 Down"),
+    "503 and overloaded": refused("503 Busy", b'{"error":"overloaded"}'),
+    "504": refused("504 Late"),
+    "reset": [RESET],
+    "closed": [CLOSE],
+    "cut before the first token": [CHUNKED, CLOSE],
+    "an error as the first event": [CHUNKED + chunk(b"data: {nope\n\n"), CLOSE],
+    "silence": [HANG],
+}
+
+
+@pytest.mark.parametrize("breaker", [{}, {"failures": 1000, "least": 1000}], ids=["", "kept in"])
+@pytest.mark.parametrize("reply", FAILURES.values(), ids=FAILURES)
+async def test_fault_57_workers_that_all_fail_are_not_asked_much_more_for_it(
+    serve: Serve, reply: Reply, breaker: dict[str, int]
+) -> None:
+    """Whether or not they are left alone for it, and however often one may be asked again.
+
+    No connection is kept after a probe: that one would be replaced once at no cost.
+    """
+    probed = whole(b"{}", connection="close")
+    async with AsyncExitStack() as stack:
+        crew = [await stack.enter_async_context(raw(reply, probed=probed)) for _ in range(4)]
+        front = await before(
+            serve, *crew, breaker=breaker, retries={"max": 3}, timeouts={"first_token": "50ms"}
+        )
+        places = asyncio.Semaphore(20)
+
+        async def one() -> int:
+            async with places:
+                return (await ask(front, CHAT, stream=True)).status_code
+
+        statuses = await asyncio.gather(*(one() for _ in range(ASKED)))
+
+    assert all(status >= 429 for status in statuses)
+    assert sum(worker.asked for worker in crew) <= 1.2 * ASKED + 3
+
+
+async def test_fault_57_after_the_storm_requests_are_answered(serve: Serve) -> None:
+    script = [refused("502 Bad Gateway")] * 40
+    async with raw(*script, good(stream=False)) as a, raw(*script, good(stream=False)) as b:
+        front = await before(serve, a, b, breaker={"failures": 1000, "least": 1000})
+        during = [await ask(front, CHAT, stream=False) for _ in range(90)]
+        after = [await ask(front, CHAT, stream=False) for _ in range(10)]
+
+    assert Counter(answer.status_code for answer in during)[502] >= 60
+    assert {answer.status_code for answer in after} == {200}
+
+
+# ── 58 ──────────────────────────────────────────────────────────────────────────────────────────
+
+TOKENS = 100_000
+SMALL = 40
+
+
+def large(client: Client) -> tuple[str, bytes]:
+    """A request with a prompt of about so many tokens."""
+    path, body = client.way.call("m", stream=True)
+    return path, body.replace(b"say hi", b"word " * TOKENS)
+
+
+@every_client
+async def test_fault_58_a_large_prompt_holds_up_no_small_one(serve: Serve, client: Client) -> None:
+    """It has one of the two places of the only worker until all the small ones are through."""
+    async with Bench() as bench:
+        front = await before(serve, bench.url, max_concurrency=2)
+        path, body = large(client)
+        async with asyncio.TaskGroup() as tasks:
+            big = tasks.create_task(front.http.post(path, content=body, headers=JSON))
+            await until(lambda: bench.inside)
+            [held] = bench.inside
+            bench.inside = []
+            small = [tasks.create_task(ask(front, client, stream=True)) for _ in range(SMALL)]
+            while not all(one.done() for one in small):
+                bench.beat()
+                await asyncio.sleep(0.002)
+            assert not big.done()
+            held.set_result(None)
+
+    assert big.result().status_code == 200
+    assert {one.result().status_code for one in small} == {200}
+    assert bench.sizes[0] > 4 * TOKENS
+    assert front.records[-1].path == path
+    assert len(front.records) == SMALL + 1
+
+
+async def test_fault_58_a_large_prompt_that_comes_slowly_takes_no_place(serve: Serve) -> None:
+    """The worker has one place; it is free until the last byte of the large one is there."""
+    async with raw(good(stream=True)) as worker:
+        front = await before(serve, worker, max_concurrency=1)
+        path, body = large(CHAT)
+        caller = await Caller.ask(front, path, body[:-1], length=len(body))
+        small = [await ask(front, CHAT, stream=True) for _ in range(SMALL)]
+        assert worker.asked == SMALL
+        assert len(front.records) == SMALL
+        await caller.send(body[-1:])
+        await caller.hear(b"[DONE]")
+        caller.leave()
+
+    assert {one.status_code for one in small} == {200}
+    assert worker.asked == SMALL + 1
+
+
+@pytest.mark.parametrize("client", [RELAYED, TRANSLATED], ids=lambda one: one.name)
+async def test_fault_58_a_long_answer_holds_up_no_small_one(serve: Serve, client: Client) -> None:
+    """It is said as fast as its client takes it, and the small ones get through beside it."""
+    long: Reply = [CHUNKED, *[chunk(event("word ") * 16)] * 200_000]
+    async with raw(long) as busy, raw(good(stream=True)) as other:
+        front = await before(serve, busy, other, policy="least_load")
+        caller = await Caller.ask(front, *client.way.call("m", stream=True))
+        heard = 0
+
+        async def listen() -> None:
+            nonlocal heard
+            while data := await caller.reader.read(1 << 16):
+                heard += len(data)
+
+        listening = asyncio.get_running_loop().create_task(listen())
+        await until(lambda: heard > 1 << 16)
+        answers = [await ask(front, CHAT, stream=True) for _ in range(10)]
+        running = not listening.done()
+        listening.cancel()
+        caller.leave()
+
+    assert running, "the long one was over before the small ones"
+    assert {one.status_code for one in answers} == {200}
+    assert (busy.asked, other.asked) == (1, 10)
