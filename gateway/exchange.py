@@ -6,6 +6,7 @@ end. An end is never made up.
 """
 
 import asyncio
+import math
 from contextlib import aclosing
 from typing import Protocol
 
@@ -58,6 +59,10 @@ class Exchange:
         self._record = record
         self._scope: asyncio.Timeout | None = None
         self._stopped = False
+        self._since = math.inf
+        """Since when the client is to take what was written, by the loop's clock."""
+        self._timer: asyncio.TimerHandle | None = None
+        self._deaf = False
 
     def stop(self) -> None:
         """End it, since its client says so."""
@@ -71,11 +76,17 @@ class Exchange:
             async with asyncio.timeout(self._context.deadline.remaining()) as self._scope:
                 await (self._stream() if stream else self._whole())
         except TimeoutError:
+            if self._deaf:
+                self._give_up()
+                return
             gone = ClientGone("the request was stopped")
             late = DeadlineExceeded("the request's time is up")
             self._fail(gone if self._stopped else late)
         except GatewayError as error:
             self._fail(error)
+        finally:
+            if self._timer is not None:
+                self._timer.cancel()
 
     async def _stream(self) -> None:
         """Write events as they come.
@@ -83,7 +94,9 @@ class Exchange:
         The answer is opened by its first bytes, so that what fails before them gets a true status.
         """
         sink, record, answering = self._sink, self._record, self._answering
+        loop = asyncio.get_running_loop()
         done = False
+        self._listen()
         async with aclosing(answering.pieces()) as pieces:
             async for data, events in pieces:
                 out = answering.encoder().write(events) if data is None else data
@@ -99,12 +112,29 @@ class Exchange:
                         self._open()
                     sink.write(out)
                     if sink.pressure:
+                        self._since = loop.time()
                         await sink.drain()
+                        self._since = math.inf
         if not done:
             raise StreamBroken("the answer stopped before its end")
         if not sink.started:
             self._open()
         sink.finish()
+
+    def _listen(self) -> None:
+        """Look again and again whether the client still takes what is written.
+
+        One that holds up a write for as long as a worker may be silent would keep its worker's
+        place, and is let go.
+        """
+        loop = asyncio.get_running_loop()
+        now, idle = loop.time(), self._context.timeouts.idle
+        left = self._since + idle - now
+        if left <= 0 and self._scope is not None:
+            self._deaf = True
+            self._scope.reschedule(now)
+            return
+        self._timer = loop.call_later(min(left, idle), self._listen)
 
     async def _whole(self) -> None:
         fold = Fold()
@@ -122,6 +152,11 @@ class Exchange:
         self._record.status = 200
         self._record.first_byte = self._context.clock() - self._context.began
         self._sink.start(200, (("x-request-id", self._record.id), *self._answering.opening()))
+
+    def _give_up(self) -> None:
+        """Leave the answer as it is: what more is written would not be read either."""
+        note(self._record, ClientGone("the client does not read"))
+        self._record.outcome = "cancelled"
 
     def _fail(self, error: GatewayError) -> None:
         if not self._sink.started:

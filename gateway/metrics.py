@@ -4,13 +4,17 @@ interlingua_requests_total{dialect,model,version,backend,outcome}
 interlingua_losses_total{model,version,field,reason}
 interlingua_tokens_total{model,version,direction,source}
 interlingua_fallbacks_total{target,error}
+interlingua_worker_up{backend,worker}
+interlingua_worker_in_flight{backend,worker}
+interlingua_discovery_failures_total{backend}
 """
 
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any, Protocol, runtime_checkable
 
 from prometheus_client import CollectorRegistry
-from prometheus_client.core import CounterMetricFamily
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 from prometheus_client.exposition import generate_latest
 from prometheus_client.metrics_core import Metric
 from prometheus_client.registry import Collector
@@ -25,12 +29,25 @@ _MOST = 10_000
 """The entries of each table."""
 
 
+@runtime_checkable
+class Crew(Protocol):
+    """The workers of a backend."""
+
+    @property
+    def discovery_failures(self) -> int:
+        """How often who names workers could not be asked."""
+
+    def snapshot(self) -> Sequence[Any]:
+        """How each worker is: its ``url``, ``state`` and ``in_flight``."""
+
+
 class Metrics(Collector):
     """Counts records, in plain dictionaries: nothing is looked up or locked for an exchange."""
 
-    def __init__(self, following: Observer) -> None:
-        """``following`` is told of each record, too."""
+    def __init__(self, following: Observer, crews: Callable[[], Mapping[str, Crew]]) -> None:
+        """``following`` is told of each record, too; ``crews`` gives each backend's workers."""
         self._following = following
+        self._crews = crews
         self._requests = Counter[tuple[str, ...]]()
         self._losses = Counter[tuple[str, ...]]()
         self._tokens = Counter[tuple[str, ...]]()
@@ -84,6 +101,23 @@ class Metrics(Collector):
             ("target", "error"),
             self._fallbacks,
         )
+        yield from self._workers()
+
+    def _workers(self) -> Iterator[Metric]:
+        labels = ("backend", "worker")
+        up = GaugeMetricFamily("interlingua_worker_up", "Whether it is asked.", labels=labels)
+        busy = GaugeMetricFamily(
+            "interlingua_worker_in_flight", "The requests that it has.", labels=labels
+        )
+        failed = CounterMetricFamily(
+            "interlingua_discovery_failures", "Looks that found no workers.", labels=("backend",)
+        )
+        for name, crew in self._crews().items():
+            failed.add_metric([name], crew.discovery_failures)
+            for member in crew.snapshot():
+                up.add_metric([name, member.url], float(member.state != "out"))
+                busy.add_metric([name, member.url], member.in_flight)
+        yield from (up, busy, failed)
 
 
 def _add(counted: Counter[tuple[str, ...]], key: tuple[str, ...], count: int) -> None:

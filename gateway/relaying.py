@@ -17,6 +17,7 @@ from gateway.core.ports import (
     Relayer,
     Reply,
 )
+from gateway.core.types import GenerateRequest
 from gateway.emulation import Count
 from gateway.router import Route
 from gateway.translation import Translation
@@ -36,13 +37,19 @@ class Relaying:
         self._backend = backend
         self._context = context
         self._translate = translate
-        self._translation: Translation | None = None
+        self._encoder: Encoder | None = None
+
+    @property
+    def streams(self) -> bool:
+        """Whether the worker answers in pieces, which its own dialect may say otherwise."""
+        return isinstance(self.request, GenerateRequest) and self.request.stream
 
     def encoder(self) -> Encoder:
         """See ``gateway.exchange.Answering``."""
-        if self._translation is None:
-            self._translation = self._translate()
-        return self._translation.encoder()
+        if self._encoder is None:
+            make = self._relay.encoder
+            self._encoder = self._translate().encoder() if make is None else make()
+        return self._encoder
 
     def opening(self) -> Headers:
         """See ``gateway.exchange.Answering``."""

@@ -32,7 +32,7 @@ An error says who is to blame (``blame``) and whether the same request may be se
 and nobody else does.
 """
 
-from typing import Any, ClassVar, Literal
+from typing import Any, ClassVar, Literal, NamedTuple
 
 Blame = Literal["client", "worker", "gateway"]
 
@@ -50,6 +50,15 @@ Problem = Literal[
 those allowed; ``too_long``: a string or array; ``conflict``: with another field."""
 
 
+class Told(NamedTuple):
+    """What a worker said to a client of its own dialect, short and clean."""
+
+    status: int
+    text: str
+    framed: bool = False
+    """Said as an event of a stream."""
+
+
 class GatewayError(Exception):
     """The root. ``message`` may be shown to the client; ``param`` is the wire path of a field."""
 
@@ -57,6 +66,8 @@ class GatewayError(Exception):
     retryable: ClassVar[bool] = False
     retry_after: float | None = None
     """Seconds after which to try again, where known."""
+    told: Told | None = None
+    """What the dialect says in place of words of its own, where a call was passed on as it was."""
 
     def __init__(self, message: str, *, param: str | None = None) -> None:
         super().__init__(message)

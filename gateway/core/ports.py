@@ -274,13 +274,17 @@ class Relay(Struct, frozen=True):
 
     ``request`` is only what choosing a worker and reading the answer need. ``headers`` gives those
     of the answer, as the dialect's encoder would have them, when the first of it is there.
-    ``passage`` makes a new one for each try.
+    ``passage`` makes a new one for each try. ``encoder`` makes what writes an error into a stream,
+    where the call may be one that can't be translated. ``read_error`` is in the place of
+    ``WorkerDialect.read_error``, where a client of this dialect hears more.
     """
 
     wire: WireRequest
     request: Request
     headers: Callable[[], Headers]
     passage: Callable[[], Passage]
+    encoder: Callable[[], Encoder] | None = None
+    read_error: Callable[[int, Mapping[str, str], bytes], GatewayError] | None = None
 
 
 @runtime_checkable

@@ -16,6 +16,7 @@ worker        requests, and what they can't carry
 plan          a request held against a model    learning      what a model's configuration tells
 decoder       reading streams and answers       incoming      what one object of an answer holds
 failures      what a worker's error means
+relay         a client's own bytes for a worker    passage   and the worker's own bytes back
 """
 
 from protocols.triton.dialect import Triton

@@ -13,22 +13,34 @@ from gateway.core.ports import (
     Call,
     Decoder,
     Description,
+    Dialect,
     Encoder,
     Endpoint,
     Envelope,
+    Relay,
     Renderer,
     Reply,
     WireRequest,
 )
 from gateway.core.types import GenerateRequest, Request
 from protocols import params
-from protocols.triton import described, failures, faults, generate, guided, infer, meaning, refusal
+from protocols.triton import (
+    described,
+    failures,
+    faults,
+    generate,
+    guided,
+    infer,
+    meaning,
+    refusal,
+    relay,
+)
 from protocols.triton.answer import GenerateEncoder
 from protocols.triton.infer_answer import InferEncoder
 from protocols.triton.meaning import Prompts
 from protocols.triton.models import Models
 from protocols.triton.refusal import Status
-from protocols.triton.vocabulary import PROFILES
+from protocols.triton.vocabulary import PROFILES, Profile
 from protocols.triton.worker import Writer
 
 _MODEL = "/v2/models/{model}"
@@ -107,6 +119,7 @@ class Triton:
         self._profile = PROFILES[name]
         self._status: Status = status
         self._mode = meaning.MODES[prompts]
+        self._renamed = bool(fields)
         self._models = Models(self._profile, status)
         generating = ("generate", "generate_stream", "infer")
         self._writer = Writer(
@@ -175,6 +188,18 @@ class Triton:
     def encode(self, request: Request) -> WireRequest:
         """See ``gateway.core.ports.WorkerDialect``. Raises Unsupported for vectors."""
         return self._writer.encode(request)
+
+    def relay(self, client: Dialect, call: Call, about: About) -> Relay | None:
+        """See ``gateway.core.ports.Relaying``.
+
+        Any body of generate and generate_stream is passed on where client and worker know the same
+        models: what a model takes, and what is wrong with a body, the server says best.
+        """
+        alike = isinstance(client, Triton) and client._passes_to(self._profile)  # noqa: SLF001
+        return relay.relay(call, about, self._profile) if alike and not self._renamed else None
+
+    def _passes_to(self, profile: Profile) -> bool:
+        return self._profile is profile and self._mode == meaning.MODES["raw"]
 
     def decoder(self, request: Request) -> Decoder:
         """See ``gateway.core.ports.WorkerDialect``."""

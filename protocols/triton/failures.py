@@ -37,7 +37,7 @@ _REFUSED: Final = re.compile(
 def read_error(status: int, headers: Mapping[str, str], body: bytes) -> GatewayError:
     """What an answer of this status means. A stream's first failure is framed as its event."""
     plain = body.removeprefix(b"data:").strip()
-    return faults.read_error(status, headers, plain, _judge)
+    return faults.read_error(status, headers, plain, judge)
 
 
 def complain(got: Any, text: str) -> None:
@@ -52,7 +52,7 @@ def complain(got: Any, text: str) -> None:
 
 def complain_of(body: bytes) -> None:
     """Raises what a line that is no event tells of; returns if it tells of nothing."""
-    faults.complain(body, _judge)
+    faults.complain(body, judge)
 
 
 def of_model(fault: Fault) -> GatewayError:
@@ -71,7 +71,8 @@ def of_model(fault: Fault) -> GatewayError:
     return failed
 
 
-def _judge(status: int, fault: Fault, retry_after: float | None) -> GatewayError:
+def judge(status: int, fault: Fault, retry_after: float | None) -> GatewayError:
+    """What a fault of this status means; 0: told inside an answer."""
     if status in (0, HTTPStatus.BAD_REQUEST):
         return of_model(fault)
     return faults.meaning(status, fault, retry_after)

@@ -72,7 +72,9 @@ def body(error: GatewayError, call: Call | None = None) -> bytes:
 
 
 def message(error: GatewayError, call: Call | None = None) -> str:
-    """The original's sentence for this error."""
+    """The original's sentence for this error, or the worker's own."""
+    if error.told is not None:
+        return error.told.text
     match error:
         case VersionNotFound():
             return (
@@ -102,7 +104,8 @@ def refuse(error: GatewayError, call: Call | None, status: Status) -> Reply:
     if _packed(error) and call is not None:
         error = _of_packing(call) or error
     if strict and _by_model(error) and call and call.endpoint.variant == "generate_stream":
-        return Reply(400, sse.event(body(error, call)), SAID_AS_EVENTS)
+        code = 400 if error.told is None else error.told.status
+        return Reply(code, sse.event(body(error, call)), SAID_AS_EVENTS)
     headers = PLAIN if strict and _plain(error, call) else JSON
     return Reply(
         _code(error, call, strict=strict),
@@ -112,6 +115,8 @@ def refuse(error: GatewayError, call: Call | None, status: Status) -> Reply:
 
 
 def _code(error: GatewayError, call: Call | None, *, strict: bool) -> int:
+    if strict and error.told is not None:
+        return error.told.status
     if isinstance(error, Malformed) or (
         isinstance(error, InvalidParameter) and error.problem == "type"
     ):
@@ -138,6 +143,8 @@ def _of_packing(call: Call) -> GatewayError | None:
 
 def _by_model(error: GatewayError) -> bool:
     """Whether the original would hear of it from its model, as the first event of a stream."""
+    if error.told is not None:
+        return error.told.framed
     if isinstance(error, InvalidParameter):
         return error.problem == "conflict"
     return error.blame == "worker" and not isinstance(error, WorkerUnreachable)

@@ -51,7 +51,7 @@ class Writer:
 
     def question(self, model: str) -> WireRequest:
         """Asks for a model's configuration."""
-        return WireRequest(f"{_path(model)}/config", b"", method="GET")
+        return WireRequest(f"{path_of(model)}/config", b"", method="GET")
 
     def learn(self, model: str, answer: bytes) -> None:
         """Remember what a model's configuration tells, if it tells anything."""
@@ -78,7 +78,7 @@ class Writer:
             body["parameters"] = parameters
         end = "generate_stream" if plan.framed(request) else "generate"
         named = {self._wires.get(name, name): value for name, value in body.items()}
-        return WireRequest(f"{_path(request.model)}/{end}", _encode(named), JSON)
+        return WireRequest(f"{path_of(request.model)}/{end}", _encode(named), JSON)
 
     def losses(self, request: Request, names: Mapping[str, str]) -> tuple[Loss, ...]:
         """See ``gateway.core.ports.WorkerDialect``."""
@@ -114,11 +114,20 @@ class Writer:
         return request, self._plans.get(request.model, self._unknown)
 
 
-def _path(model: str) -> str:
+def path_of(model: str) -> str:
     """The model's path. Its name is one segment, but for a version at its end."""
-    versioned = _VERSIONED.fullmatch(model)
-    name, version = versioned.groups() if versioned else (model, "")
+    name, version = _cut(model)
     return f"/v2/models/{quote(name, safe='')}{version}"
+
+
+def name_of(model: str) -> str:
+    """The model's name without a version."""
+    return _cut(model)[0]
+
+
+def _cut(model: str) -> tuple[str, str]:
+    versioned = _VERSIONED.fullmatch(model)
+    return (versioned[1], versioned[2]) if versioned else (model, "")
 
 
 def _check(fields: Mapping[str, str], profile: Profile) -> None:

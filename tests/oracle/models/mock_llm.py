@@ -1,8 +1,12 @@
-"""A model with inputs of its own: it repeats its prompt ``REPETITION`` times."""
+"""A model with inputs of its own: it repeats its prompt ``REPETITION`` times.
+
+With the parameter ``FAIL_LAST`` it fails after that, with ``OUTPUT_0_DIM`` it says nothing.
+"""
 
 import json
 from typing import Any
 
+import numpy as np
 import triton_python_backend_utils as pb
 
 
@@ -13,7 +17,11 @@ class TritonPythonModel:
         for request in requests:
             sender = request.get_response_sender()
             given = {t.name(): t.as_numpy() for t in request.inputs()}
-            count = int(json.loads(request.parameters()).get("REPETITION", 1))
-            for _ in range(count if given["STREAM"].any() else 1):
-                sender.send(pb.InferenceResponse([pb.Tensor("TEXT", given["PROMPT"])]))
+            parameters = json.loads(request.parameters())
+            said = np.array([]) if parameters.get("OUTPUT_0_DIM", False) else given["PROMPT"]
+            streams = given["STREAM"].any()
+            for _ in range(parameters.get("REPETITION", 1) if streams else 1):
+                sender.send(pb.InferenceResponse([pb.Tensor("TEXT", said)]))
+            if streams and parameters.get("FAIL_LAST", False):
+                sender.send(pb.InferenceResponse(error=pb.TritonError("An Error Occurred")))
             sender.send(flags=pb.TRITONSERVER_RESPONSE_COMPLETE_FINAL)

@@ -1,5 +1,6 @@
 """What is counted of exchanges."""
 
+from msgspec import Struct
 from prometheus_client.parser import text_string_to_metric_families
 
 from gateway.core.loss import Loss
@@ -20,7 +21,7 @@ def samples(metrics: Metrics) -> dict[tuple[str, ...], float]:
 
 def test_an_exchange_is_counted_by_its_labels() -> None:
     seen: list[Record] = []
-    metrics = Metrics(seen.append)
+    metrics = Metrics(seen.append, dict)
     record = Record(
         "r",
         dialect="openai",
@@ -50,13 +51,39 @@ def test_an_exchange_is_counted_by_its_labels() -> None:
 
 
 def test_nothing_is_told_before_there_is_anything() -> None:
-    assert samples(Metrics(silent)) == {}
+    assert samples(Metrics(silent, dict)) == {}
 
 
 def test_names_without_end_do_not_fill_the_memory() -> None:
-    metrics = Metrics(silent)
+    metrics = Metrics(silent, dict)
     for n in range(10_050):
         metrics.observe(Record("r", model=f"m{n}"))
     found = samples(metrics)
     assert len(found) == 10_001
     assert found["interlingua_requests_total", *["_other"] * 5] == 50
+
+
+class Report(Struct):
+    url: str
+    state: str
+    in_flight: int
+
+
+class Pool:
+    """A crew of two, one of them out."""
+
+    discovery_failures = 3
+
+    def snapshot(self) -> list[Report]:
+        return [Report("http://a:1", "up", 4), Report("http://b:1", "out", 0)]
+
+
+def test_workers_are_told_of_as_they_are_now() -> None:
+    found = samples(Metrics(silent, lambda: {"gpu": Pool()}))
+    assert found == {
+        ("interlingua_worker_up", "gpu", "http://a:1"): 1,
+        ("interlingua_worker_up", "gpu", "http://b:1"): 0,
+        ("interlingua_worker_in_flight", "gpu", "http://a:1"): 4,
+        ("interlingua_worker_in_flight", "gpu", "http://b:1"): 0,
+        ("interlingua_discovery_failures_total", "gpu"): 3,
+    }
