@@ -26,6 +26,7 @@ from gateway.crew import crew, spared
 from gateway.front.reference import Front
 from gateway.paths import Mount, Paths
 from gateway.router import ANY, Defaults, Model, Router, Target, compile_model
+from gateway.rules import Rule, When
 from gateway.server import Server, Settings, Surroundings
 from gateway.telemetry import log_line
 from protocols import DIALECTS
@@ -44,11 +45,16 @@ def surroundings() -> Surroundings:
     )
 
 
-def counted(outside: Surroundings) -> tuple[Surroundings, Callable[[], bytes]]:
+def counted(
+    outside: Surroundings, backends: Callable[[], Mapping[str, Backend]]
+) -> tuple[Surroundings, Callable[[], bytes]]:
     """The surroundings in which each exchange is counted, and the page that tells the counts."""
-    from gateway.metrics import Metrics  # noqa: PLC0415 - nobody else needs prometheus_client
+    from gateway.metrics import Crew, Metrics  # noqa: PLC0415 - nobody else needs its library
 
-    metrics = Metrics(outside.observe)
+    def crews() -> Mapping[str, Crew]:
+        return {name: one for name, one in backends().items() if isinstance(one, Crew)}
+
+    metrics = Metrics(outside.observe, crews)
     return replace(outside, observe=metrics.observe), metrics.page
 
 
@@ -59,7 +65,7 @@ class App:
         self._config = config
         page: Callable[[], bytes] = bytes
         if config.admin is not None:
-            outside, page = counted(outside)
+            outside, page = counted(outside, lambda: self.backends)
         self.backends = {
             name: make_backend(settings, outside, name, asked_of(name, config))
             for name, settings in config.backends.items()
@@ -69,8 +75,10 @@ class App:
             name: make_model(name, model, self.backends, config.defaults, created)
             for name, model in config.models.items()
         }
-        self.router = Router(models, draw=outside.draw)
-        keyring = Keyring([make_principal(key) for key in config.keys])
+        rules = [make_rule(rule) for rule in config.routes]
+        self.router = Router(models, draw=outside.draw, rules=rules)
+        aliases = {alias: name for name, one in config.models.items() for alias in one.aliases}
+        keyring = Keyring([make_principal(key, aliases) for key in config.keys])
         settings = Settings(config.limits.body, make_timeouts(config.defaults.timeouts))
         self._fronts: list[tuple[c.Listener, Front]] = []
         for listener in config.listeners:
@@ -211,14 +219,24 @@ def make_model(
     )
     silent = Defaults(model.defaults.sampling(), model.defaults.stopping())
     on_loss = model.on_loss or defaults.on_loss
-    compiled = compile_model(info, targets, model.weights(), on_loss, silent)
-    return replace(compiled, dialect=model.dialect, fallback=model.fallback or ())
+    salt, sticky = (model.split.name or "", model.split.sticky or ()) if model.split else ("", ())
+    compiled = compile_model(info, targets, model.weights(), on_loss, silent, salt=salt)
+    return replace(compiled, dialect=model.dialect, fallback=model.fallback or (), sticky=sticky)
 
 
-def make_principal(key: c.Key) -> Principal:
-    """The holder of a configured key."""
-    models = frozenset(key.models) if key.models else None
-    return Principal(key.name, key.sha256, models, key.dialect)
+def make_rule(rule: c.Rule) -> Rule:
+    """An exception, as the router tries it."""
+    when = rule.when
+    headers = {name.lower(): text for name, text in when.header.items()}
+    share = 1.0 if when.share is None else when.share
+    compiled = When(when.dialect, headers, when.body, when.key, when.tag, share)
+    return Rule(rule.name, when.model, compiled, rule.use.model, rule.use.version)
+
+
+def make_principal(key: c.Key, aliases: Mapping[str, str]) -> Principal:
+    """The holder of a configured key. ``aliases`` gives the model that each stands for."""
+    models = frozenset(aliases.get(name, name) for name in key.models) if key.models else None
+    return Principal(key.name, key.sha256, models, key.dialect, frozenset(key.tags))
 
 
 def make_timeouts(timeouts: c.Timeouts) -> Timeouts:

@@ -19,6 +19,8 @@ class Principal(Struct, frozen=True):
     models: frozenset[str] | None = None
     dialect: str | None = None
     """What its holder speaks where several dialects have one path."""
+    tags: frozenset[str] = frozenset()
+    """What rules may know it by."""
 
 
 class Keyring:

@@ -4,8 +4,6 @@ All that the configuration decides is decided once, when the table is compiled; 
 and draws.
 """
 
-import bisect
-import itertools
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, Literal
 
@@ -15,7 +13,12 @@ from msgspec.structs import replace
 from gateway.core.catalog import ModelInfo, VersionInfo
 from gateway.core.errors import ModelNotFound, VersionNotFound
 from gateway.core.ports import Backend
+from gateway.rules import Rule, first
+from gateway.splits import Split
+from gateway.traits import Traits
 
+Ask = Callable[[], Traits]
+"""Gives what is known of a request. It is not called where the model's name is enough."""
 OnLoss = Literal["report", "reject", "ignore"]
 ANY = "*"
 """The model that stands for every name no other model has."""
@@ -42,18 +45,6 @@ class Target(Struct, frozen=True):
     backend_name: str
 
 
-class Split:
-    """A weighted choice among targets: the A/B test, the canary and the plain route alike."""
-
-    def __init__(self, targets: Sequence[Target], weights: Sequence[int]) -> None:
-        self._targets = targets
-        self._edges = list(itertools.accumulate(weights))
-
-    def pick(self, draw: float) -> Target:
-        """The target at ``draw``, which is in [0, 1)."""
-        return self._targets[bisect.bisect_right(self._edges, draw * self._edges[-1])]
-
-
 class Model(Struct, frozen=True):
     """A public model, compiled."""
 
@@ -66,15 +57,41 @@ class Model(Struct, frozen=True):
     """What its clients speak where several dialects have one path."""
     fallback: tuple[str, ...] = ()
     """Who answers in its stead, in this order: versions of its own, or other models."""
+    sticky: tuple[str, ...] = ()
+    """What a client is held to its version by, in this order; by luck without any."""
+    rules: tuple[Rule, ...] = ()
+    """The exceptions that its requests may be, in their order."""
+
+
+class Why(Struct, frozen=True):
+    """How a target was come to. Nothing here says who asked."""
+
+    rule: str = ""
+    """The rule that was followed, by its name."""
+    sticky: str = ""
+    """What told who asks: ``header:NAME``, ``body:FIELD``, ``key`` or ``address``."""
+    bucket: int | None = None
+    """What their hash gave; see ``gateway.splits``."""
+
+
+_BY_LUCK = Why()
 
 
 class Route(Struct, frozen=True):
-    """Where a request goes, and under which of the model's rules."""
+    """Where a request goes, and under which of the model's settings."""
 
     model: Model
     target: Target
     pinned: bool = False
-    """The client named the version, so the split was not asked."""
+    """The client named the version, so neither rules nor the split were asked."""
+    why: Why = _BY_LUCK
+    instead: str = ""
+    """The model that was asked for, where a rule led to another."""
+
+    @property
+    def asked(self) -> str:
+        """The public model that was asked for, which is the one a key must be good for."""
+        return self.instead or self.model.info.name
 
     @property
     def named(self) -> str:
@@ -86,46 +103,54 @@ class Router:
     """The table that requests follow; also the catalog that dialects list it by."""
 
     def __init__(
-        self, models: Mapping[str, Model], *, draw: Callable[[], float], ready: bool = True
+        self,
+        models: Mapping[str, Model],
+        *,
+        draw: Callable[[], float],
+        rules: Sequence[Rule] = (),
+        ready: bool = True,
     ) -> None:
-        self._models = list(models.values())
-        self._by_name = dict(models)
-        for model in models.values():
+        """``rules`` name models and versions that are here."""
+        owners = {alias: one.info.name for one in models.values() for alias in one.info.aliases}
+        self._by_name = {
+            name: replace(model, rules=tuple(_of(name, rules, owners)))
+            for name, model in models.items()
+        }
+        self._models = list(self._by_name.values())
+        for model in self._models:
             self._by_name.update(dict.fromkeys(model.info.aliases, model))
         self._draw = draw
         self.ready = ready
 
-    def route(self, name: str, version: str | None = None) -> Route:
+    def route(self, name: str, version: str | None = None, ask: Ask = Traits) -> Route:
         """The route for ``name``, which may pin a version as ``name@version``.
 
         Raises ModelNotFound or VersionNotFound.
         """
-        model = self._by_name.get(name)
-        if model is None and version is None and "@" in name:
-            plain, _, pinned = name.rpartition("@")
-            if plain in self._by_name:
-                return self.route(plain, pinned)
-        if model is None:
-            return self._any(name)
-        if version is None:
-            return Route(model, model.split.pick(self._draw()))
-        target = model.targets.get(version)
-        if target is None:
-            raise VersionNotFound(
-                f"the model {shown(name)} has no version {shown(version)}",
-                model=name,
-                version=version,
-            )
-        return Route(model, target, pinned=True)
+        model, pinned = self._named(name, version)
+        if pinned is not None:
+            return Route(model, model.targets[pinned], pinned=True)
+        if model.rules or model.sticky:
+            return self._choose(model, ask())
+        return Route(model, model.targets[model.split.pick(self._draw())])
 
-    def after(self, route: Route) -> Iterator[Route]:
-        """Who answers in its stead, each target once. Nobody does for a version that was pinned."""
+    def after(self, route: Route, ask: Ask = Traits) -> Iterator[Route]:
+        """Who answers in its stead, each target once. Nobody does for a version that was pinned.
+
+        Rules are for what was asked: none leads away from here.
+        """
         if route.pinned:
             return
         seen = {route.named}
+        why = Why(route.why.rule)
         for name in route.model.fallback:
             target = route.model.targets.get(name)
-            found = self.route(name) if target is None else replace(route, target=target)
+            if target is None:
+                model = self._by_name[name]
+                traits = ask() if model.sticky else Traits()
+                found = self._split(model, traits, why, route.asked)
+            else:
+                found = replace(route, target=target, why=why)
             if found.named not in seen:
                 seen.add(found.named)
                 yield found
@@ -141,15 +166,54 @@ class Router:
 
     def find(self, model: str, version: str | None = None) -> ModelInfo:
         """The model of this name or alias. Raises ModelNotFound or VersionNotFound."""
-        found = self.route(model, version)
-        return self._now(found.model)
+        found, _ = self._named(model, version)
+        return self._now(found)
 
-    def _any(self, name: str) -> Route:
+    def _named(self, name: str, version: str | None) -> tuple[Model, str | None]:
+        """The model of a name, and the version that is pinned."""
+        model = self._by_name.get(name)
+        if model is None and version is None and "@" in name:
+            plain, _, pinned = name.rpartition("@")
+            if plain in self._by_name:
+                return self._named(plain, pinned)
+        if model is None:
+            return self._any(name), None
+        if version is not None and version not in model.targets:
+            raise VersionNotFound(
+                f"the model {shown(name)} has no version {shown(version)}",
+                model=name,
+                version=version,
+            )
+        return model, version
+
+    def _any(self, name: str) -> Model:
         model = self._by_name.get(ANY)
         if model is None or not name:
             raise ModelNotFound(f"the model {shown(name)} does not exist", model=name)
-        target = replace(model.split.pick(self._draw()), model=name)
-        return Route(replace(model, info=replace(model.info, name=name)), target)
+        targets = {key: replace(target, model=name) for key, target in model.targets.items()}
+        return replace(model, info=replace(model.info, name=name), targets=targets)
+
+    def _choose(self, model: Model, traits: Traits) -> Route:
+        """By the first rule that holds, or else by the split."""
+        match = first(model.rules, traits, model.sticky, self._draw)
+        if match is None:
+            return self._split(model, traits, _BY_LUCK)
+        rule = match.rule
+        found = model if rule.to is None else self._by_name[rule.to]
+        instead = "" if found is model else model.info.name
+        if rule.version is None:
+            return self._split(found, traits, Why(rule.name), instead)
+        why = Why(rule.name, match.sticky, match.bucket)
+        return Route(found, found.targets[rule.version], why=why, instead=instead)
+
+    def _split(self, model: Model, traits: Traits, why: Why, instead: str = "") -> Route:
+        source, who = traits.first(model.sticky)
+        if not source:
+            version = model.split.pick(self._draw())
+        else:
+            arm = model.split.hold(who)
+            version, why = arm.version, Why(why.rule, source, arm.bucket)
+        return Route(model, model.targets[version], why=why, instead=instead)
 
     @staticmethod
     def _now(model: Model) -> ModelInfo:
@@ -160,6 +224,13 @@ class Router:
             for version in model.info.versions
         )
         return replace(model.info, versions=versions)
+
+
+def _of(name: str, rules: Sequence[Rule], owners: Mapping[str, str]) -> Iterator[Rule]:
+    """The rules that a model's requests are tried by."""
+    for rule in rules:
+        if rule.model is None or owners.get(rule.model, rule.model) == name:
+            yield rule
 
 
 def shown(name: str) -> str:
@@ -173,13 +244,17 @@ def compile_model(
     weights: Mapping[str, int],
     on_loss: OnLoss = "report",
     defaults: Defaults = Defaults(),  # noqa: B008 - frozen
+    *,
+    salt: str = "",
 ) -> Model:
-    """A model of these versions; ``weights`` names at least one with a weight above 0."""
+    """A model of these versions; ``weights`` names at least one with a weight above 0.
+
+    ``salt`` is the split's name, or else the model's.
+    """
     total = sum(weights.values())
     versions = tuple(
         VersionInfo(name, target.model, round(100 * weights.get(name, 0) / total))
         for name, target in targets.items()
     )
-    arms = [name for name in targets if weights.get(name)]
-    split = Split([targets[name] for name in arms], [weights[name] for name in arms])
+    split = Split({name: weights.get(name, 0) for name in targets}, salt or info.name)
     return Model(replace(info, versions=versions), targets, split, on_loss, defaults)

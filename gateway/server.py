@@ -47,6 +47,7 @@ from gateway.router import Route, Router
 from gateway.seam import Request as HttpRequest
 from gateway.seam import Sink
 from gateway.telemetry import Observer, Record
+from gateway.traits import Traits
 from gateway.translation import Translation
 
 log = logging.getLogger("interlingua")
@@ -82,6 +83,21 @@ class _Asked(Struct, frozen=True):
     context: Context
     sink: Sink
     record: Record
+
+
+class _Asker(Struct, frozen=True):
+    """Who asks, and what."""
+
+    dialect: Dialect
+    call: Call
+    principal: Principal | None
+    peer: str
+
+    def traits(self) -> Traits:
+        """What the choice of a target may go by."""
+        call, who = self.call, self.principal
+        key, tags = ("", frozenset[str]()) if who is None else (who.name, who.tags)
+        return Traits(self.dialect.name, call.headers, call.body, key, tags, self.peer)
 
 
 class Server:
@@ -140,13 +156,14 @@ class Server:
         try:
             principal = self._admit(call, record)
             call = replace(call, body=await self._body(http))
+            asker = _Asker(mount.dialect, call, principal, http.peer)
             match call.endpoint.task:
                 case "inform":
                     send(sink, mount.dialect.inform(call, self._router), record)
                 case "generate":
-                    await self._generate(mount.dialect, call, principal, sink, record)
+                    await self._generate(asker, sink, record)
                 case "tokenize":
-                    await self._tokenize(mount.dialect, call, principal, sink, record)
+                    await self._tokenize(asker, sink, record)
                 case "stop":
                     self._stop(mount.dialect, call, record)
                     send(sink, mount.dialect.inform(call, self._router), record)
@@ -190,18 +207,12 @@ class Server:
             return decompress(body, encoding, self._settings.body)
         return body
 
-    async def _generate(
-        self,
-        dialect: Dialect,
-        call: Call,
-        principal: Principal | None,
-        sink: Sink,
-        record: Record,
-    ) -> None:
+    async def _generate(self, asker: _Asker, sink: Sink, record: Record) -> None:
         """Ask the route's target, and in its stead those that it falls back to."""
-        envelope, route = self._route(dialect, call, principal, record)
+        dialect, call = asker.dialect, asker.call
+        envelope, route = self._route(asker, record)
         asked = _Asked(dialect, call, envelope, self._context(call, record), sink, record)
-        rest = self._router.after(route)
+        rest = self._router.after(route, asker.traits)
         while True:
             try:
                 await self._exchange(asked, route)
@@ -229,9 +240,9 @@ class Server:
         def translate() -> Translation:
             return Translation(asked.dialect, call, route, about)
 
-        answering: Answering | None = relaying(asked.dialect, call, route, about, translate)
-        if answering is None:
-            answering = translate()
+        relayed = relaying(asked.dialect, call, route, about, translate)
+        answering: Answering = translate() if relayed is None else relayed
+        record.stream = asked.envelope.stream if relayed is None else relayed.streams
         record.losses = answering.losses
         request = answering.request
         if request.timeout is not None:
@@ -241,29 +252,21 @@ class Server:
         name = (asked.dialect.name, record.key, client_id)
         self._running[name] = exchange
         try:
-            await exchange.run(stream=asked.envelope.stream)
+            await exchange.run(stream=record.stream)
         finally:
             if self._running.get(name) is exchange:
                 del self._running[name]
 
-    def _route(
-        self, dialect: Dialect, call: Call, principal: Principal | None, record: Record
-    ) -> tuple[Envelope, Route]:
-        envelope = dialect.peek(call)
-        route = self._router.route(envelope.model, envelope.version)
-        authorize(principal, route.model.info.name)
+    def _route(self, asker: _Asker, record: Record) -> tuple[Envelope, Route]:
+        envelope = asker.dialect.peek(asker.call)
+        route = self._router.route(envelope.model, envelope.version, asker.traits)
+        authorize(asker.principal, route.asked)
         self._label(record, route, envelope.stream)
         return envelope, route
 
-    async def _tokenize(
-        self,
-        dialect: Dialect,
-        call: Call,
-        principal: Principal | None,
-        sink: Sink,
-        record: Record,
-    ) -> None:
-        _, route = self._route(dialect, call, principal, record)
+    async def _tokenize(self, asker: _Asker, sink: Sink, record: Record) -> None:
+        dialect, call = asker.dialect, asker.call
+        _, route = self._route(asker, record)
         backend = route.target.backend
         if not isinstance(dialect, Tokenizing) or not isinstance(backend, Tokenizer):
             raise Unsupported(f"the model {route.model.info.name!r} does not tell its tokens")
@@ -309,6 +312,8 @@ class Server:
         record.model = route.model.info.name
         record.version = route.target.version
         record.backend = route.target.backend_name
+        record.rule = route.why.rule
+        record.sticky = "pinned" if route.pinned else route.why.sticky
         record.stream = stream
 
     def _refuse(

@@ -37,6 +37,11 @@ class Record(Struct, omit_defaults=True):
     usage: Usage | None = None
     tokens: int = 0
     """Of the answer, as far as they were passed on in a stream."""
+    rule: str = ""
+    """The rule that was followed, by its name."""
+    sticky: str = ""
+    """What held the client to its version: ``header:NAME``, ``body:FIELD``, ``key``, ``address``;
+    ``pinned`` where it named the version."""
     fell_back: tuple[str, ...] = ()
     """The targets that were tried before this one, and why they failed: ``model@version Error``."""
     losses: tuple[Loss, ...] = ()

@@ -8,6 +8,7 @@ pairs        the keys of a mapping              leaves    scalar nodes to values
 reader       the tree to the Structs            dialects  what the registry says of them
 ground       what the checks stand on           mounts    do the listeners make sense
 checks       does the rest                      resolve   what the file leaves unsaid
+rules        do the exceptions                  fallbacks do those in a model's stead
 loading      all of this, in its order          shown     a configuration as it may be shown
 json_schema  what may be written, for editors   capabilities  what a pool's workers do not do
 """
@@ -32,6 +33,7 @@ from gateway.config.shape import (
     ListenerDialect,
     Model,
     ModelLimits,
+    Rule,
     Split,
     Target,
     Tls,
@@ -58,6 +60,7 @@ __all__ = [
     "ModelLimits",
     "Pool",
     "Retries",
+    "Rule",
     "Secret",
     "Split",
     "Target",

@@ -1,14 +1,14 @@
 """Whether a configuration makes sense: names that lead somewhere, and traffic that gets there."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
-from gateway.config import fallbacks, mounts, pool_checks
+from gateway.config import fallbacks, mounts, pool_checks, rules
 from gateway.config.complaints import Steps, instead, quoted
 from gateway.config.dialects import mismatch
 from gateway.config.ground import Ground, known
 from gateway.config.pools import Pool
-from gateway.config.shape import Config, Key, Model, Split
+from gateway.config.shape import Config, Key, Model, Split, numbered
 
 _WHOLE = 100
 
@@ -29,6 +29,7 @@ def check(config: Config, ground: Ground, *, insecure: bool) -> None:
         fallbacks.check(config.models, ground)
     if known(config.keys):
         _check_keys(config, ground)
+    rules.check(config, ground)
 
 
 # --- models --------------------------------------------------------------------------------------
@@ -84,9 +85,9 @@ def _check_split(model: Model, path: Steps, ground: Ground) -> None:
         return
     versions = list(model.versions or ())
     if model.split is None:
-        if len(versions) > 1:
+        if len(versions) > 1 and not any(map(numbered, versions)):
             weights = ", ".join(f'"{version}": 1' for version in versions)
-            mend = f"add split: {{weights: {{{weights}}}}}"
+            mend = f"give one a number, or add split: {{weights: {{{weights}}}}}"
             message = f"nothing says which version gets the traffic; {mend}"
             ground.say((*path, "versions"), message, key=True)
         return
@@ -95,6 +96,19 @@ def _check_split(model: Model, path: Steps, ground: Ground) -> None:
         ground.say((*path, "split"), message, key=True)
     elif known(model.split.weights):
         _check_weights(model.split, versions, (*path, "split", "weights"), ground)
+    if known(model.split.sticky) and model.split.sticky is not None:
+        _check_sticky(model.split.sticky, (*path, "split", "sticky"), ground)
+
+
+def _check_sticky(sticky: Sequence[str], path: Steps, ground: Ground) -> None:
+    for n, source in enumerate(sticky):
+        if not known(source):
+            continue
+        if source in sticky[:n]:
+            ground.say((*path, n), "stands here already; remove one of the two")
+        elif "address" in sticky[:n]:
+            message = "is never asked for, since every request has an address; put it before that"
+            ground.say((*path, n), message)
 
 
 def _check_weights(split: Split, versions: list[str], path: Steps, ground: Ground) -> None:

@@ -20,10 +20,13 @@ from gateway.config.units import (
     Digest,
     Duration,
     FilePath,
+    Header,
     ModelName,
     Name,
     Prefix,
+    Share,
     Size,
+    Sticky,
     Text,
     Weight,
     WeightsPath,
@@ -93,6 +96,8 @@ class Key(Section, frozen=True):
     models: Annotated[tuple[Text, ...], Meta(min_length=1)] | None = None
     dialect: Text | None = None
     """What its holder speaks where several dialects have one path."""
+    tags: tuple[Name, ...] = ()
+    """What rules may know it by, with others."""
 
 
 # --- who answers ---------------------------------------------------------------------------------
@@ -147,10 +152,16 @@ class Target(Section, frozen=True):
 
 
 class Split(Section, frozen=True, kw_only=True):
-    """How much of the traffic each version takes."""
+    """How much of the traffic each version takes.
+
+    Who asks is held to one version by the first of ``sticky`` that a request has; without one, each
+    request is sent by chance. The same are held to the same wherever the split has the same
+    ``name`` (left out, the model's), whichever gateway is asked.
+    """
 
     name: Name | None = None
     weights: Annotated[Mapping[Name, Weight], Meta(min_length=1)]
+    sticky: Annotated[tuple[Sticky, ...], Meta(min_length=1)] | None = None
 
 
 class ModelLimits(Section, frozen=True):
@@ -185,6 +196,7 @@ class ModelDefaults(Section, frozen=True):
 class Model(Section, frozen=True):
     """A public model: one target, or numbered versions of it and how they share the traffic.
 
+    Of versions without a split, the highest number takes all; the others are for who names them.
     What only one dialect asks of a model stands under that dialect's name.
     """
 
@@ -215,10 +227,55 @@ class Model(Section, frozen=True):
         return {"1": Target(backend=self.backend, model=self.model)}
 
     def weights(self) -> Mapping[str, int]:
-        """Each version's share of the traffic; without a split there is one version."""
+        """Each version's share of the traffic; without a split, one takes it all."""
         if self.split is not None:
             return self.split.weights
-        return dict.fromkeys(self.targets(), 1)
+        targets = self.targets()
+        numbers = [name for name in targets if numbered(name)]
+        return {max(numbers, key=int) if numbers else next(iter(targets)): 1}
+
+
+def numbered(version: str) -> bool:
+    """Whether a version's name is a number."""
+    return version.isascii() and version.isdigit()
+
+
+# --- exceptions ----------------------------------------------------------------------------------
+
+
+class When(Section, frozen=True):
+    """What must hold for a rule to be followed, all of it. What is left out holds always.
+
+    ``header`` and ``body`` give what must stand there, the body's fields being those of its top
+    level. ``tag`` is one of the key's. ``share`` takes a part of those for whom the rest holds, and
+    the same ones each time where the model's split is sticky.
+    """
+
+    model: Text | None = None
+    dialect: Text | None = None
+    header: Mapping[Header, Text] = {}
+    body: Mapping[Text, Option] = {}
+    key: Text | None = None
+    tag: Text | None = None
+    share: Share | None = None
+
+
+class Use(Section, frozen=True):
+    """Where a request goes instead: to another model, to a version, or to both at once."""
+
+    model: Text | None = None
+    version: Text | None = None
+
+
+class Rule(Section, frozen=True, kw_only=True):
+    """An exception. The first rule that holds is followed, before the model's split is asked.
+
+    A version that a client pinned is left as it is.
+    """
+
+    name: Name
+    when: When = When()
+    use: Use
 
 
 class Config(Section, frozen=True, kw_only=True):
@@ -231,4 +288,5 @@ class Config(Section, frozen=True, kw_only=True):
     defaults: Defaults = Defaults()
     backends: Annotated[Mapping[Name, Backend], Meta(min_length=1)]
     models: Annotated[Mapping[ModelName, Model], Meta(min_length=1)]
+    routes: tuple[Rule, ...] = ()
     keys: tuple[Key, ...] = ()

@@ -28,6 +28,8 @@ _WEIGHT = re.compile(r"([0-9]{1,7})(%?)")
 _HEAVIEST = 1_000_000
 _NAME = re.compile(r"[A-Za-z0-9._-]{1,100}")
 _MODEL = re.compile(r"[A-Za-z0-9._:/-]{1,200}")
+_HEADER = re.compile(r"[A-Za-z0-9!#$%&'*+.^_`|~-]{1,100}")
+_STICKY = re.compile(rf"header:{_HEADER.pattern}|body:[^\x00-\x1f]{{1,100}}|key|address")
 _DIGEST = re.compile(r"[0-9a-fA-F]{64}")
 _PREFIX = re.compile(r"(/[A-Za-z0-9._~-]+)+")
 _RELATIVE = "what is relative starts at the configuration's own folder"
@@ -138,7 +140,7 @@ def write_share(part: float) -> str:
 
 
 def name(text: str) -> str:
-    """The name of a backend, a version, a split or a key."""
+    """The name of a backend, a version, a split, a rule, a key or a tag."""
     return _checked(_NAME, text, "letters, digits, '.', '_' and '-', at most 100")
 
 
@@ -159,6 +161,20 @@ def _checked(pattern: re.Pattern[str], text: str, allowed: str) -> str:
     if not pattern.fullmatch(text):
         raise ValueError(f"is not a name; names are made of {allowed} characters")
     return text
+
+
+def header(text: str) -> str:
+    """The name of a header."""
+    if not _HEADER.fullmatch(text):
+        raise ValueError("is not the name of a header; write it as x-user-id")
+    return text
+
+
+def sticky(text: str) -> str:
+    """What tells who asks: ``header:NAME``, ``body:FIELD``, ``key`` or ``address``."""
+    if not _STICKY.fullmatch(text):
+        raise ValueError("tells nobody; write header:NAME, body:FIELD, key or address")
+    return text.lower() if text.startswith("header:") else text
 
 
 def digest(text: str) -> str:
@@ -242,6 +258,8 @@ UNITS: Final[Mapping[str, Unit]] = {
     "name": Unit(name, _text(_NAME)),
     "model": Unit(model, {"type": "string", "pattern": f"^(\\*|{_MODEL.pattern})$"}),
     "alias": Unit(alias, _text(_MODEL)),
+    "header": Unit(header, _text(_HEADER)),
+    "sticky": Unit(sticky, _text(_STICKY)),
     "digest": Unit(digest, _text(_DIGEST), hidden=True),
     "prefix": Unit(prefix, _text(_PREFIX)),
     "device": Unit(device, _text(_DEVICE)),
@@ -268,6 +286,8 @@ Weight = Annotated[int, _unit("weight")]
 Name = Annotated[str, _unit("name")]
 ModelName = Annotated[str, _unit("model")]
 Alias = Annotated[str, _unit("alias")]
+Header = Annotated[str, _unit("header")]
+Sticky = Annotated[str, _unit("sticky")]
 Digest = Annotated[str, _unit("digest")]
 Prefix = Annotated[str, _unit("prefix")]
 Device = Annotated[str, _unit("device")]

@@ -87,6 +87,36 @@ def test_a_model_has_targets_and_weights_however_it_is_written() -> None:
     assert [model.weights() for model in (lone, one, two)] == [{"1": 1}, {"next": 1}, {"2": 7}]
 
 
+@pytest.mark.parametrize(
+    ("versions", "highest"),
+    [(("9", "10"), "10"), (("10", "9"), "10"), (("next", "1"), "1"), (("next", "01", "2"), "2")],
+)
+def test_without_a_split_the_highest_number_takes_all(
+    versions: tuple[str, ...], highest: str
+) -> None:
+    rows = "".join(f'    "{version}": {{backend: a}}\n' for version in versions)
+    config = good(ECHO, "models:\n  m:\n   versions:\n", rows)
+
+    assert config.models["m"].weights() == {highest: 1}
+
+
+def test_rules_and_sticky_sources_are_read_as_they_are_meant() -> None:
+    config = good(
+        ECHO,
+        'models: {m: {versions: {"1": {backend: a}}, split: {weights: {"1": 1}, ',
+        'sticky: ["header:X-User-Id", "body:User Name", key]}}}\n',
+        "routes: [{name: r, when: {body: {t: x, n: 5, f: 1.5, b: true}, share: 5%}, ",
+        "use: {model: m}}]",
+    )
+
+    split, [rule] = config.models["m"].split, config.routes
+    assert split is not None
+    assert split.sticky == ("header:x-user-id", "body:User Name", "key")
+    assert rule.when.body == {"t": "x", "n": 5, "f": 1.5, "b": True}
+    assert rule.when.body["b"] is True
+    assert (rule.when.share, rule.use.model, rule.use.version) == (0.05, "m", None)
+
+
 def test_what_a_dialect_asks_for_stands_beside_its_name_or_under_it() -> None:
     config = load(
         'listeners: [{address: "127.0.0.1:0", dialects: [{name: databricks, '

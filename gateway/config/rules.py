@@ -1,0 +1,234 @@
+"""Whether the rules make sense: names that lead somewhere, and none that is never followed."""
+
+from collections.abc import Mapping
+
+from gateway.config.complaints import Steps, instead, quoted
+from gateway.config.ground import Ground, known
+from gateway.config.shape import Config, Key, Model, Rule, When
+
+_UNNAMED = "*"
+
+
+def check(config: Config, ground: Ground) -> None:
+    """Complain of the rules."""
+    if not known(config.routes):
+        return
+    seen: dict[str, int] = {}
+    for n, rule in enumerate(config.routes):
+        if known(rule) and known(rule.name) and seen.setdefault(rule.name, n) != n:
+            message = f"routes[{seen[rule.name]}] has the same name; each rule has its own"
+            ground.say(("routes", n, "name"), message)
+    rules = _Rules(config, ground)
+    earlier: list[tuple[int, When]] = []
+    for n, rule in enumerate(config.routes):
+        if not known(rule):
+            continue
+        rules.check_use(rule, ("routes", n, "use"))
+        if known(rule.when) and rules.check_when(rule.when, ("routes", n, "when")):
+            rules.check_reached(rule.when, earlier, ("routes", n))
+            if rule.when.share in (None, 1):
+                earlier.append((n, rule.when))
+
+
+class _Rules:
+    """What the rules may name. What could not be read is None, and stays silent."""
+
+    def __init__(self, config: Config, ground: Ground) -> None:
+        self._ground = ground
+        self._models = _models(config)
+        self._owners = _owners(self._models)
+        self._keys = _keys(config)
+        self._spoken = _spoken(config)
+
+    def check_use(self, rule: Rule, path: Steps) -> None:
+        """Complain of where it leads to."""
+        use = rule.use
+        if not known(use):
+            return
+        if use.model is None and use.version is None:
+            self._ground.say(path, "the rule leads nowhere; give it a model, a version, or both")
+        elif use.model == _UNNAMED:
+            message = "it takes names that no model has, and here there is none; name a model"
+            self._ground.say((*path, "model"), message)
+        elif self._is_there(use.model, self._owners, "there is no model", (*path, "model")):
+            asked = rule.when.model if known(rule.when) else ""
+            if use.version is not None and known(use.version):
+                self._check_version(use.version, use.model or asked, (*path, "version"))
+
+    def check_when(self, when: When, path: Steps) -> bool:
+        """Complain of what can't hold. False where there is anything to complain of."""
+        good = [
+            self._is_there(when.model, self._owners, "there is no model", (*path, "model")),
+            self._is_there(when.key, self._keys, "there is no key", (*path, "key")),
+            self._is_there(when.tag, _tags(self._keys), "no key has the tag", (*path, "tag")),
+            self._check_dialect(when.dialect, (*path, "dialect")),
+            self._check_headers(when.header, (*path, "header")),
+            known(when.body) and all(map(known, when.body.values())),
+            known(when.share),
+        ]
+        return all(good) and self._check_holders(when, path)
+
+    def check_reached(self, when: When, earlier: list[tuple[int, When]], path: Steps) -> None:
+        """Complain of a rule for which those before leave no request over."""
+        asked = [when.model] if when.model is not None else list(self._models or ())
+        takers: set[int] = set()
+        for model in asked:
+            takes = (
+                n for n, one in earlier if self._is_for(one, model) and self._covers(one, when)
+            )
+            taker = next(takes, None)
+            if taker is None:
+                return
+            takers.add(taker)
+        if not takers:  # of models that could not be read
+            return
+        names = " and ".join(f"routes[{n}]" for n in sorted(takers))
+        self._ground.say(
+            path,
+            f"the rule is never followed: all that it is for goes by {names} before; "
+            "move it up, or remove it",
+        )
+
+    # --- names ------------------------------------------------------------------------------------
+
+    def _is_there(
+        self, name: str | None, names: Mapping[str, object] | None, what: str, path: Steps
+    ) -> bool:
+        """Whether a name is one of these, if it is given. Complains where it is none."""
+        if name is None or names is None or not known(name):
+            return name is None
+        if name not in names:
+            shown = quoted(self._ground.text(path))
+            self._ground.say(path, f"{what} {shown}; {instead(name, names)}")
+        return name in names
+
+    def _check_version(self, version: str, name: str | None, path: Steps) -> None:
+        if name is None:
+            message = "whose version? say for which model the rule is: when: {model: NAME}"
+            self._ground.say(path, message)
+            return
+        model = (self._models or {}).get((self._owners or {}).get(name, ""))
+        if model is None or not known(model.versions) or not known(model.backend):
+            return
+        versions = list(model.versions or ("1",))
+        if version not in versions:
+            shown = quoted(self._ground.text(path))
+            self._ground.say(path, f"there is no version {shown}; {instead(version, versions)}")
+
+    def _check_dialect(self, name: str | None, path: Steps) -> bool:
+        if name is None or not known(name):
+            return name is None
+        if not self._ground.check_spoken(name, None, path):
+            return False
+        if self._spoken is not None and name not in self._spoken:
+            message = f"no listener speaks {name}, so the rule is never followed"
+            self._ground.say(path, f"{message}; {instead(name, self._spoken)}")
+            return False
+        return True
+
+    def _check_headers(self, headers: Mapping[str, str], path: Steps) -> bool:
+        if not known(headers):
+            return False
+        seen: dict[str, str] = {}
+        for name in headers:
+            first = seen.setdefault(name.lower(), name)
+            if first != name:
+                message = f"is {quoted(first)} again, since headers have no case; keep one"
+                self._ground.say((*path, name), message, key=True)
+        return len(seen) == len(headers) and all(map(known, headers.values()))
+
+    def _check_holders(self, when: When, path: Steps) -> bool:
+        """Whether there is a key that all of it can hold for."""
+        key = (self._keys or {}).get(when.key or "")
+        if key is None or self._owners is None:
+            return True
+        if when.tag is not None and when.tag not in key.tags:
+            message = f"the key {quoted(key.name)} has no such tag, so the rule is never followed"
+            self._ground.say((*path, "tag"), message)
+            return False
+        asks = {self._owners.get(one, one) for one in key.models or ()}
+        if (
+            key.models
+            and when.model not in (None, _UNNAMED)
+            and self._owners[when.model] not in asks
+        ):
+            message = f"the key {quoted(key.name)} may not ask for this model, so the rule is "
+            self._ground.say((*path, "model"), message + "never followed")
+            return False
+        return True
+
+    # --- what takes what --------------------------------------------------------------------------
+
+    def _is_for(self, when: When, model: str) -> bool:
+        owners = self._owners or {}
+        return when.model is None or owners[when.model] == owners[model]
+
+    def _covers(self, wide: When, narrow: When) -> bool:
+        """Whether one holds wherever the other does, models and shares left aside."""
+        anybody = wide.key is None and wide.tag is None
+        keyed = narrow.key is not None or narrow.tag is not None
+        headers = {name.lower(): text for name, text in narrow.header.items()}
+        return (
+            wide.dialect in (None, narrow.dialect)
+            and (anybody or (keyed and self._holders(narrow) <= self._holders(wide)))
+            and all(headers.get(name.lower()) == text for name, text in wide.header.items())
+            and all(_is_same(narrow.body.get(name), one) for name, one in wide.body.items())
+        )
+
+    def _holders(self, when: When) -> set[str]:
+        """The keys that a rule can hold for."""
+        return {
+            name
+            for name, key in (self._keys or {}).items()
+            if when.key in (None, name) and (when.tag is None or when.tag in key.tags)
+        }
+
+
+def _models(config: Config) -> Mapping[str, Model] | None:
+    """Every model by its name, if all could be read."""
+    models = config.models
+    if not known(models) or not all(map(known, models.values())):
+        return None
+    aliases = [one.aliases for one in models.values()]
+    good = all(map(known, aliases)) and all(known(alias) for some in aliases for alias in some)
+    return models if good else None
+
+
+def _owners(models: Mapping[str, Model] | None) -> Mapping[str, str] | None:
+    """The model that each name stands for."""
+    if models is None:
+        return None
+    aliases = {alias: name for name, model in models.items() for alias in model.aliases}
+    return {**aliases, **{name: name for name in models}}
+
+
+def _keys(config: Config) -> Mapping[str, Key] | None:
+    """Every key by its name, if all could be read."""
+    keys = config.keys
+    if not known(keys) or not all(map(known, keys)):
+        return None
+    read = (known(key.name) and known(key.tags) and known(key.models) for key in keys)
+    return {key.name: key for key in keys} if all(read) else None
+
+
+def _tags(keys: Mapping[str, Key] | None) -> Mapping[str, object] | None:
+    if keys is None:
+        return None
+    return dict.fromkeys(tag for key in keys.values() for tag in key.tags)
+
+
+def _spoken(config: Config) -> list[str] | None:
+    """The dialects on the listeners, if all could be read; without listeners, every one is."""
+    if not known(config.listeners) or not config.listeners:
+        return None
+    if not all(known(one) and known(one.dialects) for one in config.listeners):
+        return None
+    mounts = [mount for one in config.listeners for mount in one.dialects]
+    if not all(known(mount) and known(mount.name) for mount in mounts):
+        return None
+    return [mount.name for mount in mounts]
+
+
+def _is_same(one: object, other: object) -> bool:
+    """Whether two scalars are one: 1 is 1.0, and is not true."""
+    return one == other and isinstance(one, bool) == isinstance(other, bool)

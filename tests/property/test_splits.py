@@ -1,0 +1,137 @@
+"""Laws of the split: shares as they are weighted, and nobody moved who need not be."""
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from gateway.rules import Rule, When, first
+from gateway.splits import Split
+from gateway.traits import Traits
+
+USERS = [f"user-{n}" for n in range(100_000)]
+
+names = st.text("abcdefghijklmnopqrstuvwxyz0123456789.-_", min_size=1, max_size=8)
+weights = st.dictionaries(names, st.integers(1, 100), min_size=1, max_size=5)
+people = st.lists(st.text(max_size=20), min_size=1, max_size=40, unique=True)
+laws = settings(max_examples=100)  # each holds many people
+
+
+def arms(split: Split, users: Sequence[str]) -> Mapping[str, str]:
+    return {user: split.hold(user).version for user in users}
+
+
+def moves(before: Split, after: Split, users: Sequence[str]) -> Counter[tuple[str, str]]:
+    """How many went from one arm to another."""
+    was, now = arms(before, users), arms(after, users)
+    return Counter((was[user], now[user]) for user in users if was[user] != now[user])
+
+
+# --- one hundred thousand users -------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("given", [{"1": 90, "2": 10}, {"a": 3, "b": 2, "c": 1, "d": 0}])
+def test_shares_are_as_weighted(given: Mapping[str, int]) -> None:
+    found = Counter(arms(Split(given, "rollout"), USERS).values())
+
+    total = sum(given.values())
+    for arm, weight in given.items():
+        assert abs(found[arm] / len(USERS) - weight / total) < 0.01, (arm, found)
+
+
+def test_a_rules_share_is_of_so_many_people() -> None:
+    rule = Rule("few", when=When(share=0.05))
+    sticky = ("key",)
+
+    taken = sum(first([rule], Traits(key=user), sticky, _never) is not None for user in USERS)
+
+    assert abs(taken / len(USERS) - 0.05) < 0.01
+
+
+def test_two_splits_share_people_out_independently() -> None:
+    one, other = arms(Split({"1": 1, "2": 1}, "one"), USERS), arms(Split({"1": 1, "2": 1}), USERS)
+
+    both = Counter((one[user], other[user]) for user in USERS)
+
+    assert all(abs(count / len(USERS) - 0.25) < 0.01 for count in both.values())
+    assert len(both) == 4
+
+
+def test_from_10_to_20_moves_only_those_who_must() -> None:
+    moved = moves(Split({"1": 90, "2": 10}, "s"), Split({"1": 80, "2": 20}, "s"), USERS)
+
+    assert set(moved) == {("1", "2")}
+    assert abs(moved.total() / len(USERS) - 0.10) < 0.01
+
+
+def test_an_arm_more_takes_its_share_from_the_others_and_moves_nobody_else() -> None:
+    moved = moves(Split({"1": 60, "2": 30}, "s"), Split({"1": 60, "2": 30, "3": 10}, "s"), USERS)
+
+    assert set(moved) == {("1", "3"), ("2", "3")}
+    assert abs(moved.total() / len(USERS) - 0.10) < 0.01
+    assert abs(moved["1", "3"] / moved["2", "3"] - 2) < 0.2
+
+
+# --- whatever the weights -------------------------------------------------------------------------
+
+
+@laws
+@given(given=weights, name=names, users=people, data=st.data())
+def test_a_heavier_arm_only_gains(
+    given: dict[str, int], name: str, users: list[str], data: st.DataObject
+) -> None:
+    grown = data.draw(st.sampled_from(sorted(given)))
+    more = given | {grown: given[grown] + data.draw(st.integers(1, 100))}
+
+    assert {now for _, now in moves(Split(given, name), Split(more, name), users)} <= {grown}
+
+
+@laws
+@given(given=weights, name=names, users=people, added=names, weight=st.integers(1, 100))
+def test_a_new_arm_only_gains(
+    given: dict[str, int], name: str, users: list[str], added: str, weight: int
+) -> None:
+    given = {arm: one for arm, one in given.items() if arm != added} or {"other" + added: 1}
+
+    moved = moves(Split(given, name), Split({**given, added: weight}, name), users)
+
+    assert {now for _, now in moved} <= {added}
+
+
+@laws
+@given(given=weights, name=names, users=people, factor=st.integers(2, 50))
+def test_neither_the_order_nor_the_unit_of_weights_moves_anybody(
+    given: dict[str, int], name: str, users: list[str], factor: int
+) -> None:
+    turned = {arm: factor * given[arm] for arm in reversed(given)}
+    idle = {**turned, "~": 0}
+
+    assert not moves(Split(given, name), Split(turned, name), users)
+    assert not moves(Split(given, name), Split(idle, name), users)
+
+
+@laws
+@given(small=st.floats(0, 1), large=st.floats(0, 1), name=names, users=people)
+def test_a_larger_share_of_a_rule_loses_nobody(
+    small: float, large: float, name: str, users: list[str]
+) -> None:
+    small, large = sorted((small, large))
+
+    def taken(share: float) -> set[str]:
+        rule = Rule(name, when=When(share=share))
+        everybody = [(user, Traits(headers={"x": user})) for user in users if user]
+        return {u for u, traits in everybody if first([rule], traits, ("header:x",), _never)}
+
+    assert taken(small) <= taken(large)
+
+
+@laws
+@given(given=weights, draw=st.floats(0, 1, exclude_max=True))
+def test_luck_finds_an_arm_that_has_a_weight(given: dict[str, int], draw: float) -> None:
+    assert Split({"none": 0, **{f"~{arm}": one for arm, one in given.items()}}).pick(draw) != "none"
+
+
+def _never() -> float:
+    raise AssertionError("luck was asked")

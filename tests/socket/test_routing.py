@@ -1,0 +1,224 @@
+"""Sticky splits and rules on a running gateway, in every dialect that shares its listener."""
+
+import hashlib
+from collections.abc import Mapping
+
+import httpx
+import pytest
+
+from gateway.splits import Split
+from tests.conftest import Running, Serve
+
+
+def digest(key: str) -> str:
+    return hashlib.sha256(key.encode()).hexdigest()
+
+
+FRONT = """
+listeners: [{address: "127.0.0.1:0", dialects: [openai, triton, databricks]}]
+backends:
+  one: {kind: echo, script: [first]}
+  two: {kind: echo, script: [second]}
+  small: {kind: echo, script: [small]}
+  gone: {dialect: openai, workers: ["http://127.0.0.1:1"]}
+models:
+  chat:
+    aliases: [talk]
+    versions: {"1": {backend: one}, "2": {backend: two}}
+    split: {name: rollout, weights: {"1": 50, "2": 50},
+            sticky: [header:x-user-id, body:user, key, address]}
+  lucky: {versions: {"1": {backend: one}, "2": {backend: two}},
+          split: {weights: {"1": 0, "2": 1}}}
+  highest: {versions: {"9": {backend: one}, "10": {backend: two}, next: {backend: one}}}
+  small: {backend: small}
+  lost: {backend: gone, fallback: [chat]}
+routes:
+  - {name: testers, when: {model: chat, header: {X-Cohort: beta}}, use: {version: "2"}}
+  - {name: infer, when: {model: chat, dialect: triton}, use: {version: "1"}}
+  - {name: urgent, when: {model: chat, body: {priority: 5}}, use: {model: small}}
+"""
+KEYS = f"""\
+  - {{name: paid, when: {{model: chat, tag: paid}}, use: {{model: small}}}}
+  - {{name: own, when: {{model: chat, key: app}}, use: {{version: "2"}}}}
+keys:
+  - {{name: web, sha256: "{digest("web-key")}", models: [talk]}}
+  - {{name: app, sha256: "{digest("app-key")}", models: [chat]}}
+  - {{name: payer, sha256: "{digest("payer-key")}", models: [chat], tags: [paid, early]}}
+  - {{name: poor, sha256: "{digest("poor-key")}", models: [small], tags: [paid]}}
+"""
+SPLIT = Split({"1": 50, "2": 50}, "rollout")
+SAID = {"1": "first", "2": "second"}
+HELLO = [{"role": "user", "content": "hi"}]
+
+
+async def ask(
+    front: Running, model: str = "chat", headers: Mapping[str, str] | None = None, **fields: object
+) -> httpx.Response:
+    body = {"model": model, "messages": HELLO, **fields}
+    return await front.http.post("/v1/chat/completions", json=body, headers=headers)
+
+
+def labels(front: Running) -> tuple[str, str, str, str]:
+    last = front.records[-1]
+    return last.model, last.version, last.rule, last.sticky
+
+
+async def test_a_user_stays_with_an_arm_wherever_it_is_asked(serve: Serve) -> None:
+    fronts = [await serve(FRONT), await serve(FRONT)]
+    arms = set()
+
+    for n in range(8):
+        version = SPLIT.hold(f"user-{n}").version
+        arms.add(version)
+        for front in fronts:
+            by_header = await ask(front, headers={"X-User-Id": f"user-{n}"}, user="someone")
+            assert labels(front) == ("chat", version, "", "header:x-user-id")
+            by_body = await ask(front, "talk", user=f"user-{n}", stream=True)
+            assert labels(front) == ("chat", version, "", "body:user")
+            assert SAID[version] in by_header.text
+            assert SAID[version] in by_body.text
+
+    assert arms == {"1", "2"}
+
+
+async def test_without_a_name_the_sockets_address_tells_and_no_header_does(serve: Serve) -> None:
+    front = await serve(FRONT)
+    version = SPLIT.hold("127.0.0.1").version
+
+    for n in range(4):
+        await ask(
+            front, headers={"X-Forwarded-For": f"192.0.2.{n}", "Forwarded": f"for=192.0.2.{n}"}
+        )
+        assert labels(front) == ("chat", version, "", "address")
+
+
+async def test_a_key_holds_its_holder(serve: Serve) -> None:
+    front = await serve(FRONT + KEYS)
+
+    answer = await ask(front, headers={"Authorization": "Bearer web-key"})
+
+    assert answer.status_code == 200
+    assert labels(front) == ("chat", SPLIT.hold("web").version, "", "key")
+
+
+@pytest.mark.parametrize(
+    ("headers", "fields", "labelled"),
+    [
+        ({"x-cohort": "beta"}, {"priority": 5}, ("chat", "2", "testers", "")),
+        ({}, {"priority": 5}, ("small", "1", "urgent", "")),
+        ({"x-cohort": "Beta", "x-user-id": "u"}, {}, ("chat", "", "", "header:x-user-id")),
+    ],
+)
+async def test_the_first_rule_that_holds_is_followed(
+    serve: Serve,
+    headers: dict[str, str],
+    fields: dict[str, object],
+    labelled: tuple[str, str, str, str],
+) -> None:
+    front = await serve(FRONT)
+
+    answer = await ask(front, "chat", headers, **fields)
+
+    model, version, *why = labelled
+    assert answer.status_code == 200
+    assert answer.json()["model"] == "chat"
+    assert labels(front) == (model, version or SPLIT.hold("u").version, *why)
+
+
+async def test_a_rule_may_be_for_one_dialect(serve: Serve) -> None:
+    front = await serve(FRONT)
+
+    answer = await front.http.post("/v2/models/chat/generate", json={"text_input": "hi"})
+    other = await front.http.post("/serving-endpoints/chat/invocations", json={"messages": HELLO})
+
+    assert answer.json()["text_output"].endswith("first")
+    assert front.records[0].rule == "infer"
+    assert other.status_code == 200
+    assert front.records[1].rule == ""
+
+
+@pytest.mark.parametrize(
+    ("path", "body"),
+    [
+        ("/v2/models/chat/versions/1/generate", {"text_input": "hi"}),
+        ("/v1/chat/completions", {"model": "chat@1", "messages": HELLO, "priority": 5}),
+        ("/serving-endpoints/chat@1/invocations", {"messages": HELLO}),
+    ],
+)
+async def test_a_pin_is_left_as_it_is_and_labelled(
+    serve: Serve, path: str, body: dict[str, object]
+) -> None:
+    front = await serve(FRONT)
+
+    answer = await front.http.post(path, json=body, headers={"x-cohort": "beta"})
+
+    assert answer.status_code == 200
+    assert "first" in answer.text
+    assert labels(front) == ("chat", "1", "", "pinned")
+
+
+async def test_without_a_split_the_highest_number_answers(serve: Serve) -> None:
+    front = await serve(FRONT)
+
+    assert "second" in (await ask(front, "highest")).text
+    assert labels(front) == ("highest", "10", "", "")
+    assert "first" in (await ask(front, "highest@next")).text
+
+
+@pytest.mark.parametrize(
+    ("key", "status", "labelled"),
+    [
+        ("payer-key", 200, ("small", "1", "paid", "")),
+        ("app-key", 200, ("chat", "2", "own", "")),
+        ("poor-key", 403, ("", "", "", "")),
+    ],
+)
+async def test_a_key_must_be_good_for_what_was_asked_for(
+    serve: Serve, key: str, status: int, labelled: tuple[str, str, str, str]
+) -> None:
+    front = await serve(FRONT + KEYS)
+
+    answer = await ask(front, headers={"Authorization": f"Bearer {key}"})
+
+    assert answer.status_code == status
+    assert labels(front) == labelled
+
+
+async def test_in_anothers_stead_the_user_is_held_too(serve: Serve) -> None:
+    front = await serve(FRONT)
+
+    for n in range(4):
+        answer = await ask(front, "lost", headers={"x-user-id": f"user-{n}"})
+        version = SPLIT.hold(f"user-{n}").version
+        assert SAID[version] in answer.text
+        assert labels(front) == ("chat", version, "", "header:x-user-id")
+
+
+async def test_nothing_of_who_asks_is_told(serve: Serve) -> None:
+    front = await serve(FRONT)
+    await ask(front, headers={"x-user-id": "somebody-in-particular"})
+
+    assert "somebody" not in repr(front.records)
+
+
+async def test_a_body_that_cannot_be_read_is_refused_by_its_dialect(serve: Serve) -> None:
+    front = await serve(FRONT)
+
+    for body in (b'{"model":"chat","user":', b'{"model":"chat","user":"\xff"}', b"[]", b""):
+        answer = await front.http.post("/v1/chat/completions", content=body)
+        assert answer.status_code == 400
+        assert answer.json()["error"]["message"]
+
+
+async def test_a_request_by_name_alone_is_not_looked_at(
+    serve: Serve, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def never(*_: object) -> None:
+        raise AssertionError("the request was looked at")
+
+    front = await serve(FRONT)
+    monkeypatch.setattr("gateway.server.Traits", never)
+
+    assert (await ask(front, "lucky", user="u")).status_code == 200
+    assert (await ask(front, "chat@1", user="u")).status_code == 200
+    assert (await ask(front, "chat", user="u")).status_code == 500

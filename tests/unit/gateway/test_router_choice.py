@@ -1,0 +1,214 @@
+"""Rules before the split, the split by who asks, a pin before both; and a route says why."""
+
+from collections.abc import Mapping
+from typing import Any
+
+import pytest
+from msgspec.structs import replace
+
+from backends.echo import EchoBackend
+from gateway.core.catalog import ModelInfo
+from gateway.core.errors import ModelNotFound
+from gateway.router import Model, Route, Router, Target, Why, compile_model
+from gateway.rules import Rule, When
+from gateway.splits import Split, bucket
+from gateway.traits import Traits
+
+BACKEND = EchoBackend()
+STICKY = ("header:x-user-id", "body:user", "key", "address")
+BETA = When(headers={"x-cohort": "beta"})
+SOMEBODY = Traits(headers={"x-user-id": "user-4"}, key="web")
+
+
+def model(name: str, weights: Mapping[str, int], **more: Any) -> Model:
+    targets = {one: Target(one, f"{name}-{one}", BACKEND, "echo") for one in weights}
+    info = ModelInfo(name, (), aliases=more.pop("aliases", ()))
+    compiled = compile_model(info, targets, weights, salt=more.pop("salt", ""))
+    return replace(compiled, **more)
+
+
+def router(*models: Model, rules: tuple[Rule, ...] = (), draw: float = 0.0) -> Router:
+    return Router({one.info.name: one for one in models}, draw=lambda: draw, rules=rules)
+
+
+def told(route: Route) -> tuple[str, str, str]:
+    return route.named, route.why.rule, route.why.sticky
+
+
+def asks(**traits: Any) -> Any:
+    return lambda: Traits(**traits)
+
+
+CHAT = model("chat", {"1": 90, "2": 10}, aliases=("talk",))
+OTHER = model("other", {"1": 90, "2": 10}, sticky=STICKY)
+SALTED = model("chat", {"1": 90, "2": 10}, salt="llama31-rollout", sticky=STICKY)
+
+
+# --- sticky ---------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("traits", "sticky"),
+    [
+        ({"headers": {"x-user-id": "user-4"}, "body": b'{"user":"user-1"}'}, "header:x-user-id"),
+        ({"body": b'{"user":"user-4"}', "key": "user-1"}, "body:user"),
+        ({"key": "user-4", "address": "user-1"}, "key"),
+        ({"address": "user-4"}, "address"),
+    ],
+)
+def test_the_first_that_is_there_holds_the_client(traits: Any, sticky: str) -> None:
+    route = router(SALTED).route("chat", None, asks(**traits))
+
+    assert route.named == "chat@2"
+    assert route.why == Why("", sticky, bucket("llama31-rollout", "2", "user-4"))
+    assert not route.pinned
+
+
+def test_where_nobody_is_told_luck_decides() -> None:
+    assert told(router(SALTED, draw=0.95).route("chat", None, asks())) == ("chat@2", "", "")
+    assert told(router(SALTED, draw=0.1).route("chat")) == ("chat@1", "", "")
+
+
+def test_a_split_without_a_name_has_the_models_and_every_alias_is_the_model() -> None:
+    one = replace(CHAT, sticky=("key",))
+    people = [f"user-{n}" for n in range(200)]
+    split = Split({"1": 90, "2": 10}, "chat")
+
+    for who in people:
+        for name in ("chat", "talk"):
+            found = router(one).route(name, None, asks(key=who)).target.version
+            assert found == split.hold(who).version
+
+
+def test_a_pin_is_before_all() -> None:
+    table = router(SALTED, rules=(Rule("all", version="1"),))
+
+    for route in (table.route("chat@2", None, _never), table.route("chat", "2", _never)):
+        assert route.pinned
+        assert told(route) == ("chat@2", "", "")
+        assert list(table.after(route)) == []
+
+
+def test_nothing_is_asked_where_the_name_is_enough() -> None:
+    table = router(CHAT, OTHER, rules=(Rule("r", "other", BETA, version="1"),))
+
+    assert table.route("chat", None, _never).named == "chat@1"
+    assert list(table.after(table.route("chat", None, _never), _never)) == []
+
+
+# --- rules ----------------------------------------------------------------------------------------
+
+
+def test_a_rule_leads_to_a_version() -> None:
+    table = router(SALTED, rules=(Rule("testers", "chat", BETA, version="1"),))
+
+    found = table.route("chat", None, asks(headers={"x-cohort": "beta", "x-user-id": "user-4"}))
+    other = table.route("chat", None, asks(headers={"x-user-id": "user-4"}))
+
+    assert found.why == Why("testers")
+    assert (found.named, found.asked) == ("chat@1", "chat")
+    assert told(other) == ("chat@2", "", "header:x-user-id")
+
+
+def test_the_first_rule_that_holds_is_followed_and_an_alias_is_the_model() -> None:
+    rules = (
+        Rule("other", "other", version="1"),
+        Rule("alias", "talk", When(key="web"), version="2"),
+        Rule("rest", version="1"),
+    )
+    table = router(CHAT, OTHER, rules=rules, draw=0.99)
+
+    assert told(table.route("chat", None, asks(key="web"))) == ("chat@2", "alias", "")
+    assert told(table.route("talk", None, asks(key="app"))) == ("chat@1", "rest", "")
+
+
+def test_a_rule_leads_to_another_model_by_its_own_split_and_by_no_further_rule() -> None:
+    rules = (Rule("away", "chat", to="other"), Rule("back", "other", to="chat"))
+    table = router(CHAT, replace(OTHER, split=SALTED.split), rules=rules)
+
+    route = table.route("talk", None, lambda: SOMEBODY)
+
+    assert told(route) == ("other@2", "away", "header:x-user-id")
+    assert route.asked == "chat"
+    assert table.find("chat").name == "chat"
+
+
+def test_a_rule_leads_to_a_version_of_another_model() -> None:
+    table = router(CHAT, OTHER, rules=(Rule("away", "chat", to="other", version="1"),))
+
+    route = table.route("chat", None, lambda: SOMEBODY)
+
+    assert (route.target.model, route.asked) == ("other-1", "chat")
+    assert told(route) == ("other@1", "away", "")
+
+
+def test_a_rule_may_leave_a_model_to_its_split() -> None:
+    rules = (Rule("exempt", "chat", BETA, to="chat"), Rule("rest", "chat", version="2"))
+    table = router(CHAT, rules=rules)
+
+    route = table.route("chat", None, asks(headers={"x-cohort": "beta"}))
+
+    assert told(route) == ("chat@1", "exempt", "")
+    assert (route.instead, route.asked) == ("", "chat")
+
+
+def test_a_rules_share_is_by_the_sticky_list_of_the_model_asked_for() -> None:
+    rule = Rule("early", "chat", When(share=0.05), version="2")
+    table = router(SALTED, rules=(rule,), draw=0.99)
+
+    taken = table.route("chat", None, asks(key="user-9"))
+    left = table.route("chat", None, asks(key="user-1"))
+
+    assert taken.why == Why("early", "key", 207121674519990)
+    assert told(taken) == ("chat@2", "early", "key")
+    assert told(left) == ("chat@1", "", "key")
+
+
+def test_a_share_by_luck_does_not_use_up_the_luck_of_the_split() -> None:
+    draws = iter([0.06, 0.0])
+    rules = (Rule("early", "chat", When(share=0.05), version="2"),)
+    table = Router({"chat": CHAT}, draw=lambda: next(draws), rules=rules)
+
+    assert told(table.route("chat", None, asks())) == ("chat@1", "", "")
+
+
+# --- the model for every name ---------------------------------------------------------------------
+
+
+def test_names_of_no_model_have_rules_and_fallbacks_too() -> None:
+    anyone = model("*", {"1": 1, "2": 1}, sticky=("key",), fallback=("2", "chat"))
+    rules = (Rule("small", "*", BETA, to="chat"), Rule("first", "*", version="1"))
+    table = router(anyone, CHAT, rules=rules)
+
+    away = table.route("any/thing", None, asks(headers={"x-cohort": "beta"}))
+    here = table.route("any/thing", None, asks())
+
+    assert (away.named, away.asked) == ("chat@1", "any/thing")
+    assert (here.named, here.target.model, here.asked) == ("any/thing@1", "any/thing", "any/thing")
+    after = [(one.named, one.target.model) for one in table.after(here, asks())]
+    assert after == [("any/thing@2", "any/thing"), ("chat@1", "chat-1")]
+    with pytest.raises(ModelNotFound):
+        table.route("", None, asks())
+
+
+# --- in its stead ---------------------------------------------------------------------------------
+
+
+def test_who_answers_in_its_stead_is_held_too_and_no_rule_leads_away() -> None:
+    first = model("first", {"1": 1, "2": 0}, fallback=("1", "2", "chat"))
+    rules = (Rule("mine", "first", version="1"), Rule("away", "chat", to="first"))
+    table = router(first, SALTED, rules=rules)
+
+    route = table.route("first", None, lambda: SOMEBODY)
+    after = list(table.after(route, lambda: SOMEBODY))
+
+    assert told(route) == ("first@1", "mine", "")
+    assert [told(one) for one in after] == [
+        ("first@2", "mine", ""),
+        ("chat@2", "mine", "header:x-user-id"),
+    ]
+    assert {one.asked for one in after} == {"first"}
+
+
+def _never() -> Traits:
+    raise AssertionError("the request was looked at")

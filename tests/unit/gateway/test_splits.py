@@ -1,0 +1,66 @@
+"""The arm that someone is held to, as the document tells others to find it."""
+
+import re
+from collections.abc import Mapping
+from pathlib import Path
+
+import pytest
+
+from gateway.rules import Match, Rule, When, first
+from gateway.splits import Split, bucket
+from gateway.traits import Traits
+
+TEXT = (Path(__file__).parents[3] / "docs" / "howto" / "ab-test.md").read_text("utf-8")
+ROW = r"^\| `([^`]+)` \| (\d+) \| (\d+) \| `(.)` \| `(.)` \| `(.)` \|$"
+SHARE_ROW = r"^\| `([^`]+)` \| (\d+) \| (yes|no) \|$"
+NAME = "llama31-rollout"
+WEIGHTS = [{"1": 90, "2": 10}, {"1": 80, "2": 20}, {"1": 80, "2": 20, "3": 10}]
+
+
+def test_the_documented_arms_are_those_taken() -> None:
+    rows = re.findall(ROW, TEXT, re.MULTILINE)
+
+    assert len(rows) == 8
+    for who, *numbers, one, two, three in rows:
+        assert [str(bucket(NAME, arm, who)) for arm in "12"] == numbers
+        held = [Split(weights, NAME).hold(who) for weights in WEIGHTS]
+        assert [arm.version for arm in held] == [one, two, three]
+        assert [arm.bucket for arm in held] == [bucket(NAME, arm.version, who) for arm in held]
+
+
+def test_the_documented_program_finds_them_too() -> None:
+    [program] = re.findall(r"```python\n(.*?)```", TEXT, re.DOTALL)
+    scope: dict[str, object] = {}
+    exec(program, scope)  # noqa: S102 - the document's own
+    found = scope["arm"]
+    assert callable(found)
+
+    for who in (f"user-{n}" for n in range(500)):
+        for weights in [*WEIGHTS, {"1": 0, "2": 5}]:
+            assert found(NAME, weights, who) == Split(weights, NAME).hold(who).version
+
+
+def test_the_documented_shares_are_those_taken() -> None:
+    rows = re.findall(SHARE_ROW, TEXT, re.MULTILINE)
+    rule = Rule("early", when=When(share=0.05))
+
+    assert len(rows) == 4
+    for who, number, taken in rows:
+        found = first([rule], Traits(key=who), ("key",), lambda: 0.99)
+        assert found == (Match(rule, "key", int(number)) if taken == "yes" else None)
+
+
+@pytest.mark.parametrize(
+    ("draw", "version"), [(0.0, "1"), (0.89, "1"), (0.9, "2"), (0.999999, "2")]
+)
+def test_luck_follows_the_weights(draw: float, version: str) -> None:
+    assert Split({"0": 0, "1": 90, "2": 10}, "s").pick(draw) == version
+
+
+@pytest.mark.parametrize("weights", [{"a": 0, "b": 3}, {"b": 3}])
+def test_without_a_weight_nobody_is_held(weights: Mapping[str, int]) -> None:
+    assert {Split(weights, "s").hold(f"{n}").version for n in range(100)} == {"b"}
+
+
+def test_bytes_that_are_no_text_are_someone_too() -> None:
+    assert bucket("s", "1", "\udcff") != bucket("s", "1", "\udcfe")

@@ -1,0 +1,85 @@
+"""What of a request may be asked, and that nothing of it is read before."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import pytest
+
+from gateway.traits import Traits
+
+BODY = (
+    b'{"user":"u","n":7,"big":123456789012345678901234567890,"part":1.5,"yes":true,"no":null,'
+    b'"list":["u"],"map":{"user":"v"},"far":1e999,"empty":"","again":1,"again":2}'
+)
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("user", "u"),
+        ("n", 7),
+        ("part", 1.5),
+        ("yes", True),
+        ("again", 2),
+        ("empty", ""),
+        ("no", None),
+        ("list", None),
+        ("map", None),
+        ("far", None),
+        ("none", None),
+    ],
+)
+def test_a_field_is_a_scalar_of_the_top_level(name: str, value: Any) -> None:
+    found = Traits(body=BODY).field(name)
+
+    assert (found, type(found)) == (value, type(value))
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        b"",
+        b"[1]",
+        b'{"user":',
+        b'{"user":"\xff"}',
+        b'{"user":"\\ud800"}',
+        b'{"user":' + b"[" * 100_000 + b"]" * 100_000 + b"}",
+    ],
+    ids=["empty", "list", "cut", "encoding", "surrogate", "deep"],
+)
+def test_a_body_that_cannot_be_read_says_nothing(body: bytes) -> None:
+    traits = Traits(body=body)
+
+    assert traits.field("user") is None
+    assert traits.first(["body:user"]) == ("", "")
+
+
+def test_the_body_is_read_when_a_field_is_asked_for_and_once() -> None:
+    traits = Traits(headers={"x-a": "1"}, body=BODY, key="k", address="::1")
+
+    assert [traits.said(one) for one in ("header:x-a", "key", "address")] == ["1", "k", "::1"]
+    assert traits.known is None
+    assert traits.said("body:user") == "u"
+    traits.body = b"{}"
+    assert traits.said("body:user") == "u"
+
+
+@pytest.mark.parametrize(
+    ("sources", "found"),
+    [
+        (["header:x-a", "body:user"], ("header:x-a", "1")),
+        (["header:x-b", "body:user"], ("body:user", "u")),
+        (["header:x-empty", "body:n"], ("body:n", "7")),
+        (["body:yes", "body:part", "body:empty", "key"], ("key", "k")),
+        (["address", "key"], ("address", "::1")),
+        (["header:x-b"], ("", "")),
+        ([], ("", "")),
+    ],
+)
+def test_the_first_that_says_something_tells_who_asks(
+    sources: Sequence[str], found: tuple[str, str]
+) -> None:
+    headers = {"x-a": "1", "x-empty": ""}
+    traits = Traits(headers=headers, body=BODY, key="k", address="::1")
+
+    assert traits.first(sources) == found
