@@ -5,6 +5,7 @@ requests   a client's body into the internal request; who may speak when in ``ro
 tables     the scalar parameters
 answers    whole answers and streams
 worker     requests for workers, and their errors; what endpoints take in ``profiles``
+relay      a client's own bytes for an endpoint
 listing    the workspace API's view of the catalog
 errors     statuses and error codes
 """

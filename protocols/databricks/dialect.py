@@ -6,22 +6,24 @@ from typing import Any, ClassVar, Literal, get_args
 from msgspec import Raw, json
 
 from gateway.core.catalog import Catalog, ModelInfo
-from gateway.core.errors import GatewayError
+from gateway.core.errors import ClientError, GatewayError
 from gateway.core.loss import Loss
 from gateway.core.ports import (
     About,
     Call,
     Decoder,
     Description,
+    Dialect,
     Encoder,
     Endpoint,
     Envelope,
+    Relay,
     Reply,
     WireRequest,
 )
 from gateway.core.types import EmbedRequest, Request
 from protocols.body import read_object, value
-from protocols.databricks import answers, described, errors, listing, requests, roles
+from protocols.databricks import answers, described, errors, listing, relay, requests, roles
 from protocols.databricks.requests import Task
 from protocols.databricks.tables import TABLES
 from protocols.databricks.worker import Worker, meaning
@@ -96,6 +98,7 @@ class Databricks:
         self._order = role_rules
         self._by_prompt = completion_index == "prompt"
         self._worker = Worker(self.name, pay_per_token=pay_per_token, extra_params=extra_params)
+        self._relays = relay.relays()
 
     # --- towards clients --------------------------------------------------------------------------
 
@@ -174,6 +177,17 @@ class Databricks:
     def encode(self, request: Request) -> WireRequest:
         """See ``gateway.core.ports.WorkerDialect``."""
         return self._worker.encode(request)
+
+    def relay(self, client: Dialect, call: Call, about: About) -> Relay | None:
+        """See ``gateway.core.ports.Relaying``: for clients whose order of roles is not checked."""
+        if not isinstance(client, Databricks) or client._order == "strict":  # noqa: SLF001
+            return None
+        try:
+            fields = read_object(call.body)
+            task, stream = _task(call, fields), client._stream(call, fields)  # noqa: SLF001
+        except ClientError:
+            return None
+        return relay.relay(self._relays, call, about, task, stream=stream)
 
     def decoder(self, request: Request) -> Decoder:
         """See ``gateway.core.ports.WorkerDialect``."""

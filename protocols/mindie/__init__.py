@@ -7,6 +7,7 @@ requests   what all requests share; tables: their parameters; checks: the order 
 texts      answers of text and ids; pieces: after TGI and vLLM; chunks: OpenAI's
 errors     statuses and bodies
 worker     requests for workers; takes: what a release takes; fitting: what is taken away for it
+relay      a client's own bytes for a worker
 decoder    workers' answers; incoming: their shapes; faults: their errors
 info       what the server tells of itself; tokenizer: of a text
 """

@@ -18,9 +18,11 @@ from gateway.core.ports import (
     Call,
     Decoder,
     Description,
+    Dialect,
     Encoder,
     Endpoint,
     Envelope,
+    Relay,
     Renderer,
     Reply,
     Token,
@@ -44,6 +46,7 @@ from protocols.mindie import (
 from protocols.mindie.checks import body, get, wrong
 from protocols.mindie.pieces import InputsEncoder, NativeEncoder, PromptEncoder
 from protocols.mindie.profiles import PROFILES, TEMPLATINGS, Prompts, Setup
+from protocols.mindie.relay import ServerRelays
 from protocols.mindie.texts import TextEncoder, TokensEncoder, headers_of
 from protocols.mindie.worker import PROBE, Chats, Writer
 from protocols.params import Param
@@ -134,6 +137,7 @@ class MindIE:
         }
         self._chat_names = checks.names(self._setup.chat) | _CHAT_NAMES
         self._writer = Writer(self._setup, chats, renderer)
+        self._relays = ServerRelays(self._setup, chats)
 
     # --- towards clients --------------------------------------------------------------------------
 
@@ -238,6 +242,12 @@ class MindIE:
     def encode(self, request: Request) -> WireRequest:
         """See ``gateway.core.ports.WorkerDialect``."""
         return self._writer.encode(request)
+
+    def relay(self, client: Dialect, call: Call, about: About) -> Relay | None:
+        """See ``gateway.core.ports.Relaying``: between servers of one release."""
+        if not isinstance(client, MindIE):
+            return None
+        return self._relays.relay(client._setup, call, about)  # noqa: SLF001
 
     def decoder(self, request: Request) -> Decoder:
         """See ``gateway.core.ports.WorkerDialect``."""

@@ -2,9 +2,9 @@
 
 ``dialect`` puts the rest together. From client to worker: ``requests`` reads with ``tables``,
 ``messages`` and ``tools``; ``worker`` writes by ``profiles``, for lesser workers after a
-``narrowing``. And back: ``decoder`` reads what
-``incoming`` describes; ``answers`` writes in a ``style``. ``errors`` refuses clients, ``faults``
-understands workers' errors.
+``narrowing``. And back: ``decoder`` reads what ``incoming`` describes; ``answers`` writes in a
+``style``. What needs no translation goes by ``relay`` and comes back by ``passage``. ``errors``
+refuses clients, ``faults`` understands workers' errors.
 """
 
 from protocols.openai.dialect import OpenAI

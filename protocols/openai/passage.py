@@ -1,8 +1,8 @@
 """The way back of a relayed call: a worker's own bytes, as far as they are what was asked for."""
 
 import re
-from collections.abc import Sequence
-from typing import Final
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Final
 
 import msgspec
 from msgspec import Raw, Struct
@@ -10,35 +10,54 @@ from msgspec import Raw, Struct
 from gateway.core import sse
 from gateway.core.errors import GatewayError, StreamBroken, WorkerFailed
 from gateway.core.ports import Decoder, Passage
-from gateway.core.types import Done, EmbedRequest, Event, Request
-from protocols.body import read_object
+from gateway.core.types import Done, EmbedRequest, Event, GenerateRequest, Request, Served
 from protocols.openai.decoder import AnswerDecoder
 from protocols.openai.faults import complain
 from protocols.openai.incoming import WireUsage, usage_in
 
+Names = Mapping[str, str]
+"""What the client is to read in an answer, by its key: ``id``, or a key of the model's name."""
+
 _encode = msgspec.json.Encoder().encode
+_fields = msgspec.json.Decoder(dict[str, Raw]).decode
 
 _BOUNDARY: Final = re.compile(rb"\r?\n\r?\n")
+_STRAY: Final = re.compile(rb"^(?!(?:\xef\xbb\xbf)?data:|:|event|id|retry|\r?$).*\n", re.MULTILINE)
+"""A line that is no field of an event: some workers say so what went wrong."""
 _LARGEST: Final = 1 << 20
 """Bytes of one event."""
 
 
-def passage(request: Request, rename: tuple[Raw, Raw] | None) -> Passage:
-    """What reads the answer to ``request``; ``rename``: a model's name and the one in its place."""
+def reader(request: Request, complaint: Callable[[bytes], None] = complain) -> Decoder:
+    """What reads an answer beside its being passed on: of vectors, only that they are there."""
     if isinstance(request, EmbedRequest):
-        return WholePassage(_VectorCounter(len(request.inputs)), rename)
-    decoder = AnswerDecoder(request)
-    return StreamPassage(decoder, rename) if request.stream else WholePassage(decoder, rename)
+        return _VectorCounter(len(request.inputs), complaint)
+    return AnswerDecoder(request, complaint=complaint)
+
+
+def passage(request: Request, decoder: Decoder, names: Names, end: bytes = sse.DONE) -> Passage:
+    """What passes on the answer to ``request``, read by ``decoder``.
+
+    ``end`` is what a stream ends with; empty where its last event says so.
+    """
+    if isinstance(request, GenerateRequest) and request.stream:
+        return StreamPassage(decoder, names, request.model, end)
+    return WholePassage(decoder, names)
+
+
+def _renamed(names: Names, served: Served) -> dict[str, tuple[str, str]]:
+    """The names that a worker gives itself and the client is not to read, with those it is."""
+    told = {key: served.id if key == "id" else served.model for key in names}
+    return {key: (old, names[key]) for key, old in told.items() if old not in (None, names[key])}
 
 
 class WholePassage:
     """An answer in one piece; a stream that comes in its place is for the encoder."""
 
-    def __init__(self, decoder: Decoder, rename: tuple[Raw, Raw] | None) -> None:
+    def __init__(self, decoder: Decoder, names: Names) -> None:
         self._decoder = decoder
-        self._name = None if rename is None else rename[1]
+        self._names = names
         self._body = bytearray()
-        self._before: list[Event] = []
 
     def feed(self, data: bytes) -> tuple[bytes | None, Sequence[Event]]:
         """See ``gateway.core.ports.Passage``."""
@@ -51,21 +70,24 @@ class WholePassage:
         body = bytes(self._body).strip()
         if not body.startswith(b"{"):
             return None, events
-        if self._name is not None:
-            fields = read_object(body)
-            if "model" in fields:
-                fields["model"] = self._name
-                body = _encode(fields)
+        for event in events:
+            if isinstance(event, Served) and (renamed := _renamed(self._names, event)):
+                fields = _fields(body)
+                body = _encode(fields | {key: new for key, (_, new) in renamed.items()})
         return body, events
 
 
 class StreamPassage:
     """A stream, by whole events. An event that tells of an error is never passed on."""
 
-    def __init__(self, decoder: Decoder, rename: tuple[Raw, Raw] | None) -> None:
+    def __init__(self, decoder: Decoder, names: Names, model: str, end: bytes) -> None:
+        """``model`` is what the worker was asked for, and is likely to call itself."""
         self._decoder = decoder
-        self._names = () if rename is None else [_pairs(*rename, blank) for blank in (b"", b" ")]
+        self._names = names
+        self._end = end
+        self._pairs = _pairs(_renamed(names, Served(model)))
         self._held = b""
+        self._begun = False
         self._strange = False
         self._failed: GatewayError | None = None
 
@@ -74,26 +96,27 @@ class StreamPassage:
         if self._failed is not None:
             raise self._failed
         held = self._held + data
-        if self._strange or held.lstrip()[:1] == b"{":
+        if self._strange or (not self._begun and held.lstrip()[:1] == b"{"):
             self._strange, self._held = True, b""
             return None, self._decoder.feed(held)
         end, events = 0, list[Event]()
         while boundary := _BOUNDARY.search(held, end):
             try:
-                events += self._decoder.feed(held[end : boundary.end()])
+                events += self._event(held[end : boundary.end()])
             except GatewayError as error:
                 if not events:
                     raise
                 self._failed = error  # told when what came before it is passed on
                 break
             end = boundary.end()
+            self._begun = True
             if events and type(events[-1]) is Done:
                 self._held = b""
-                return self._named(held[:end]), events
+                return self._passed(held[:end], events), events
         self._held = held[end:]
         if len(self._held) > _LARGEST:
             raise WorkerFailed(f"The worker sent an event of more than {_LARGEST} bytes.")
-        return self._named(held[:end]), events
+        return self._passed(held[:end], events), events
 
     def close(self) -> tuple[bytes | None, Sequence[Event]]:
         """See ``gateway.core.ports.Passage``."""
@@ -101,17 +124,34 @@ class StreamPassage:
             raise self._failed
         rest = self._decoder.feed(self._held)
         events = [*rest, *self._decoder.close()]
-        return (None, events) if self._strange else (sse.DONE, events)
+        if self._strange:
+            return None, events
+        return self._end or self._passed(self._held.strip() + b"\n\n", events), events
 
-    def _named(self, data: bytes) -> bytes:
-        for old, new in self._names:
+    def _event(self, block: bytes) -> Sequence[Event]:
+        """What an event tells. Raises also what its decoder would have told only afterwards."""
+        events = self._decoder.feed(block)
+        self._decoder.feed(b"")
+        return events
+
+    def _passed(self, data: bytes, events: Sequence[Event]) -> bytes:
+        """Whole events as the client may have them."""
+        for event in events:
+            if isinstance(event, Served):
+                self._pairs |= _pairs(_renamed(self._names, event))
+        for old, new in self._pairs.items():
             data = data.replace(old, new)
-        return data
+        return _STRAY.sub(b"", data)
 
 
-def _pairs(old: Raw, new: Raw, blank: bytes) -> tuple[bytes, bytes]:
-    """What a model's name is replaced by. Within a JSON text its quotes would be escaped."""
-    return b'"model":%b%b' % (blank, bytes(old)), b'"model":%b%b' % (blank, bytes(new))
+def _pairs(renamed: Mapping[str, tuple[str, str]]) -> dict[bytes, bytes]:
+    """What the pairs of a key and its name become. Within a JSON text the quotes are escaped."""
+    return {
+        b'"%b":%b%b' % (key.encode(), blank, _encode(old)): b'"%b":%b%b'
+        % (key.encode(), blank, _encode(new))
+        for key, (old, new) in renamed.items()
+        for blank in (b"", b" ")
+    }
 
 
 class _Item(Struct):
@@ -120,6 +160,7 @@ class _Item(Struct):
 
 class _Vectors(Struct):
     data: list[_Item]
+    model: Any = None
     usage: WireUsage | None = None
 
 
@@ -127,10 +168,11 @@ _read_vectors = msgspec.json.Decoder(_Vectors).decode
 
 
 class _VectorCounter:
-    """Reads of vectors only how many there are, and the usage."""
+    """Reads of vectors only how many there are, whose they are, and the usage."""
 
-    def __init__(self, count: int) -> None:
+    def __init__(self, count: int, complaint: Callable[[bytes], None]) -> None:
         self._count = count
+        self._complain = complaint
         self._body = bytearray()
 
     def feed(self, data: bytes) -> Sequence[Event]:
@@ -146,9 +188,10 @@ class _VectorCounter:
         try:
             wire = _read_vectors(body)
         except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as e:
-            complain(body)
+            self._complain(body)
             raise WorkerFailed("The worker's answer can't be read.") from e
         if len(wire.data) != self._count:
             raise WorkerFailed("The worker did not answer each input with one vector.")
+        served = Served(wire.model if isinstance(wire.model, str) else None)
         usage = None if wire.usage is None else usage_in(wire.usage, embeds=True)
-        return [*([] if usage is None else [usage]), Done()]
+        return [served, *([] if usage is None else [usage]), Done()]

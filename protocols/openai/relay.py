@@ -7,17 +7,19 @@ way, and gets its error, its loss or its emulation there.
 
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
-from typing import Annotated, Any, Final, Literal
+from types import MappingProxyType
+from typing import Annotated, Any, Final, Literal, get_args
+from urllib.parse import quote
 
 import msgspec
 from msgspec import UNSET, Meta, Raw, Struct, UnsetType
 from msgspec.structs import replace
 
 from gateway.core.errors import Malformed
-from gateway.core.ports import About, Call, Headers, Relay, WireRequest
+from gateway.core.ports import About, Call, Decoder, Headers, Relay, WireRequest
 from gateway.core.types import EmbedRequest, GenerateRequest, Message, Request, TextPart
 from protocols.body import read_object
-from protocols.openai.passage import passage
+from protocols.openai.passage import Names, passage, reader
 from protocols.openai.profiles import Profile
 from protocols.openai.requests import Reading
 from protocols.openai.style import Style
@@ -25,18 +27,18 @@ from protocols.params import Param
 
 _encode = msgspec.json.Encoder().encode
 
-_OURS: Final = frozenset({"echo", "best_of", "suffix", "priority", "use_beam_search", "stream"})
-"""What the gateway does itself, or reads with something else."""
-_READ: Final = frozenset({"modalities"})
-"""In no table, and read all the same."""
-_PATHS: Final = {
-    "chat": "chat/completions",
-    "completion": "completions",
-    "embedding": "embeddings",
-}
-_JSON: Final[Headers] = (("Content-Type", "application/json"),)
+JSON: Final[Headers] = (("Content-Type", "application/json"),)
 _STREAM: Final[Headers] = (("Content-Type", Style().content_type), *Style().stream_headers)
+_OURS: Final = frozenset(
+    {"echo", "best_of", "suffix", "priority", "use_beam_search", "stream", "modalities"}
+)
+"""What the gateway does itself, or reads with something else."""
+_NOTHING: Final[Mapping[str, Any]] = MappingProxyType({})
+_INT64: Final = 2**63 - 1
 _NON_EMPTY = Annotated[str, Meta(min_length=1)]
+
+
+# --- shapes ---------------------------------------------------------------------------------------
 
 
 class _TextPart(Struct, forbid_unknown_fields=True, tag="text"):
@@ -50,12 +52,19 @@ class _Message(Struct, forbid_unknown_fields=True):
     content: str | Annotated[list[_TextPart], Meta(min_length=1)]
 
 
+class _PlainMessage(Struct, forbid_unknown_fields=True):
+    """The same without parts."""
+
+    role: Literal["system", "user", "assistant"]
+    content: _NON_EMPTY
+
+
 class _StreamOptions(Struct, forbid_unknown_fields=True):
     include_usage: bool = False
 
 
 class _Function(Struct, forbid_unknown_fields=True):
-    name: Annotated[str, Meta(pattern="^[a-zA-Z0-9_-]{1,64}$")]
+    name: Annotated[str, Meta(pattern=r"^[a-zA-Z0-9_-]{1,64}\Z")]
     description: str | UnsetType = UNSET
     parameters: dict[str, Raw] | UnsetType = UNSET
 
@@ -65,48 +74,83 @@ class _Tool(Struct, forbid_unknown_fields=True):
     function: _Function
 
 
-_Tools = Annotated[list[_Tool], Meta(min_length=1, max_length=128)]
-_Prompts = str | Annotated[list[_NON_EMPTY], Meta(min_length=1, max_length=2048)]
-_Inputs = _NON_EMPTY | Annotated[list[_NON_EMPTY], Meta(min_length=1, max_length=2048)]
+def up_to(most: int) -> Any:
+    """The type of a count that may be absent."""
+    return Annotated[int, Meta(ge=0, le=most)] | UnsetType
 
-_CHAT: Final[Mapping[str, Any]] = {
-    "messages": Annotated[list[_Message], Meta(min_length=1)],
-    "stream": bool | UnsetType,
-    "stream_options": _StreamOptions | UnsetType,
-    "tools": _Tools | UnsetType,
+
+FLAG: Final[Any] = bool | UnsetType
+MESSAGES: Final[Any] = Annotated[list[_Message], Meta(min_length=1)]
+PLAIN_MESSAGES: Final[Any] = Annotated[list[_PlainMessage], Meta(min_length=1)]
+PROMPTS: Final[Any] = str | Annotated[list[_NON_EMPTY], Meta(min_length=1, max_length=2048)]
+INPUTS: Final[Any] = _NON_EMPTY | Annotated[list[_NON_EMPTY], Meta(min_length=1, max_length=2048)]
+OPTIONS: Final[Any] = _StreamOptions | UnsetType
+LABEL: Final[Any] = str | UnsetType
+ENCODINGS: Final[Any] = Literal["float", "base64"] | UnsetType
+TOOLS: Final[Mapping[str, Any]] = {
+    "tools": Annotated[list[_Tool], Meta(min_length=1, max_length=128)] | UnsetType,
     "tool_choice": Literal["auto", "none", "required"] | UnsetType,
-    "logprobs": bool | UnsetType,
-    "user": str | UnsetType,
 }
-_COMPLETION: Final[Mapping[str, Any]] = {
-    "prompt": _Prompts,
-    "stream": bool | UnsetType,
-    "stream_options": _StreamOptions | UnsetType,
-    "user": str | UnsetType,
-}
-_EMBEDDING: Final[Mapping[str, Any]] = {
-    "input": _Inputs,
-    "encoding_format": Literal["float", "base64"] | UnsetType,
-    "user": str | UnsetType,
-}
-_REQUIRED: Final = frozenset({"messages", "prompt", "input"})
+"""Fields that hold more than a table's row says, each with the type of what is plainly right."""
+
+Fits = Callable[[Any], bool]
+"""Whether the fields of a body, each of which is right, go together."""
 
 
-def _checker(shapes: Mapping[str, Any], worker: Sequence[Param], client: Sequence[Param]) -> Any:
-    """Decodes a body into a Struct of these shapes, and of the rows that both sides have alike."""
-    theirs = {param.wire: param for param in client}
-    fields = dict(shapes)
-    for param in worker:
+def has(body: Any, name: str) -> bool:
+    """Whether a body that was read says anything of ``name``."""
+    return getattr(body, name, UNSET) is not UNSET
+
+
+def fits_chat(body: Any) -> bool:
+    """OpenAI's rules for conversations: a ``Fits``."""
+    if has(body, "top_logprobs") and body.logprobs is not True:
+        return False
+    if has(body, "max_tokens") and has(body, "max_completion_tokens"):
+        return False  # which of the two wins is for us to say
+    tooled = has(body, "tools")
+    return tooled or not (has(body, "tool_choice") or has(body, "parallel_tool_calls"))
+
+
+def _fits_text(body: Any) -> bool:
+    """Each worker has its own default of what is missing."""
+    return has(body, "max_tokens")
+
+
+class Form(Struct, frozen=True, kw_only=True):
+    """Calls of one kind, and which of their bodies are plainly right.
+
+    ``path`` is where a worker takes them, with ``{model}`` where its name is not in the body.
+    ``shapes`` are the fields that are in neither table, by name; a type without UnsetType is
+    needed. ``ours`` are rows that don't pass all the same; ``forwards`` says of a field that is in
+    neither whether workers may have it.
+    """
+
+    path: str
+    shapes: Mapping[str, Any]
+    worker: Sequence[Param]
+    client: Sequence[Param]
+    ours: frozenset[str] = _OURS
+    forwards: Callable[[str], bool] = lambda _: False
+    fits: Fits = lambda _: True
+
+
+def checker(form: Form) -> msgspec.json.Decoder[Any]:
+    """Decodes a body into a Struct of its shapes, and of the rows that both sides have alike."""
+    theirs = {param.wire: param for param in form.client}
+    fields = dict(form.shapes)
+    for param in form.worker:
         other = theirs.get(param.wire)
-        if other is None or other.field != param.field or param.wire in _OURS or param.reason:
+        if other is None or other.field != param.field or param.wire in form.ours or param.reason:
             continue
         if (kind := _kind(param, other)) is not None:
             fields.setdefault(param.wire, kind | UnsetType)
+    needed = {name for name, kind in fields.items() if UnsetType not in get_args(kind)}
     body = msgspec.defstruct(
         "Body",
         [
-            (name, kind) if name in _REQUIRED else (name, kind, UNSET)
-            for name, kind in sorted(fields.items(), key=lambda one: one[0] not in _REQUIRED)
+            (name, kind) if name in needed else (name, kind, UNSET)
+            for name, kind in sorted(fields.items(), key=lambda one: one[0] not in needed)
         ],
     )
     return msgspec.json.Decoder(body)
@@ -120,119 +164,173 @@ def _kind(worker: Param, client: Param) -> Any:
         case "str":
             return Literal[client.choices] if client.choices else str
         case "int" | "strict int" | "float" as name:
-            low = max((p.low for p in (worker, client) if p.low is not None), default=None)
-            high = min((p.high for p in (worker, client) if p.high is not None), default=None)
-            above = any(p.above_low and p.low == low for p in (worker, client))
-            meta = Meta(gt=low, le=high) if above else Meta(ge=low, le=high)
-            return Annotated[float if name == "float" else int, meta]
+            return _number(worker, client, float if name == "float" else int)
         case "strings":
-            most = client.max_items
+            most = min((p.max_items for p in (worker, client) if p.max_items), default=None)
             return _NON_EMPTY | Annotated[list[_NON_EMPTY], Meta(max_length=most)]
         case _:
             return None
 
 
+def _number(worker: Param, client: Param, kind: type) -> Any:
+    low = max((p.low for p in (worker, client) if p.low is not None), default=None)
+    high = min((p.high for p in (worker, client) if p.high is not None), default=None)
+    if kind is int and high is not None:
+        high = min(high, _INT64)
+    above = any(p.above_low and p.low == low for p in (worker, client))
+    below = any(p.below_high and p.high == high for p in (worker, client))
+    bounds: dict[str, Any] = {"gt" if above else "ge": low, "lt" if below else "le": high}
+    return Annotated[kind, Meta(**bounds)]
+
+
+# --- relays ---------------------------------------------------------------------------------------
+
+
 class Relays:
-    """Makes relays for the workers of one profile, under one path prefix."""
+    """Makes relays for workers of one dialect and profile.
+
+    ``forms`` are the kinds of calls; ``read`` makes what reads an answer beside its being passed
+    on; ``whole`` and ``stream`` are the first headers of answers of either kind.
+    """
 
     def __init__(
-        self, profile: Profile, prefix: str, forwards: Callable[[str], bool], reading: Reading
+        self,
+        forms: Mapping[str, Form],
+        *,
+        read: Callable[[Any], Decoder] = reader,
+        whole: Headers = JSON,
+        stream: Headers = _STREAM,
     ) -> None:
-        """``forwards`` says of an unknown field whether workers may have it."""
-        self._prefix = prefix
-        self._forwards = forwards
-        tops = {"top_logprobs": _up_to(profile.chat_top, 20)}
-        text_tops = {"logprobs": _up_to(profile.text_top, 5)}
-        self._checkers = {
-            "chat": _checker({**_CHAT, **tops}, profile.chat, reading.chat),
-            "completion": _checker(
-                {**_COMPLETION, **text_tops}, profile.completion, reading.completion
-            ),
-            "embedding": _checker(_EMBEDDING, profile.embedding, reading.embedding),
-        }
+        self._forms = {name: (form, checker(form)) for name, form in forms.items()}
+        self._read = read
+        self._whole = whole
+        self._stream = stream
+
+    def __contains__(self, form: str) -> bool:
+        return form in self._forms
 
     def relay(
-        self, call: Call, about: About, timeout: float | None, headers: Callable[[], Headers]
+        self,
+        form: str,
+        call: Call,
+        about: About,
+        headers: Callable[[], Headers],
+        *,
+        known: Mapping[str, Any] = _NOTHING,
+        names: Names | None = None,
     ) -> Relay | None:
-        """See ``gateway.core.ports.Relaying``; the call is of this dialect.
+        """See ``gateway.core.ports.Relaying``; the call is one of ``form``.
 
-        ``timeout`` is how many seconds the client waits; ``headers`` are those of any answer.
+        ``headers`` are those of any answer, behind the first ones. ``known`` are fields of the
+        request that the body does not tell; ``names`` what the client is to read in the answer, if
+        not the model's public name.
         """
-        variant = call.endpoint.variant
-        checker = self._checkers[variant]
+        kind, check = self._forms[form]
         try:
             fields = read_object(call.body)
-            body = checker.decode(call.body)
+            body = check.decode(call.body)
         except (Malformed, msgspec.DecodeError):
             return None
-        if not all(n in body.__struct_fields__ or self._passes(n) for n in fields):
+        if not all(n in body.__struct_fields__ or _passes(kind, n) for n in fields):
             return None
-        request = _request(variant, body, about)
-        if request is None:
+        if (has(body, "stream_options") and body.stream is not True) or not kind.fits(body):
             return None
-        if timeout is not None:
-            request = replace(request, timeout=timeout)
-        fields["model"] = _name(about.served_model)
-        wire = WireRequest(f"{self._prefix}/{_PATHS[variant]}", _encode(fields), _JSON)
-        same = about.model == about.served_model
-        rename = None if same else (_name(about.served_model), _name(about.model))
-        kind = _STREAM if request.stream else _JSON
-        return Relay(wire, request, lambda: kind + headers(), partial(passage, request, rename))
-
-    def _passes(self, name: str) -> bool:
-        return name == "model" or (name not in _READ and self._forwards(name))
-
-
-def _up_to(most: int | None, promised: int) -> Any:
-    top = promised if most is None else min(most, promised)
-    return Annotated[int, Meta(ge=0, le=top)] | UnsetType
+        request = replace(_request(body, about.served_model), **known)
+        wire = WireRequest(_addressed(kind, about.served_model, fields), _encode(fields), JSON)
+        streams = isinstance(request, GenerateRequest) and request.stream
+        first = self._stream if streams else self._whole
+        shown = {"model": about.model} if names is None else names
+        return Relay(
+            wire,
+            request,
+            lambda: first + headers(),
+            lambda: passage(request, self._read(request), shown),
+        )
 
 
-def _name(model: str) -> Raw:
-    return Raw(_encode(model))
+def openai_relays(
+    profile: Profile, prefix: str, forwards: Callable[[str], bool], reading: Reading
+) -> Relays:
+    """For the workers of one profile of OpenAI's dialect, under one path prefix.
+
+    ``forwards`` says of an unknown field whether workers may have it.
+    """
+    both = {"stream": FLAG, "stream_options": OPTIONS, "user": LABEL}
+    form = partial(Form, forwards=forwards)
+    return Relays(
+        {
+            "chat": form(
+                path=f"{prefix}/chat/completions",
+                shapes={
+                    "max_completion_tokens": Annotated[int, Meta(ge=1)] | UnsetType,
+                    **both,
+                    **TOOLS,
+                    "messages": MESSAGES,
+                    "logprobs": FLAG,
+                    "top_logprobs": _at_most(profile.chat_top, 20),
+                },
+                worker=profile.chat,
+                client=reading.chat,
+                fits=fits_chat,
+            ),
+            "completion": form(
+                path=f"{prefix}/completions",
+                shapes={**both, "prompt": PROMPTS, "logprobs": _at_most(profile.text_top, 5)},
+                worker=profile.completion,
+                client=reading.completion,
+                fits=_fits_text,
+            ),
+            "embedding": form(
+                path=f"{prefix}/embeddings",
+                shapes={"input": INPUTS, "encoding_format": ENCODINGS, "user": LABEL},
+                worker=profile.embedding,
+                client=reading.embedding,
+            ),
+        }
+    )
+
+
+def _at_most(most: int | None, promised: int) -> Any:
+    return up_to(promised if most is None else min(most, promised))
+
+
+def _passes(form: Form, name: str) -> bool:
+    return name == "model" or (name not in form.ours and form.forwards(name))
+
+
+def _addressed(form: Form, model: str, fields: dict[str, Raw]) -> str:
+    """The path; where it does not name the model, the body does."""
+    if "{model}" in form.path:
+        fields.pop("model", None)
+        return form.path.replace("{model}", quote(model, safe=""))
+    fields["model"] = Raw(_encode(model))
+    return form.path
 
 
 # --- what reading the answer needs ----------------------------------------------------------------
 
 
-def _request(variant: str, body: Any, about: About) -> Request | None:
-    """The request, as far as it matters; None where its fields do not fit together."""
-    model = about.served_model
-    labels = {} if body.user is UNSET else {"user": body.user}
-    if variant == "embedding":
+def _request(body: Any, model: str) -> Request:
+    """The request, as far as it matters."""
+    labels = {"user": body.user} if has(body, "user") else {}
+    if has(body, "input"):
         return EmbedRequest(model=model, inputs=_several(body.input), labels=labels)
-    stream = body.stream is True
-    if body.stream_options is not UNSET and not stream:
-        return None
-    n = getattr(body, "n", UNSET) or None
-    if variant == "chat":
-        if not _fits(body):
-            return None
+    said: dict[str, Any] = {
+        "model": model,
+        "stream": getattr(body, "stream", False) is True,
+        "n": getattr(body, "n", UNSET) or None,
+        "labels": labels,
+    }
+    if has(body, "messages"):
         messages = tuple(Message(one.role, (TextPart(_said(one)),)) for one in body.messages)
-        return GenerateRequest(
-            model=model, kind="chat", messages=messages, n=n, stream=stream, labels=labels
-        )
-    if body.max_tokens is UNSET:
-        return None  # each worker has its own default
-    prompts = _several(body.prompt)
-    return GenerateRequest(
-        model=model, kind="completion", prompts=prompts, n=n, stream=stream, labels=labels
-    )
+        return GenerateRequest(kind="chat", messages=messages, **said)
+    return GenerateRequest(kind="completion", prompts=_several(body.prompt), **said)
 
 
 def _several(texts: str | list[str]) -> tuple[str, ...]:
     return (texts,) if isinstance(texts, str) else tuple(texts)
 
 
-def _fits(body: Any) -> bool:
-    if body.top_logprobs is not UNSET and body.logprobs is not True:
-        return False
-    tooled = body.tools is not UNSET
-    return tooled or all(
-        getattr(body, name, UNSET) is UNSET for name in ("tool_choice", "parallel_tool_calls")
-    )
-
-
-def _said(message: _Message) -> str:
+def _said(message: Any) -> str:
     content = message.content
     return content if isinstance(content, str) else "".join(part.text for part in content)

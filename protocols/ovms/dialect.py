@@ -13,9 +13,11 @@ from gateway.core.ports import (
     Call,
     Decoder,
     Description,
+    Dialect,
     Encoder,
     Endpoint,
     Envelope,
+    Relay,
     Reply,
     WireRequest,
 )
@@ -24,6 +26,7 @@ from protocols import params
 from protocols.openai import faults
 from protocols.ovms import described, errors, requests, tables
 from protocols.ovms.answers import EmbeddingEncoder, Form, GenerationEncoder
+from protocols.ovms.relay import relays
 from protocols.ovms.worker import Worker, meaning
 
 _encode = json.Encoder().encode
@@ -117,6 +120,7 @@ class OVMS:
         self._early = chosen == "2024"
         self._version = chosen
         self._worker = Worker(chosen, self.name)
+        self._relays = relays(chosen)
         self.probe = self._worker.probe
         self.tables: Mapping[str, tuple[params.Param, ...]] = (
             tables.EARLY_TABLES if self._early else tables.TABLES
@@ -227,6 +231,13 @@ class OVMS:
     def encode(self, request: Request) -> WireRequest:
         """See ``gateway.core.ports.WorkerDialect``."""
         return self._worker.encode(request)
+
+    def relay(self, client: Dialect, call: Call, about: About) -> Relay | None:
+        """See ``gateway.core.ports.Relaying``: between servers of one release."""
+        alike = isinstance(client, OVMS) and client._version == self._version  # noqa: SLF001
+        if not alike or not requests.is_json(call) or call.endpoint.variant not in self._relays:
+            return None
+        return self._relays.relay(call.endpoint.variant, call, about, tuple)
 
     def decoder(self, request: Request) -> Decoder:
         """See ``gateway.core.ports.WorkerDialect``."""

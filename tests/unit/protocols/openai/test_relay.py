@@ -53,6 +53,7 @@ def taken(variant: str, body: Any, worker: OpenAI = VLLM, shown: str = "chat") -
         ("chat", CHAT | {"stream": True, "stream_options": {"include_usage": True}}),
         ("chat", CHAT | {"tools": [TOOL], "tool_choice": "auto", "parallel_tool_calls": False}),
         ("chat", CHAT | {"logprobs": True, "top_logprobs": 3, "user": "u"}),
+        ("chat", CHAT | {"max_completion_tokens": 9}),
         ("chat", CHAT | {"messages": [*HI, {"role": "assistant", "content": [
             {"type": "text", "text": "x"}]}]}),
         ("chat", CHAT | {"never_heard_of": {"deep": [1.50]}}),
@@ -97,6 +98,7 @@ def test_numbers_and_texts_keep_their_form() -> None:
         ("chat", CHAT | {"stream": "yes"}),
         ("chat", CHAT | {"stream_options": {"include_usage": True}}),
         ("chat", CHAT | {"top_logprobs": 3}),
+        ("chat", CHAT | {"max_completion_tokens": 9, "max_tokens": 8}),
         ("chat", CHAT | {"logprobs": True, "top_logprobs": 21}),
         ("chat", CHAT | {"tool_choice": "auto"}),
         ("chat", CHAT | {"parallel_tool_calls": True}),
@@ -396,6 +398,13 @@ def test_a_line_that_is_no_field_is_for_the_gateway_alone() -> None:
     with pytest.raises(WorkerFailed) as caught:
         passage.close()
     assert caught.value.__notes__ == ["the worker said: secret"]
+
+
+def test_a_stray_line_does_not_make_another_answer_of_a_stream() -> None:
+    out, _ = read(taken("chat", ASKED).passage(), STREAM[0], b'{"odd":1}\n\n', *STREAM[1:])
+    assert joined(out).replace(b"\n", b"") == (
+        b"".join(STREAM).replace(b"llama", b"chat").replace(b"\n", b"")
+    )
 
 
 def test_an_event_without_an_end_is_not_held_for_ever() -> None:

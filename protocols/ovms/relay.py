@@ -1,0 +1,98 @@
+"""A client's own bytes for a server of the same release. See ``protocols.openai.relay``.
+
+What is looked at together with something else (beams, and how many answers they give) goes the long
+way; so do tokens that the early release counts on its own when it may not stop.
+"""
+
+from collections.abc import Mapping
+from functools import partial
+from typing import Annotated, Any, Final, Literal
+
+from msgspec import UNSET, Meta, UnsetType
+
+from protocols.openai import faults
+from protocols.openai.passage import reader
+from protocols.openai.relay import (
+    ENCODINGS,
+    FLAG,
+    LABEL,
+    MESSAGES,
+    OPTIONS,
+    PLAIN_MESSAGES,
+    TOOLS,
+    Form,
+    Relays,
+)
+from protocols.openai.worker import Writer
+from protocols.ovms import tables
+from protocols.ovms.profiles import PROFILES
+from protocols.ovms.requests import MOST_INPUTS
+from protocols.ovms.worker import meaning
+
+_ROOT: Final = "/v3"
+_OURS: Final = frozenset({"best_of", "n", "echo"})
+_EARLY_OURS: Final = _OURS | {"ignore_eos"}
+_TEXT = Annotated[str, Meta(min_length=1)]
+_INPUTS: Final = _TEXT | Annotated[list[_TEXT], Meta(min_length=1, max_length=MOST_INPUTS)]
+_STREAM: Final = (("Content-Type", "text/event-stream"), ("Cache-Control", "no-cache"))
+
+_BOTH: Final[Mapping[str, Any]] = {"stream": FLAG, "user": LABEL}
+_CHAT: Final = {
+    **_BOTH,
+    **TOOLS,
+    "messages": MESSAGES,
+    "stream_options": OPTIONS,
+    "logprobs": FLAG,
+}
+_COMPLETION: Final = {
+    **_BOTH,
+    "prompt": _TEXT,
+    "stream_options": OPTIONS,
+    "logprobs": Literal[1] | UnsetType,
+}
+_EARLY_CHAT: Final = {**_BOTH, "messages": PLAIN_MESSAGES}
+_EARLY_COMPLETION: Final = {**_BOTH, "prompt": _TEXT}
+
+
+def relays(release: str) -> Relays:
+    """For the servers of one release."""
+    early, profile = release == "2024", PROFILES[release]
+    rows = tables.EARLY_TABLES if early else tables.TABLES
+    form = partial(
+        Form,
+        ours=_EARLY_OURS if early else _OURS,
+        forwards=Writer(profile, _ROOT, powers=False).forwards,
+        fits=_fits,
+    )
+    return Relays(
+        {
+            "chat": form(
+                path=f"{_ROOT}/chat/completions",
+                shapes=_EARLY_CHAT if early else _CHAT,
+                worker=profile.chat,
+                client=rows["chat"],
+            ),
+            "completion": form(
+                path=f"{_ROOT}/completions",
+                shapes=_EARLY_COMPLETION if early else _COMPLETION,
+                worker=profile.completion,
+                client=rows["completion"],
+            ),
+            "embedding": form(
+                path=f"{_ROOT}/embeddings",
+                shapes={"input": _INPUTS, "encoding_format": ENCODINGS, "user": LABEL},
+                worker=(),
+                client=(),
+            ),
+        },
+        read=partial(reader, complaint=partial(faults.complain, judge=meaning)),
+        stream=_STREAM,
+    )
+
+
+def _fits(body: Any) -> bool:
+    """A stream has no log probabilities, and keeps its stop strings."""
+    if getattr(body, "stream", False) is not True:
+        return True
+    kept = getattr(body, "include_stop_str_in_output", True) is not False
+    return kept and not getattr(body, "logprobs", UNSET)

@@ -1,0 +1,214 @@
+"""Calls that are passed on between servers of one release, and their answers."""
+
+import json
+from typing import Any
+
+import pytest
+
+from gateway.core.errors import ContextTooLong, StreamBroken, WorkerFailed
+from gateway.core.ports import About, Dialect, Relay
+from gateway.core.types import Done, EmbedRequest, GenerateRequest, Served, Text, Usage
+from protocols.openai import OpenAI
+from protocols.ovms import OVMS
+from tests.unit.protocols.ovms.conftest import MakeCall
+
+HI = [{"role": "user", "content": "hi"}]
+CHAT: dict[str, Any] = {"model": "llama3", "messages": HI}
+TEXT: dict[str, Any] = {"model": "llama3", "prompt": "a b"}
+EMBED: dict[str, Any] = {"model": "llama3", "input": ["a", "b"]}
+CHATS, TEXTS, EMBEDS = "/v3/chat/completions", "/v3/completions", "/v3/embeddings"
+TOOL = {"type": "function", "function": {"name": "f", "parameters": {"type": "object"}}}
+
+
+class Desk:
+    """Hands calls of a client to a worker."""
+
+    def __init__(self, make: MakeCall, about: About) -> None:
+        self._make, self._about = make, about
+
+    def relay(
+        self,
+        path: str,
+        body: Any,
+        worker: str = "2026",
+        client: Dialect | None = None,
+        **more: Any,
+    ) -> Relay | None:
+        call = self._make(path, body, **more)
+        return OVMS(worker).relay(client or OVMS(worker), call, self._about)
+
+    def taken(self, path: str, body: Any, worker: str = "2026") -> Relay:
+        relay = self.relay(path, body, worker)
+        assert relay is not None
+        return relay
+
+
+@pytest.fixture
+def desk(make: MakeCall, about: About) -> Desk:
+    return Desk(make, about)
+
+
+@pytest.mark.parametrize(
+    ("path", "body"),
+    [
+        (CHATS, CHAT),
+        ("/v3/v1/chat/completions", CHAT),
+        ("/v1/chat/completions", CHAT),
+        (CHATS, CHAT | {"temperature": 0.5, "top_k": 3, "top_p": 0.5, "seed": 7, "min_p": 0.1}),
+        (CHATS, CHAT | {"stream": True, "stream_options": {"include_usage": True}, "stop": "x"}),
+        (CHATS, CHAT | {"tools": [TOOL], "tool_choice": "auto", "user": "u"}),
+        (CHATS, CHAT | {"logprobs": True, "never_heard_of": {"deep": [1.5]}}),
+        (CHATS, CHAT | {"stream": True, "logprobs": False}),
+        (TEXTS, TEXT | {"max_tokens": 4, "logprobs": 1, "ignore_eos": True}),
+        (EMBEDS, EMBED | {"encoding_format": "base64"}),
+        (EMBEDS, EMBED | {"input": "a"}),
+    ],
+)
+def test_what_is_plainly_right_is_passed_on(desk: Desk, path: str, body: Any) -> None:
+    relay = desk.taken(path, body)
+    assert relay.wire.path == "/v3" + path.removeprefix("/v3").removeprefix("/v1")
+    assert json.loads(relay.wire.body) == body | {"model": "llama-3-8b"}
+    assert list(json.loads(relay.wire.body)) == list(body)
+
+
+@pytest.mark.parametrize(
+    ("path", "body"),
+    [
+        (CHATS, b"{"),
+        (CHATS, CHAT | {"messages": []}),
+        (CHATS, CHAT | {"temperature": 3}),
+        (CHATS, CHAT | {"seed": 2**32}),
+        (CHATS, CHAT | {"top_k": 5.0}),
+        (CHATS, CHAT | {"top_k": -1}),
+        (CHATS, CHAT | {"stop": [str(i) for i in range(17)]}),
+        (CHATS, CHAT | {"stream_options": {"include_usage": True}}),
+        (CHATS, CHAT | {"stream": True, "stream_options": {"other": True}}),
+        (CHATS, CHAT | {"stream": True, "logprobs": True}),
+        (CHATS, CHAT | {"stream": True, "stop": "x", "include_stop_str_in_output": False}),
+        (CHATS, CHAT | {"n": 2}),
+        (CHATS, CHAT | {"best_of": 2}),
+        (CHATS, CHAT | {"logit_bias": {}}),
+        (CHATS, CHAT | {"response_format": {"type": "json_object"}}),
+        (CHATS, CHAT | {"kv_transfer_params": {}}),
+        (TEXTS, TEXT | {"prompt": ["a", "b"]}),
+        (TEXTS, TEXT | {"prompt": ""}),
+        (TEXTS, TEXT | {"echo": True}),
+        (TEXTS, TEXT | {"logprobs": 2}),
+        (EMBEDS, EMBED | {"input": [1, 2]}),
+        (EMBEDS, EMBED | {"input": ["a"] * 501}),
+        (EMBEDS, EMBED | {"dimensions": 3}),
+        ("/v3/models", CHAT),
+    ],
+)
+def test_whatever_else_there_is_goes_the_long_way(desk: Desk, path: str, body: Any) -> None:
+    assert desk.relay(path, body) is None
+
+
+def test_the_early_release_has_less_that_is_plainly_right(desk: Desk) -> None:
+    body = CHAT | {"diversity_penalty": 0.5, "stream": True, "max_tokens": 3}
+    assert json.loads(desk.taken(CHATS, body, "2024").wire.body)["diversity_penalty"] == 0.5
+    assert desk.relay(TEXTS, TEXT, "2024") is not None
+    parts = [{"role": "user", "content": [{"type": "text", "text": "x"}]}]
+    assert desk.relay(CHATS, CHAT | {"messages": parts}, "2024") is None
+    assert desk.relay(CHATS, CHAT | {"messages": parts}) is not None
+    for more in ({"ignore_eos": True}, {"stop": "x"}, {"logprobs": True}, {"tools": [TOOL]}):
+        assert desk.relay(CHATS, CHAT | more, "2024") is None
+
+
+def test_only_servers_of_one_release_are_alike(desk: Desk) -> None:
+    assert desk.relay(CHATS, CHAT, client=OVMS("2024")) is None
+    assert desk.relay(CHATS, CHAT, client=OpenAI()) is None
+
+
+def test_what_is_not_called_json_is_not_read(desk: Desk) -> None:
+    assert desk.relay(CHATS, CHAT, content_type="text/plain") is None
+
+
+def test_what_choosing_a_worker_needs_is_read(desk: Desk) -> None:
+    chat = desk.taken(CHATS, CHAT | {"stream": True, "user": "ann"}).request
+    assert isinstance(chat, GenerateRequest)
+    assert (chat.stream, chat.labels, chat.model) == (True, {"user": "ann"}, "llama-3-8b")
+    vectors = desk.taken(EMBEDS, EMBED).request
+    assert isinstance(vectors, EmbedRequest)
+    assert vectors.inputs == ("a", "b")
+
+
+def test_the_headers_are_those_of_the_servers_answers(desk: Desk) -> None:
+    stream = desk.taken(CHATS, CHAT | {"stream": True})
+    assert stream.headers() == (
+        ("Content-Type", "text/event-stream"),
+        ("Cache-Control", "no-cache"),
+    )
+    for path, body in ((CHATS, CHAT), (EMBEDS, EMBED)):
+        assert desk.taken(path, body).headers() == (("Content-Type", "application/json"),)
+
+
+# --- the way back ---------------------------------------------------------------------------------
+
+ANSWER = (
+    b'{"choices":[{"finish_reason":"stop","index":0,"logprobs":null,"message":{"content":"Hi",'
+    b'"role":"assistant","tool_calls":[]}}],"created":1,"model":"llama-3-8b","object":'
+    b'"chat.completion","usage":{"prompt_tokens":2,"completion_tokens":1,"total_tokens":3}}'
+)
+EVENTS = [
+    (
+        b'data: {"choices":[{"index":0,"delta":{"role":"assistant","content":null},'
+        b'"finish_reason":null}],"created":1,"model":"llama-3-8b","object":"chat.completion.chunk"}'
+        b"\n\n"
+    ),
+    (
+        b'data: {"choices":[{"index":0,"logprobs":null,"delta":{"content":"Hi"},"finish_reason":'
+        b'"stop"}],"created":1,"model":"llama-3-8b","object":"chat.completion.chunk"}\n\n'
+    ),
+    b"data: [DONE]\n\n",
+]
+
+
+def test_a_whole_answer_comes_back_under_the_models_public_name(desk: Desk) -> None:
+    passage = desk.taken(CHATS, CHAT).passage()
+    passage.feed(ANSWER)
+    data, events = passage.close()
+    assert data == ANSWER.replace(b"llama-3-8b", b"llama3")
+    assert [e.completion_tokens for e in events if isinstance(e, Usage)] == [1]
+    assert isinstance(events[-1], Done)
+
+
+def test_a_stream_comes_back_under_the_models_public_name(desk: Desk) -> None:
+    passage = desk.taken(CHATS, CHAT | {"stream": True}).passage()
+    data, events = passage.feed(b"".join(EVENTS))
+    assert data == b"".join(EVENTS).replace(b"llama-3-8b", b"llama3")
+    assert [e.text for e in events if isinstance(e, Text)] == ["Hi"]
+    assert isinstance(events[-1], Done)
+
+
+def test_vectors_come_back_unread(desk: Desk) -> None:
+    body = b'{"object":"list","data":[{"embedding":"AAAA"},{"embedding":[1]}]}'
+    passage = desk.taken(EMBEDS, EMBED).passage()
+    passage.feed(body)
+    assert passage.close() == (body, [Served(), Done()])
+
+
+def test_the_graphs_sentence_in_a_stream_is_an_error(desk: Desk) -> None:
+    passage = desk.taken(CHATS, CHAT | {"stream": True}).passage()
+    passage.feed(EVENTS[0])
+    said = b"Mediapipe execution failed. MP status - INTERNAL: boom"
+    data, _ = passage.feed(b'{"error":"' + said + b'"}')
+    assert not data
+    with pytest.raises(WorkerFailed):
+        passage.close()
+
+
+def test_a_stream_that_is_cut_is_told(desk: Desk) -> None:
+    passage = desk.taken(CHATS, CHAT | {"stream": True}).passage()
+    passage.feed(EVENTS[0])
+    with pytest.raises(StreamBroken):
+        passage.close()
+
+
+def test_what_is_told_in_place_of_an_answer_is_read_as_any_error(desk: Desk) -> None:
+    said = b'{"error":"Input length exceeds pipeline capabilities: 9 > 8"}'
+    for path, body in ((CHATS, CHAT), (EMBEDS, EMBED)):
+        passage = desk.taken(path, body).passage()
+        passage.feed(said)
+        with pytest.raises(ContextTooLong):
+            passage.close()
