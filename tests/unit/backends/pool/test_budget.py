@@ -47,7 +47,7 @@ def test_what_is_used_up_comes_back_after_the_window() -> None:
 
 
 @given(st.lists(st.tuples(st.floats(0, 3), st.booleans()), max_size=80))
-def test_a_window_never_holds_more_than_the_share(steps: list[tuple[float, bool]]) -> None:
+def test_nothing_is_tried_again_past_the_share(steps: list[tuple[float, bool]]) -> None:
     budget, now, asked, retried = Budget(), 0.0, list[float](), list[float]()
     for pause, fails in steps:
         now += pause
@@ -56,5 +56,5 @@ def test_a_window_never_holds_more_than_the_share(steps: list[tuple[float, bool]
         if fails and budget.may_retry(now):
             budget.retried(now)
             retried.append(now)
-        tries = sum(one > now - 8.9 for one in retried)
-        assert tries <= 3 + 0.2 * sum(one > now - 10.1 for one in asked)
+            tries = sum(one > now - 8.9 for one in retried)
+            assert tries <= 3 + 0.2 * sum(one > now - 10.1 for one in asked)
