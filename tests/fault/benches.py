@@ -9,14 +9,19 @@ from types import TracebackType
 from typing import Self
 
 from tests.fault.fronts import STREAM, WELL, WHOLE
+from tests.fault.history import Line
 
 
 class Bench:
-    """``inside`` are the requests that it has now; ``sizes`` those of all bodies, as they came."""
+    """``inside`` are the requests that it has now; ``sizes`` those of all bodies, as they came.
+
+    ``lines`` is its log.
+    """
 
     def __init__(self) -> None:
         self.inside: list[asyncio.Future[None]] = []
         self.sizes: list[int] = []
+        self.lines: list[Line] = []
         self.most = 0
         self.url = ""
         self._server: asyncio.Server | None = None
@@ -52,9 +57,12 @@ class Bench:
                 length = int(head.partition(b"content-length:")[2].partition(b"\r\n")[0])
                 body = await reader.readexactly(length)
                 self.sizes.append(length)
+                id_ = head.partition(b"x-request-id:")[2].partition(b"\r\n")[0].strip().decode()
+                self.lines.append(Line(id_, "asked"))
                 mine = asyncio.get_running_loop().create_future()
                 self.inside.append(mine)
                 self.most = max(self.most, len(self.inside))
                 await mine
                 writer.write(STREAM if b'"stream":true' in body else WHOLE)
+                self.lines.append(Line(id_, "completed"))
         writer.close()

@@ -74,7 +74,11 @@ class History(Struct, frozen=True):
 
     def violations(self) -> list[Violation]:
         """Everything that does not fit, or nothing."""
-        return [*self._once(), *self._agreed(), *self._calls(), *self._counted()]
+        return [*self.astray(), *self._counted()]
+
+    def astray(self) -> list[Violation]:
+        """What does not fit of how requests and calls ended, whatever was said in them."""
+        return [*self._once(), *self._agreed(), *self._calls()]
 
     # --- each request ends once -------------------------------------------------------------------
 

@@ -32,6 +32,7 @@ from tests.fault.fronts import (
     until,
     waiting,
 )
+from tests.fault.history import Heard, History, Seen
 from tests.socket.test_ten_things import JSON
 
 # ── 56 ──────────────────────────────────────────────────────────────────────────────────────────
@@ -58,6 +59,7 @@ class Crowd:
         self._beat = 0
         self._sent = 0
         self.refusals: list[str] = []
+        self.heard: list[Heard] = []
         self.ends = defaultdict[int, Counter[int]](Counter)
         self.waits: list[int] = []
 
@@ -94,6 +96,9 @@ class Crowd:
         came = self._beat
         answer = await self._front.http.post("/v1/completions", json=asked)
         self.ends[priority][answer.status_code] += 1
+        seen: Seen = "complete" if answer.status_code == 200 else "error"
+        id_ = answer.headers["x-request-id"]
+        self.heard.append(Heard(id_, "openai", False, seen, answer.status_code))
         if answer.status_code != 200:
             self.refusals.append(answer.headers["retry-after"])
         elif priority == URGENT:
@@ -128,6 +133,7 @@ async def test_fault_56_under_three_times_the_load_as_much_is_done_and_what_matt
     assert {status for count in ends.values() for status in count} == {200, 503}
     assert all(int(seconds) >= 1 for seconds in crowd.refusals)
     assert states == ["up", "up"]
+    assert History(crowd.heard, front.records, [*a.lines, *b.lines]).astray() == []
 
 
 @both
