@@ -5,9 +5,10 @@ after the colon, comments, ``event:`` lines, data over several lines, a byte ord
 the bytes.
 """
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator
 
-from gateway.core.errors import StreamBroken, WorkerFailed
+from gateway.core.errors import GatewayError, StreamBroken, WorkerFailed
+from gateway.core.events import Event
 
 DONE = b"data: [DONE]\n\n"
 LARGEST = 1 << 28
@@ -18,6 +19,24 @@ _BOM = b"\xef\xbb\xbf"
 def event(data: bytes) -> bytes:
     """``data``, which holds no newline, as one event."""
     return b"data: " + data + b"\n\n"
+
+
+def events_of(
+    payloads: Iterable[bytes], read: Callable[[bytes, list[Event]], None]
+) -> tuple[list[Event], GatewayError | None]:
+    """What ``read`` adds to the events for each payload, up to the error that ends them.
+
+    The error is to be told when the events before it are passed on. Raises it where there are none.
+    """
+    events: list[Event] = []
+    try:
+        for payload in payloads:
+            read(payload, events)
+    except GatewayError as error:
+        if not events:
+            raise
+        return events, error
+    return events, None
 
 
 class Body:

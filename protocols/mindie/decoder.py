@@ -7,7 +7,7 @@ single_req_triton_text_infer_interface.cpp and single_req_vllm_openai_infer_inte
 """
 
 import re
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Final
 
 import msgspec
@@ -79,19 +79,17 @@ class TextDecoder:
     # --- a stream ---------------------------------------------------------------------------------
 
     def _events(self, data: bytes) -> list[Event]:
-        events: list[Event] = []
-        try:
-            for payload in self._splitter.feed(data):
-                if payload.strip() and not self._done:
-                    self._event(payload, events)
-            if self._splitter.stray is not None and not self._done:
-                complain(self._splitter.stray)
-                raise WorkerFailed(_BROKEN)
-        except GatewayError as error:
-            if not events:
-                raise
-            self._failed = error  # told when what came before it in the same read is passed on
+        events, self._failed = sse.events_of(self._payloads(data), self._event)
         return events
+
+    def _payloads(self, data: bytes) -> Iterator[bytes]:
+        """Those that are there to be read. Raises what a line tells of that is no event."""
+        for payload in self._splitter.feed(data):
+            if payload.strip() and not self._done:
+                yield payload
+        if self._splitter.stray is not None and not self._done:
+            complain(self._splitter.stray)
+            raise WorkerFailed(_BROKEN)
 
     def _event(self, payload: bytes, events: list[Event]) -> None:
         wire = self._wire(payload)

@@ -100,16 +100,8 @@ class AnswerDecoder:
         """See ``gateway.core.ports.Decoder``."""
         if self._failed is not None:
             raise self._failed
-        events: list[Event] = []
-        try:
-            for payload in self._splitter.feed(self._body.feed(data)):
-                if self._done:
-                    break
-                self._event(payload, events)
-        except GatewayError as error:
-            if not events:
-                raise
-            self._failed = error  # told when what came before it in the same read is passed on
+        payloads = self._splitter.feed(self._body.feed(data))
+        events, self._failed = sse.events_of(payloads, self._event)
         return events
 
     def close(self) -> Sequence[Event]:
@@ -136,6 +128,8 @@ class AnswerDecoder:
     # --- a stream ---------------------------------------------------------------------------------
 
     def _event(self, payload: bytes, events: list[Event]) -> None:
+        if self._done:
+            return
         if payload.strip() == b"[DONE]":
             if self._ends_calls:
                 events += self._called()

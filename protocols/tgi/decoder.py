@@ -44,16 +44,8 @@ class GenerateDecoder:
         """See ``gateway.core.ports.Decoder``."""
         if self._failed is not None:
             raise self._failed
-        events: list[Event] = []
-        try:
-            for payload in self._splitter.feed(self._body.feed(data)):
-                if self._done:
-                    break
-                self._event(payload, events)
-        except GatewayError as error:
-            if not events:
-                raise
-            self._failed = error  # told when what came before it in the same read is passed on
+        payloads = self._splitter.feed(self._body.feed(data))
+        events, self._failed = sse.events_of(payloads, self._event)
         return events
 
     def close(self) -> Sequence[Event]:
@@ -76,6 +68,8 @@ class GenerateDecoder:
     # --- a stream ---------------------------------------------------------------------------------
 
     def _event(self, payload: bytes, events: list[Event], *, last: bool = False) -> None:
+        if self._done:
+            return
         try:
             wire = read_event(payload)
         except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as e:

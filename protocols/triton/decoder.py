@@ -114,15 +114,8 @@ class AnswerDecoder:
     # --- events -----------------------------------------------------------------------------------
 
     def _events(self, data: bytes) -> list[Event]:
-        events: list[Event] = []
-        try:
-            for payload in self._splitter.feed(data):
-                if payload.strip():
-                    self._read(payload, events)
-        except GatewayError as error:
-            if not events:
-                raise
-            self._failed = error  # told when what came before it in the same read is passed on
+        payloads = filter(bytes.strip, self._splitter.feed(data))
+        events, self._failed = sse.events_of(payloads, self._read)
         return events
 
     def _rest(self) -> list[Event]:
