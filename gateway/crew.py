@@ -6,7 +6,8 @@ from typing import Any, cast
 
 from msgspec.structs import asdict
 
-from backends.upstream import AiohttpUpstream, Worker
+from backends.http import HttpUpstream
+from backends.upstream import Worker
 from gateway import config as c
 from gateway.core.ports import Dialect, WorkerDialect
 from gateway.sparing import Sparing
@@ -27,7 +28,7 @@ def crew(name: str, told: c.Pool, dialect: Dialect, models: Sequence[str]) -> Ma
         "workers": fixed,
         "dialect": dialect,
         "settings": settings,
-        "upstream": AiohttpUpstream(ca=told.tls.ca if told.tls else None),
+        "upstream": HttpUpstream(ca=told.tls.ca if told.tls else None),
         "read": _reader(told),
     }
 

@@ -9,6 +9,7 @@ from typing import Any, Final
 import msgspec
 from msgspec.structs import replace
 
+from backends.http import HttpUpstream
 from backends.pool.attempt import Attempt, Means, Translated, Work
 from backends.pool.budget import Budget
 from backends.pool.discovery import Discovery, Dns, File, Source
@@ -21,7 +22,7 @@ from backends.pool.retry import Retry
 from backends.pool.roster import USUAL_PRIORITY, Limits, Roster, Wish
 from backends.pool.settings import PoolSettings, SourceSettings
 from backends.pool.stopping import Stopping
-from backends.upstream import AiohttpUpstream, Upstream, Worker
+from backends.upstream import Upstream, Worker
 from gateway.core.context import Clock, Context, Deadline
 from gateway.core.errors import GatewayError
 from gateway.core.loss import Loss
@@ -68,7 +69,7 @@ class PoolBackend:
         self._dialect = dialect
         self._settings = told
         self._clock = clock
-        self._upstream = upstream or AiohttpUpstream()
+        self._upstream = upstream or HttpUpstream()
         self._means = Means(self._upstream, told.timeouts, clock)
         limits = Limits(told.max_concurrency, told.queue, told.health)
         self._roster = Roster(workers, make_policy(told.policy, draw), limits, clock)

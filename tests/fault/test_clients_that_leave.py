@@ -5,8 +5,8 @@ from collections.abc import Callable
 
 import pytest
 
+from backends.http import HttpUpstream
 from backends.pool import PoolBackend
-from backends.upstream import AiohttpUpstream
 from gateway.core.errors import StreamBroken
 from gateway.core.types import Event, GenerateRequest
 from tests.fakes import CHUNKED, HANG, Reply, ScriptedWorker, chunk, chunked, whole
@@ -72,11 +72,10 @@ BIG = GenerateRequest(model="x" * (32 << 20), kind="completion", stream=True)
 """More than the network holds, so that a worker that does not read holds up its sending."""
 
 
-async def sockets_closed(upstream: AiohttpUpstream) -> None:
-    """Waits until no socket of the client is open any more. Raises TimeoutError."""
-    lanes = [lane for resting in upstream._resting.values() for lane in resting]
+async def sockets_closed(upstream: HttpUpstream) -> None:
+    """Waits until no connection of the client is open any more. Raises TimeoutError."""
     for _ in range(200):
-        if not any(one.fileno() >= 0 for lane in lanes for one in lane._sockets):
+        if not any(home.busy for home in upstream._homes.values()):
             return
         await asyncio.sleep(0.01)
     raise TimeoutError
@@ -85,7 +84,7 @@ async def sockets_closed(upstream: AiohttpUpstream) -> None:
 @pytest.mark.parametrize("reply", [[], [whole(b"x" * 99)[:-50]]], ids=["no head", "a head"])
 async def test_leaving_in_the_middle_of_an_upload_closes_the_connection(reply: Reply) -> None:
     """Closing must not wait for the worker to read the rest."""
-    upstream, never = AiohttpUpstream(), asyncio.Event()
+    upstream, never = HttpUpstream(), asyncio.Event()
     async with (
         ScriptedWorker([*reply, never], read_body=False) as worker,
         pool(worker.url, upstream=upstream) as backend,

@@ -10,7 +10,7 @@ from statistics import median
 
 import pytest
 
-from backends import upstream
+from backends.http import dialling
 from tests.conftest import Running, Serve
 from tests.fakes import RESET
 from tests.fault.elsewhere import Wire
@@ -180,7 +180,7 @@ async def test_fault_11_nobody_waits_long_for_a_whole_answer_over_a_broken_line(
 
     Here they come sooner than they otherwise would.
     """
-    monkeypatch.setattr(upstream, "_KEEPALIVE", dict.fromkeys(upstream._KEEPALIVE, 1))
+    monkeypatch.setattr(dialling, "_KEEPALIVE", dict.fromkeys(dialling._KEEPALIVE, 1))
     async with wire.worker(first=60.0) as far, WorkerProcess() as near:
         limits = TIMEOUTS | {"total": "60s"}
         front = await before(serve, far.url, near.url, timeouts=limits, health=SELDOM)

@@ -6,8 +6,9 @@ from contextlib import aclosing, suppress
 import msgspec
 import pytest
 
+from backends.http import HttpUpstream
 from backends.pool.stopping import Stopping
-from backends.upstream import AiohttpUpstream, Worker
+from backends.upstream import Worker
 from gateway.core.context import Timeouts
 from gateway.core.errors import GatewayError
 from gateway.core.ports import WireRequest
@@ -148,7 +149,7 @@ async def test_closing_waits_for_what_is_being_sent() -> None:
 
 
 async def test_no_more_are_sent_at_a_time_than_a_bound_and_none_is_an_error() -> None:
-    upstream = AiohttpUpstream()
+    upstream = HttpUpstream()
     await upstream.start()
     gate = asyncio.Event()
     async with ScriptedWorker([gate, CLOSE]) as worker:

@@ -1,6 +1,7 @@
 """The HTTP client by itself: what it writes, which connection it takes, whom it trusts."""
 
 import asyncio
+import socket
 import ssl
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -8,21 +9,22 @@ from pathlib import Path
 
 import pytest
 
-from backends.upstream import AiohttpUpstream, Reading, Worker
+from backends.http import HttpUpstream
+from backends.upstream import Reading, Worker
 from gateway.core.errors import InternalError, StreamBroken, WorkerUnreachable
 from gateway.core.ports import WireRequest
 from tests.fakes import CHUNKED, CLOSE, HANG, Reply, ScriptedWorker, chunk, chunked, head, whole
 
 ASK = WireRequest("/v1/say%2Fit?x=1", b'{"a":1}', (("Content-Type", "application/json"),))
 OK = [whole(b"fine")]
-PEM = Path(__file__).parents[2] / "fault" / "loopback.pem"
+PEM = Path(__file__).parents[3] / "fault" / "loopback.pem"
 
 
 @asynccontextmanager
 async def client(
     *, idle: float = 4.0, keep: int = 64, ca: str | None = None
-) -> AsyncIterator[AiohttpUpstream]:
-    upstream = AiohttpUpstream(idle=idle, keep=keep, ca=ca)
+) -> AsyncIterator[HttpUpstream]:
+    upstream = HttpUpstream(idle=idle, keep=keep, ca=ca)
     await upstream.start()
     try:
         yield upstream
@@ -41,7 +43,7 @@ async def rest(reading: Reading) -> bytes:
     return body
 
 
-async def ask(upstream: AiohttpUpstream, url: str, request: WireRequest = ASK) -> bytes:
+async def ask(upstream: HttpUpstream, url: str, request: WireRequest = ASK) -> bytes:
     return await rest(await upstream.open(url, request, 2.0))
 
 
@@ -116,7 +118,7 @@ async def test_what_came_before_the_break_is_not_lost() -> None:
 # ── connections ─────────────────────────────────────────────────────────────────────────────────
 
 
-async def connections(upstream: AiohttpUpstream, worker: ScriptedWorker, times: int) -> list[int]:
+async def connections(upstream: HttpUpstream, worker: ScriptedWorker, times: int) -> list[int]:
     """The connections that the next requests use, one after the other."""
     before = worker.asked
     for _ in range(times):
@@ -124,7 +126,7 @@ async def connections(upstream: AiohttpUpstream, worker: ScriptedWorker, times: 
     return [one.connection for one in worker.requests[before:]]
 
 
-async def together(upstream: AiohttpUpstream, url: str, times: int) -> None:
+async def together(upstream: HttpUpstream, url: str, times: int) -> None:
     """So many requests at a time, which end in their order."""
     readings = [await upstream.open(url, ASK, 2.0) for _ in range(times)]
     for reading in readings:
@@ -242,18 +244,14 @@ async def test_tls_is_cut_off_at_once() -> None:
 async def test_a_worker_that_takes_no_connection_is_given_up_in_time() -> None:
     """The listener's queue is full, so that the kernel answers no further handshake."""
     async with client() as upstream:
-        listener = await asyncio.start_server(
-            lambda r, w: None, "127.0.0.1", 0, start_serving=False
-        )
-        host, port = listener.sockets[0].getsockname()
-        listener.sockets[0]._sock.listen(0)  # type: ignore[attr-defined]
-        crowd = [asyncio.open_connection(host, port) for _ in range(4)]
-        waiting = asyncio.gather(*crowd, return_exceptions=True)
-        await asyncio.sleep(0.1)
-        with pytest.raises(WorkerUnreachable):
-            await upstream.open(f"http://{host}:{port}", ASK, 0.2)
-        waiting.cancel()
-        listener.close()
+        with socket.create_server(("127.0.0.1", 0), backlog=0) as listener:
+            host, port = listener.getsockname()
+            crowd = [asyncio.open_connection(host, port) for _ in range(4)]
+            waiting = asyncio.gather(*crowd, return_exceptions=True)
+            await asyncio.sleep(0.1)
+            with pytest.raises(WorkerUnreachable):
+                await upstream.open(f"http://{host}:{port}", ASK, 0.2)
+            waiting.cancel()
 
 
 @pytest.mark.parametrize("path", ["v1", "", "@evil.test/", "/a b", "/a\r\nX: y", "/a#b", "/é"])
@@ -293,7 +291,7 @@ def test_a_key_fits_into_a_header_and_is_not_shown() -> None:
 
 async def test_a_client_that_was_not_started_says_so() -> None:
     with pytest.raises(InternalError):
-        await AiohttpUpstream().open("http://a", ASK, 1.0)
+        await HttpUpstream().open("http://a", ASK, 1.0)
 
 
 async def test_a_stream_is_whole_only_with_its_last_chunk() -> None:

@@ -1,0 +1,175 @@
+"""Who keeps connections for whom."""
+
+import asyncio
+import re
+import ssl
+from collections import deque
+from typing import Final
+
+from backends.http.connection import Answer, Connection
+from backends.http.dialling import dial
+from backends.http.origin import Origin, head, origin
+from gateway.core.errors import InternalError, StreamBroken
+from gateway.core.ports import WireRequest
+
+_PATH: Final = re.compile(r"/[!-\"$-~]*")
+_DIALS: Final = 64
+"""Connections to one worker that are made at a time: more would only wait in its queue."""
+
+
+class HttpUpstream:
+    """An ``Upstream`` (see ``backends.upstream``) on asyncio's own transports.
+
+    ``ca`` is a PEM file of those whose signature on a worker's certificate is trusted, in place of
+    the system's. ``idle`` (seconds) is how long an unused connection may serve again: less than the
+    five seconds after which common servers close it, since a request that meets that end is lost.
+    Of each worker ``keep`` connections are kept at most, and the one used last serves first.
+    """
+
+    def __init__(self, *, ca: str | None = None, idle: float = 4.0, keep: int = 256) -> None:
+        self._ca = ca
+        self._idle = idle
+        self._keep = keep
+        self._tls: ssl.SSLContext | None = None
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._homes: dict[Origin, _Home] = {}
+        self._sweeper: asyncio.TimerHandle | None = None
+
+    async def start(self) -> None:
+        """See Upstream."""
+        self._loop = asyncio.get_running_loop()
+
+    async def open(self, url: str, request: WireRequest, connect_timeout: float) -> Answer:
+        """See Upstream. A connection that ended while it rested is replaced once, unnoticed."""
+        if self._loop is None:
+            raise InternalError("the HTTP client was not started")
+        if not _PATH.fullmatch(request.path):
+            raise InternalError("a worker's path is not one")
+        target = origin(url)
+        home = self._homes.get(target) or self._home(target, self._loop)
+        data = head(target, request) + request.body
+        used = home.pop(self._loop.time() - self._idle)
+        if used is not None:
+            answer = await _asked(used, data)
+            if answer is not None:
+                return answer
+        tls = self._context() if target.tls else None
+        answer = await _asked(await home.dial(tls, connect_timeout), data, new=True)
+        if answer is None:
+            raise StreamBroken("the worker closed the connection before its answer")
+        return answer
+
+    async def aclose(self) -> None:
+        """See Upstream. Those in use are cut."""
+        if self._sweeper is not None:
+            self._sweeper.cancel()
+        homes = list(self._homes.values())
+        self._homes.clear()
+        self._loop = None
+        await asyncio.gather(*(home.aclose() for home in homes))
+
+    def _home(self, target: Origin, loop: asyncio.AbstractEventLoop) -> "_Home":
+        made = self._homes[target] = _Home(target, self._keep, loop)
+        if self._sweeper is None:
+            self._sweeper = loop.call_later(self._idle, self._sweep, loop)
+        return made
+
+    def _context(self) -> ssl.SSLContext:
+        if self._tls is None:
+            self._tls = ssl.create_default_context(cafile=self._ca)
+            self._tls.set_alpn_protocols(["http/1.1"])
+        return self._tls
+
+    def _sweep(self, loop: asyncio.AbstractEventLoop) -> None:
+        """Let go of what rested too long, and of workers that nobody asks any more."""
+        self._sweeper = None
+        before = loop.time() - self._idle
+        for target, home in list(self._homes.items()):
+            home.retire(before)
+            if not home.busy:
+                del self._homes[target]
+        if self._homes:
+            self._sweeper = loop.call_later(self._idle, self._sweep, loop)
+
+
+class _Home:
+    """The connections of one worker."""
+
+    def __init__(self, target: Origin, keep: int, loop: asyncio.AbstractEventLoop) -> None:
+        self._every: set[Connection] = set()
+        self._empty = asyncio.Event()
+        self._target = target
+        self._keep = keep
+        self._loop = loop
+        self._resting: deque[Connection] = deque()
+        self._dials = asyncio.Semaphore(_DIALS)
+        self._dialling = 0
+
+    @property
+    def busy(self) -> bool:
+        """Whether it has connections, or is making some."""
+        return bool(self._every or self._dialling)
+
+    def pop(self, before: float) -> Connection | None:
+        """The connection used last, unless that was ``before`` (by the loop's clock)."""
+        if self._resting and self._resting[-1].since > before:
+            return self._resting.pop()
+        return None
+
+    async def dial(self, tls: ssl.SSLContext | None, seconds: float) -> Connection:
+        """A new connection. Raises WorkerUnreachable."""
+        self._dialling += 1
+        try:
+            async with self._dials:
+                made = await dial(self._target, tls, seconds, self._make)
+        finally:
+            self._dialling -= 1
+        if made.connected:
+            self._every.add(made)
+        return made
+
+    async def aclose(self) -> None:
+        """End them all; those in use are cut."""
+        while self._every:
+            self._empty.clear()
+            for connection in list(self._every):
+                connection.cut()
+            await self._empty.wait()
+
+    def retire(self, before: float) -> None:
+        """End what has rested since ``before``."""
+        while self._resting and self._resting[0].since <= before:
+            self._resting.popleft().cut()
+
+    def _make(self) -> Connection:
+        return Connection(self._loop, self._rest, self._end)
+
+    def _rest(self, connection: Connection) -> None:
+        if len(self._resting) >= self._keep:
+            connection.cut()
+            return
+        connection.since = self._loop.time()
+        self._resting.append(connection)
+
+    def _end(self, connection: Connection) -> None:
+        self._every.discard(connection)
+        if not self._every:
+            self._empty.set()
+        if connection in self._resting:
+            self._resting.remove(connection)
+
+
+async def _asked(connection: Connection, data: bytes, *, new: bool = False) -> Answer | None:
+    """The answer's head; None where a connection proved to be closed and nothing of one came."""
+    answer = connection.send(data)
+    try:
+        await answer.begun()
+    except StreamBroken:
+        connection.cut()
+        if connection.heard or new:
+            raise
+        return None
+    except BaseException:
+        connection.cut()
+        raise
+    return answer

@@ -1,0 +1,65 @@
+"""A connection to a worker: its name, its socket, its certificate, all within one time."""
+
+import asyncio
+import socket
+import ssl
+from collections.abc import Callable
+from typing import Final
+
+from aiohappyeyeballs import AddrInfoType, start_connection
+
+from backends.http.connection import Connection
+from backends.http.origin import Origin
+from gateway.core.errors import WorkerUnreachable
+
+_KEEPALIVE: Final = {"TCP_KEEPIDLE": 15, "TCP_KEEPINTVL": 5, "TCP_KEEPCNT": 3}
+"""Seconds of silence, then between questions, and how many: a line that broke is found out in 30 s.
+
+The system would wait two hours, and before a whole answer nothing else notices.
+"""
+_STAGGER: Final = 0.25
+"""Seconds that one of a name's addresses has before the next is tried beside it (RFC 8305)."""
+
+
+async def dial(
+    target: Origin, tls: ssl.SSLContext | None, seconds: float, make: Callable[[], Connection]
+) -> Connection:
+    """A new connection. Raises WorkerUnreachable."""
+    loop = asyncio.get_running_loop()
+    try:
+        async with asyncio.timeout(seconds):
+            found = await loop.getaddrinfo(target.host, target.port, type=socket.SOCK_STREAM)
+            made = await start_connection(
+                found, happy_eyeballs_delay=_STAGGER, loop=loop, socket_factory=_socket
+            )
+            return await _over(made, target, tls, make)
+    except (OSError, UnicodeError) as error:  # a time that is over is an OSError, too
+        raise WorkerUnreachable("the worker can't be reached") from error
+
+
+async def _over(
+    made: socket.socket,
+    target: Origin,
+    tls: ssl.SSLContext | None,
+    make: Callable[[], Connection],
+) -> Connection:
+    loop = asyncio.get_running_loop()
+    name = target.host if tls is not None else None
+    try:
+        _, connection = await loop.create_connection(make, sock=made, ssl=tls, server_hostname=name)
+    except BaseException:
+        made.close()
+        raise
+    return connection
+
+
+def _socket(address: AddrInfoType) -> socket.socket:
+    family, kind, protocol, *_ = address
+    made = socket.socket(family, kind, protocol)
+    made.setblocking(False)  # noqa: FBT003 - the standard library's
+    made.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    made.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+    for name, value in _KEEPALIVE.items():
+        if (option := getattr(socket, name, None)) is not None:  # not on every system
+            made.setsockopt(socket.IPPROTO_TCP, option, value)
+    return made
