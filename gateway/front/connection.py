@@ -1,0 +1,277 @@
+"""One connection from a client: its requests, served one after the other."""
+
+import asyncio
+import enum
+from collections import deque
+from collections.abc import Awaitable, Callable
+from typing import Final, Protocol, cast
+
+from msgspec import Struct
+
+from gateway.front.heads import head
+from gateway.front.incoming import Incoming
+from gateway.front.outgoing import Outgoing
+from gateway.front.reader import Reader, Refused
+from gateway.seam import Request, Sink
+
+Serve = Callable[[Request, Sink], Awaitable[None]]
+
+_QUEUED: Final = 8
+"""Requests that may wait behind another before no more is read."""
+_WRITE_HIGH: Final = 64 << 10
+"""Bytes that a client has not taken before writing waits."""
+
+
+class State(enum.Enum):
+    """What a connection waits for."""
+
+    HEAD = "a request"
+    BODY = "the rest of a body"
+    ANSWER = "its answer"
+    ENDING = "the client to take the end of its answer"
+    LINGERING = "the client to read what refuses it"
+
+
+class Limits(Struct, frozen=True):
+    """Times in seconds, sizes in bytes."""
+
+    header: int = 16 << 10
+    """A line of the head; all of it together is eight times as large at most."""
+    connections: int = 10_000
+    head: float = 30.0
+    """How long a head may take, once its first byte is there."""
+    idle: float = 75.0
+    """How long a connection may wait between requests."""
+    body: float = 30.0
+    """How long nothing of a body may come, or nothing be taken of an answer that is complete."""
+    linger: float = 2.0
+    """How long what is sent after a refusal is thrown away, so that the refusal is read."""
+
+
+class Owner(Protocol):
+    """Whose connections they are."""
+
+    serve: Serve
+    leaving: bool
+    limits: Limits
+    now: float
+    """By the loop's clock, as of the last look at who takes too long."""
+
+    def opened(self, connection: "Connection") -> bool:
+        """Whether there is room for one more."""
+
+    def closed(self, connection: "Connection") -> None:
+        """It is over."""
+
+    def began(self) -> None:
+        """A request is served."""
+
+    def ended(self) -> None:
+        """It is over."""
+
+
+class Connection(asyncio.Protocol):
+    """Reads requests and serves them in their order. Ends when its client does."""
+
+    def __init__(self, owner: Owner, loop: asyncio.AbstractEventLoop) -> None:
+        self._owner = owner
+        self._loop = loop
+        self._limits = owner.limits
+        self._state = State.HEAD
+        self._since = owner.now
+        """When what it waits for last went on, by the owner's clock."""
+        self._left = 0
+        """Bytes that the client had not taken when it was last looked at."""
+        self._transport: asyncio.Transport | None = None
+        self._reader = Reader(owner.limits.header, loop, self._arrived, self._go_on)
+        self._peer = ""
+        self._queue: deque[Incoming | Refused] = deque()
+        self._sink: Outgoing | None = None
+        self._task: asyncio.Task[None] | None = None
+        self._paused = False
+
+    @property
+    def resting(self) -> bool:
+        """Whether no request is in work or begun."""
+        return self._task is None and not self._queue and not self._reader.in_head
+
+    def end(self) -> None:
+        """Close, once what was written is sent."""
+        self._reader.deaf = True
+        self._wait_for(State.ENDING)
+        if self._transport is not None:
+            self._transport.close()
+
+    def cut(self) -> None:
+        """Close at once."""
+        if self._transport is not None:
+            self._transport.abort()
+
+    def look(self) -> None:
+        """Let the client go if what it is to do takes too long."""
+        now = self._owner.now
+        if self._transport is None or self._state is State.ANSWER:
+            return
+        left = self._transport.get_write_buffer_size()
+        if left != self._left:  # it still reads what was sent before
+            self._left = left
+            self._since = now
+        if now - self._since <= self._patience():
+            return
+        if self._state is State.BODY:
+            self._reader.break_off()
+        elif self._reader.in_head:
+            self._reader.give_up(408, "the request's head took too long")
+        else:
+            self.cut()
+
+    # --- asyncio.Protocol -----------------------------------------------------------------------
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        """See asyncio.Protocol."""
+        self._transport = cast("asyncio.Transport", transport)
+        if not self._owner.opened(self):
+            self._transport.abort()
+            return
+        self._transport.set_write_buffer_limits(high=_WRITE_HIGH)
+        peer = transport.get_extra_info("peername")
+        self._peer = peer[0] if isinstance(peer, tuple) else ""
+
+    def data_received(self, data: bytes) -> None:
+        """See asyncio.Protocol."""
+        reader = self._reader
+        if reader.deaf:
+            return
+        began = reader.in_head
+        reader.feed(data)
+        if self._state is State.BODY:
+            self._wait_for(State.ANSWER if reader.body is None else State.BODY)
+        elif self._state is State.HEAD and reader.in_head and not began:
+            self._wait_for(State.HEAD)
+        self._hold_back()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """See asyncio.Protocol."""
+        del exc
+        self._transport = None
+        self._queue.clear()
+        if self._sink is not None:
+            self._sink.resume()
+        if self._task is not None:
+            self._task.cancel()
+        self._owner.closed(self)
+
+    def pause_writing(self) -> None:
+        """See asyncio.Protocol."""
+        if self._sink is not None:
+            self._sink.hold(self._loop)
+
+    def resume_writing(self) -> None:
+        """See asyncio.Protocol."""
+        if self._sink is not None:
+            self._sink.resume()
+
+    # --- reading --------------------------------------------------------------------------------
+
+    def _arrived(self, one: Incoming | Refused) -> None:
+        self._queue.append(one)
+        if self._task is None:
+            self._next()
+
+    def _go_on(self) -> None:
+        """Let more of a body come."""
+        body = self._reader.body
+        if self._transport is not None and body is not None and body.expects:
+            body.expects = False
+            self._transport.write(b"HTTP/1.1 100 Continue\r\n\r\n")
+        self._read_on()
+
+    def _read_on(self) -> None:
+        if self._paused and self._transport is not None:
+            self._paused = False
+            self._transport.resume_reading()
+
+    def _hold_back(self) -> None:
+        """Read no more than is wanted."""
+        body = self._reader.body
+        wanted = len(self._queue) <= _QUEUED and not (body is not None and body.full)
+        if self._transport is not None and not self._paused and not wanted:
+            self._paused = True
+            self._transport.pause_reading()
+
+    # --- serving --------------------------------------------------------------------------------
+
+    def _next(self) -> None:
+        """Serve the request whose turn it is."""
+        if self._transport is None:
+            return
+        if not self._queue:
+            self._wait_for(State.HEAD)
+            return
+        one = self._queue.popleft()
+        if isinstance(one, Refused):
+            self._say(one)
+            return
+        one.peer = self._peer
+        self._wait_for(State.ANSWER if one.complete else State.BODY)
+        bare = one.method == "HEAD"
+        sink = self._sink = Outgoing(self._transport, bare=bare, http10=one.http10)
+        self._owner.began()
+        self._task = self._loop.create_task(self._serve(one, sink))
+
+    async def _serve(self, request: Incoming, sink: Outgoing) -> None:
+        sink.closes = not request.keeps or self._owner.leaving
+        try:
+            await self._owner.serve(request, sink)
+        finally:
+            self._task = None
+            self._sink = None
+            self._owner.ended()
+            self._served(request, sink)
+
+    def _served(self, request: Incoming, sink: Outgoing) -> None:
+        """An answer is over: go on, or end."""
+        if not sink.finished:
+            self.cut()
+        elif not request.complete:
+            self._linger()
+        elif sink.closes:
+            self.end()
+        else:
+            self._read_on()
+            self._next()
+
+    def _say(self, refused: Refused) -> None:
+        body = f"{refused.text}\n".encode()
+        framing = (
+            f"Content-Type: text/plain; charset=utf-8\r\nContent-Length: {len(body)}\r\n"
+            "Connection: close\r\n"
+        )
+        if self._transport is not None:
+            self._transport.write(head(refused.status, (), framing) + body)
+        self._linger()
+
+    def _linger(self) -> None:
+        """End, but read on for a little: an answer is lost if its reader is met by a reset."""
+        self._reader.deaf = True
+        self._wait_for(State.LINGERING)
+        self._read_on()
+        if self._transport is not None:
+            if self._transport.can_write_eof():
+                self._transport.write_eof()
+            else:  # with TLS one side can't end alone
+                self._transport.close()
+
+    def _wait_for(self, state: State) -> None:
+        self._state = state
+        self._since = self._owner.now
+
+    def _patience(self) -> float:
+        limits = self._limits
+        match self._state:
+            case State.HEAD:
+                return limits.head if self._reader.in_head else limits.idle
+            case State.LINGERING:
+                return limits.linger
+            case _:
+                return limits.body

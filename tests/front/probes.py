@@ -1,0 +1,387 @@
+"""Bytes that clients, and those who would like to be taken for one, send to a listener."""
+
+from collections.abc import Sequence
+
+from msgspec import Struct
+
+HOST = b"Host: a\r\n"
+Sent = Sequence[bytes | float]
+Read = tuple[str, str, str, bytes]
+"""Method, path, query and body, as they reach the gateway."""
+
+
+class Probe(Struct, frozen=True):
+    """``sent`` are bytes and pauses in seconds; ``read`` is what must reach the gateway.
+
+    ``statuses`` are those of the answers, each 200 where none are given. ``ends``: the connection
+    does, too.
+    """
+
+    name: str
+    sent: Sent
+    read: Sequence[Read] = ()
+    statuses: Sequence[int] = ()
+    ends: bool = False
+
+
+def request(
+    *headers: bytes, line: bytes = b"POST /x HTTP/1.1", host: bytes = HOST, body: bytes = b""
+) -> bytes:
+    """One request; the headers are lines without their ends."""
+    return b"".join([line, b"\r\n", host, *[one + b"\r\n" for one in headers], b"\r\n", body])
+
+
+def _length(value: bytes) -> bytes:
+    return request(b"Content-Length: " + value, body=b"abcd")
+
+
+def _coding(value: bytes, body: bytes = b"4\r\nabcd\r\n0\r\n\r\n") -> bytes:
+    return request(b"Transfer-Encoding: " + value, body=body)
+
+
+def _chunks(body: bytes) -> bytes:
+    return _coding(b"chunked", body)
+
+
+LENGTHS = [
+    b"+4",
+    b"-4",
+    b"4,4",
+    b"4, 4",
+    b"0x4",
+    b"4a",
+    b"a",
+    b"4 4",
+    b"4.0",
+    b"1e1",
+    b"\xef\xbc\x94",
+    b"9" * 30,
+    b"18446744073709551616",
+    b"4;",
+    b"'4'",
+    b"4\x00",
+    b"4\x0b",
+    b"--4",
+    b"4_0",
+]
+CODINGS = [
+    b"identity",
+    b"xchunked",
+    b"chunkedx",
+    b"gzip",
+    b"\x0bchunked",
+    b"chunked\x00",
+    b"chunked;q=1",
+    b"chunked, gzip",
+    b"chun ked",
+    b"\xe3\x84\xa1",
+    b"'chunked'",
+    b"deflate",
+    b"compress",
+    b"trailers",
+]
+SIZES = [
+    b"zz",
+    b"-4",
+    b"+4",
+    b"0x4",
+    b"4 4",
+    b"",
+    b" 4",
+    b"4\x00",
+    b"4a b",
+    b"ffffffffffffffffff",
+    b"4\x0b",
+    b"4,",
+    b"_4",
+    b"\xef\xbc\x94",
+    b"g",
+    b"4\n4",
+]
+LINES = [
+    b"GET / HTTP/9.9",
+    b"GET / HTTP/2.0",
+    b"GET / HTTP/1.1 x",
+    b"GET /",
+    b"GET",
+    b"",
+    b"/ HTTP/1.1",
+    b"GET / HTTP/1",
+    b"GET / HTTP/1.",
+    b"GET / HTTP/.1",
+    b"GET / HTP/1.1",
+    b"GET / http/1.1",
+    b"G\x00T / HTTP/1.1",
+    b"GET\x00/ HTTP/1.1",
+    b"GE T / HTTP/1.1",
+    b"G(T / HTTP/1.1",
+    b"GET / HTTP/1.1\x00",
+    b"GET / HTTP/11",
+    b"GET / HTTP/1.12",
+    b"GET /\x00 HTTP/1.1",
+    b"<html>",
+    b"GET / /x HTTP/1.1",
+    b"G\xc3\x89T / HTTP/1.1",
+    b"PRI * HTTP/2.0",
+    b"GET / FTP/1.1",
+    b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03",
+    b"SSH-2.0-OpenSSH_9.0",
+    b"*1",
+    b"EHLO there",
+    b"{}",
+    b"\x00\x00\x00\x00",
+    b"\xff\xff\xff\xff",
+    b"GET / HTTP/-1.1",
+    b"GET / HTTP/1.x",
+    b"1GET / HTTP/1.1 1",
+    b"GET:/ HTTP/1.1",
+    b"=GET / HTTP/1.1@",
+]
+HEADERS = [
+    b"A : b",
+    b" A: b",
+    b"A\x00: b",
+    b"A: b\x00c",
+    b": b",
+    b"A",
+    b"A b: c",
+    b"A\tb: c",
+    b"A\x0b: b",
+    b"A(b): c",
+    b"A: b\rc",
+    b"\xc3\xa9: b",
+    b"A@b: c",
+    b"A[: c",
+    b"A{}: c",
+    b'A"b: c',
+    b"A/b: c",
+    b"A;b: c",
+    b"A=b: c",
+    b"A?b: c",
+    b"A,b: c",
+    b"A<b: c",
+    b"A\x7fb: c",
+    b"A\x01b: c",
+    b"A: b\x01c",
+    b"A: b\x7fc",
+]
+DOUBLED = [
+    (b"Content-Length: 4", b"Content-Length: 5"),
+    (b"Content-Length: 4", b"Content-Length: 4"),
+    (b"Content-Length: 5", b"Content-Length: 4"),
+    (b"Content-Length: 4", b"Transfer-Encoding: chunked"),
+    (b"Transfer-Encoding: chunked", b"Content-Length: 4"),
+    (b"Transfer-Encoding: chunked", b"Content-Length: 0"),
+    (b"Transfer-Encoding: chunked", b"Transfer-Encoding: chunked"),
+    (b"Transfer-Encoding: chunked", b"Transfer-Encoding: identity"),
+    (b"Transfer-Encoding: identity", b"Transfer-Encoding: chunked"),
+    (b"Transfer-Encoding: gzip", b"Transfer-Encoding: chunked"),
+    (b"Transfer-encoding: chunked", b"content-length: 4"),
+    (b"TRANSFER-ENCODING: chunked", b"CONTENT-LENGTH: 4"),
+    (b"Content-Length: 4", b"Transfer-Encoding: identity"),
+    (b"Host: b", b"Content-Length: 4"),
+    (b"Host: a", b"Content-Length: 4"),
+    (b"Content-Length: 4", b"Host: b"),
+]
+
+
+def _shown(data: bytes) -> str:
+    return ascii(data[:24])[2:-1]
+
+
+def _refused() -> list[Probe]:
+    found = [Probe(f"length {_shown(one)}", [_length(one)]) for one in LENGTHS]
+    found += [Probe(f"coding {_shown(one)}", [_coding(one)]) for one in CODINGS]
+    found += [Probe(f"line {_shown(one)}", [request(line=one)]) for one in LINES]
+    found += [Probe(f"header {_shown(one)}", [request(one)]) for one in HEADERS]
+    body = b"4\r\nabcd\r\n0\r\n\r\n"
+    found += [
+        Probe(f"doubled {_shown(one)} {_shown(two)}", [request(one, two, body=body)])
+        for one, two in DOUBLED
+    ]
+    big = b"x" * 9000
+    found += [
+        Probe("no host", [request(host=b"")]),
+        Probe("folded header", [b"GET / HTTP/1.1\r\n" + HOST + b"A: b\r\n c\r\n\r\n"]),
+        Probe("folded by a tab", [b"GET / HTTP/1.1\r\n" + HOST + b"A: b\r\n\tc\r\n\r\n"]),
+        Probe("a bare CR ends a line", [b"GET / HTTP/1.1\rHost: a\r\n\r\n"]),
+        Probe("a long header", [request(b"A: " + big)]),
+        Probe("a long name", [request(big + b": a")]),
+        Probe("a long target", [request(line=b"GET /" + big + b" HTTP/1.1")]),
+        Probe("5000 headers", [request(*[b"A%d: b" % n for n in range(5000)])]),
+        Probe("200 headers", [request(*[b"A%d: b" % n for n in range(200)])]),
+        Probe("1 MB of headers", [b"GET / HTTP/1.1\r\n", *[b"A: " + b"x" * 8000 + b"\r\n"] * 130]),
+        Probe("a header without end", [b"GET / HTTP/1.1\r\nA: ", *[b"x" * 8000] * 40]),
+        Probe("a target without end", [b"GET /", *[b"x" * 8000] * 40]),
+        Probe(
+            "HTTP/1.0 in chunks",
+            [request(b"Transfer-Encoding: chunked", line=b"POST / HTTP/1.0", body=body)],
+        ),
+    ]
+    return found
+
+
+def _accepted() -> list[Probe]:
+    get = request(line=b"GET /a?b=c HTTP/1.1")
+    seen: Read = ("GET", "/a", "b=c", b"")
+    post: Read = ("POST", "/x", "", b"abcd")
+    chunked = _chunks(b"4\r\nabcd\r\n0\r\n\r\n")
+    found = [
+        Probe("plain", [get], [seen]),
+        Probe("a length", [_length(b"4")], [post]),
+        Probe("a length with zeros", [_length(b"0004")], [post]),
+        Probe("chunks", [chunked], [post]),
+        Probe("chunks in capitals", [_coding(b"Chunked")], [post]),
+        Probe("chunks with zeros", [_chunks(b"0004\r\nabcd\r\n000\r\n\r\n")], [post]),
+        Probe("two chunks", [_chunks(b"2\r\nab\r\n2\r\ncd\r\n0\r\n\r\n")], [post]),
+        Probe("an extension", [_chunks(b"4;a=b\r\nabcd\r\n0\r\n\r\n")], [post]),
+        Probe("a trailer", [_chunks(b"4\r\nabcd\r\n0\r\nA: b\r\n\r\n")], [post]),
+        Probe(
+            "a trailer names a length",
+            [_chunks(b"4\r\nabcd\r\n0\r\nX-Content-Length: 9\r\n\r\n")],
+            [post],
+        ),
+        Probe(
+            "byte by byte",
+            [x for n in range(len(chunked)) for x in (chunked[n : n + 1], 0.0)],
+            [post],
+        ),
+        Probe("one after the other", [get, 0.1, get], [seen, seen]),
+        Probe("at once", [get + get + get], [seen] * 3),
+        Probe("many at once", [get * 40], [seen] * 40),
+        Probe("bodies at once", [chunked + _length(b"4") + get], [post, post, seen]),
+        Probe("an empty line before", [b"\r\n" + get], [seen]),
+        Probe(
+            "close", [request(b"Connection: close", line=b"GET /a?b=c HTTP/1.1")], [seen], ends=True
+        ),
+        Probe(
+            "what follows close is not read",
+            [request(b"Connection: close", line=b"GET /a?b=c HTTP/1.1") + get],
+            [seen],
+            ends=True,
+        ),
+        Probe("HTTP/1.0", [request(line=b"GET /a?b=c HTTP/1.0", host=b"")], [seen], ends=True),
+        Probe(
+            "HTTP/1.0 kept",
+            [request(b"Connection: keep-alive", line=b"GET /a?b=c HTTP/1.0")],
+            [seen],
+        ),
+        Probe(
+            "an upgrade that is not followed",
+            [
+                request(
+                    b"Connection: Upgrade, HTTP2-Settings",
+                    b"Upgrade: h2c",
+                    b"HTTP2-Settings: AAMAAABkAAQAAP__",
+                    line=b"GET /a?b=c HTTP/1.1",
+                )
+            ],
+            [seen],
+        ),
+        Probe(
+            "an upgrade with a body",
+            [request(b"Connection: Upgrade", b"Upgrade: h2c", b"Content-Length: 4", body=b"abcd")],
+            [post],
+        ),
+        Probe(
+            "HEAD",
+            [request(line=b"HEAD /a?b=c HTTP/1.1") + get],
+            [("HEAD", "/a", "b=c", b""), seen],
+        ),
+        Probe(
+            "a body that was waited for",
+            [request(b"Content-Length: 4", b"Expect: 100-continue"), 0.1, b"abcd"],
+            [post],
+            [100, 200],
+        ),
+        Probe(
+            "one that was not",
+            [request(b"Content-Length: 4", b"Expect: 100-continue", body=b"abcd")],
+            [post],
+        ),
+        Probe("too large by its length", [_length(b"2000000")], statuses=[413], ends=True),
+        Probe(
+            "too large by and by",
+            [
+                _chunks(b"20000\r\n" + b"x" * 0x20000 + b"\r\n"),
+                *[b"20000\r\n" + b"x" * 0x20000 + b"\r\n"] * 12,
+            ],
+            statuses=[413],
+            ends=True,
+        ),
+        Probe(
+            "refused unread",
+            [request(b"Content-Length: 9999999", line=b"POST /deny HTTP/1.1", body=b"x" * 100_000)],
+            statuses=[401],
+            ends=True,
+        ),
+        Probe("a stream", [request(line=b"GET /stream HTTP/1.1")], [("GET", "/stream", "", b"")]),
+        Probe(
+            "a stream over HTTP/1.0",
+            [request(line=b"GET /stream HTTP/1.0")],
+            [("GET", "/stream", "", b"")],
+            ends=True,
+        ),
+        Probe("a host before the path", [request(line=b"GET http://a/a?b=c HTTP/1.1")], [seen]),
+        Probe(
+            "120 headers",
+            [request(*[b"A%d: b" % n for n in range(120)], line=b"GET /a?b=c HTTP/1.1")],
+            [seen],
+        ),
+    ]
+    paths = [
+        b"//a",
+        b"/a/../b",
+        b"/%2e%2e/b",
+        b"/%00",
+        b"/a%2fb",
+        b"/./a",
+        b"/a//b",
+        b"/%zz",
+        b"/a;b",
+        b"/~a",
+        b"*",
+    ]
+    found += [
+        Probe(
+            f"path {_shown(one)}",
+            [request(line=b"GET " + one + b" HTTP/1.1")],
+            [("GET", one.decode(), "", b"")],
+        )
+        for one in paths
+    ]
+    for method in ("PUT", "DELETE", "PATCH", "OPTIONS", "TRACE", "PROPFIND"):
+        line = f"{method} /a?b=c HTTP/1.1".encode()
+        found.append(Probe(method, [request(line=line)], [(method, "/a", "b=c", b"")]))
+    for n in range(1, len(get)):
+        found.append(Probe(f"cut after {n}", [get[:n], 0.02, get[n:]], [seen]))
+    for n in range(40, len(chunked)):
+        found.append(Probe(f"body cut after {n}", [chunked[:n], 0.02, chunked[n:]], [post]))
+    return found
+
+
+def _broken() -> list[Probe]:
+    """A head that is right, and a body that is not: told as such, and then the end."""
+    found = [
+        Probe(
+            f"size {_shown(one)}",
+            [_chunks(one + b"\r\nabcd\r\n0\r\n\r\n")],
+            statuses=[400],
+            ends=True,
+        )
+        for one in SIZES
+    ]
+    return [
+        *found,
+        Probe(
+            "a chunk longer than its size",
+            [_chunks(b"4\r\nabcdefgh\r\n0\r\n\r\n")],
+            statuses=[400],
+            ends=True,
+        ),
+        Probe("lines end in LF", [_chunks(b"4\nabcd\n0\n\n")], statuses=[400], ends=True),
+    ]
+
+
+REFUSED = _refused()
+ACCEPTED = [*_accepted(), *_broken()]

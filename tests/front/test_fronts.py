@@ -1,0 +1,269 @@
+"""Two fronts, asked the same bytes: the reference over aiohttp, and our own.
+
+Where the standard (RFC 9110, 9112) leaves no choice both must answer alike; where it does, both
+must be safe: what could be two requests is refused, and the connection ends.
+"""
+
+import asyncio
+import re
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager, suppress
+
+import pytest
+from msgspec.structs import replace
+
+from gateway.core.errors import GatewayError
+from gateway.core.ports import Reply
+from gateway.front import native, reference
+from gateway.seam import Request, Sink
+from tests.front.probes import ACCEPTED, REFUSED, Probe
+
+Front = native.Front | reference.Front
+FRONTS: dict[str, type[Front]] = {"native": native.Front, "reference": reference.Front}
+Talk = tuple[asyncio.StreamReader, asyncio.StreamWriter]
+LIMIT = 1 << 20
+DIFFERS = {
+    "line GET / HTTP/2.0": "answers any version",
+    "line GET /": "takes it for HTTP/0.9",
+    "HTTP/1.0 in chunks": "reads chunks there, too",
+    "what follows close is not read": "refuses the request before it as well",
+    "a body that was waited for": "does not ask for it below its applications",
+    "too large by its length": "reads the rest of the body, and goes on",
+    "too large by and by": "as above",
+    "refused unread": "as above",
+    "a host before the path": "does not take it off",
+    "path *": "has no such path",
+}
+"""Where the reference is laxer than ours, or less helpful."""
+
+
+class Seen:
+    """What reached the gateway, and whether a client left while it was at work."""
+
+    def __init__(self) -> None:
+        self.requests: list[tuple[str, str, str, bytes]] = []
+        self.arrived, self.hold, self.left = asyncio.Event(), asyncio.Event(), asyncio.Event()
+
+    async def serve(self, http: Request, sink: Sink) -> None:
+        """Tell what was read; ``/stream`` in pieces, ``/hold`` when it is let, ``/deny`` unread."""
+        if http.path == "/deny":
+            _send(sink, Reply(401, b"who?"))
+            return
+        try:
+            body = await http.body(LIMIT)
+        except GatewayError as error:
+            _send(sink, Reply(413 if "larger" in error.message else 400, error.message.encode()))
+            return
+        self.requests.append((http.method, http.path, http.query, body))
+        self.arrived.set()
+        try:
+            if http.path == "/hold":
+                await self.hold.wait()
+            if http.path == "/stream":
+                await _stream(sink)
+                return
+        except asyncio.CancelledError:
+            self.left.set()
+            raise
+        _send(sink, Reply(200, b"%b %b" % (http.path.encode(), body)))
+
+
+def _send(sink: Sink, reply: Reply) -> None:
+    sink.start(reply.status, reply.headers)
+    sink.write(reply.body)
+    sink.finish()
+
+
+async def _stream(sink: Sink) -> None:
+    sink.start(200, (("Content-Type", "text/event-stream"),))
+    for n in range(3):
+        sink.write(b"data: %d\n\n" % n)
+        if sink.pressure:
+            await sink.drain()
+    sink.finish()
+
+
+@asynccontextmanager
+async def front(name: str) -> AsyncIterator[tuple[int, Seen, Front]]:
+    seen = Seen()
+    made = FRONTS[name](seen.serve, header_limit=8190, connections=50)
+    port = await made.listen("127.0.0.1", 0)
+    try:
+        yield port, seen, made
+    finally:
+        await made.drain(0)
+        await made.close()
+
+
+async def talk(port: int, *pieces: bytes | float, within: float = 5.0) -> bytes:
+    """Everything that is answered until the other side ends, or says no more for a moment."""
+    reader, writer = await asyncio.open_connection("127.0.0.1", port)
+    said = b""
+    try:
+        async with asyncio.timeout(within):
+            for piece in pieces:
+                if isinstance(piece, bytes):
+                    writer.write(piece)
+                else:
+                    await asyncio.sleep(piece)
+            while True:
+                async with asyncio.timeout(0.3):
+                    data = await reader.read(1 << 16)
+                if not data:
+                    return said + b"<end>"
+                said += data
+    except (TimeoutError, ConnectionError):
+        return said
+    finally:
+        writer.transport.abort()
+
+
+def statuses(said: bytes) -> list[int]:
+    return [int(one) for one in re.findall(rb"HTTP/1\.[01] (\d{3})", said)]
+
+
+async def each(name: str, probes: Sequence[Probe]) -> dict[str, tuple[Seen, bytes]]:
+    """What came of every probe, each with a listener of its own, some at a time."""
+    places = asyncio.Semaphore(16)
+
+    async def one(probe: Probe) -> tuple[Seen, bytes]:
+        async with places, front(name) as (port, seen, _):
+            return seen, await talk(port, *probe.sent)
+
+    found = await asyncio.gather(*map(one, probes))
+    return {probe.name: told for probe, told in zip(probes, found, strict=True)}
+
+
+def refuses(seen: Seen, said: bytes) -> bool:
+    ends = said.endswith(b"<end>")
+    return ends and not seen.requests and all(400 <= one < 600 for one in statuses(said))
+
+
+def reads(probe: Probe, seen: Seen, said: bytes) -> bool:
+    return (
+        seen.requests == list(probe.read)
+        and statuses(said) == list(probe.statuses or (200,) * len(probe.read))
+        and said.endswith(b"<end>") == probe.ends
+    )
+
+
+@pytest.mark.parametrize("name", FRONTS)
+async def test_what_is_no_request_reaches_nobody_and_ends_the_connection(name: str) -> None:
+    found = await each(name, REFUSED)
+    wrong = {one for one, told in found.items() if not refuses(*told)}
+    assert wrong == (DIFFERS.keys() & found.keys() if name == "reference" else set())
+
+
+@pytest.mark.parametrize("name", FRONTS)
+async def test_what_is_a_request_is_read_alike(name: str) -> None:
+    found = await each(name, ACCEPTED)
+    wrong = {probe.name for probe in ACCEPTED if not reads(probe, *found[probe.name])}
+    assert wrong == (DIFFERS.keys() & found.keys() if name == "reference" else set())
+
+
+def test_there_are_enough_of_them_and_no_two_alike() -> None:
+    names = [probe.name for probe in (*REFUSED, *ACCEPTED)]
+    assert len(set(names)) == len(names) >= 250
+    assert DIFFERS.keys() <= set(names)
+
+
+@asynccontextmanager
+async def opened(port: int) -> AsyncIterator[Talk]:
+    reader, writer = await asyncio.open_connection("127.0.0.1", port)
+    try:
+        yield reader, writer
+    finally:
+        writer.transport.abort()
+        with suppress(ConnectionError):
+            await writer.wait_closed()
+
+
+async def asked(talk: Talk, path: str) -> bytes:
+    reader, writer = talk
+    writer.write(f"GET {path} HTTP/1.1\r\nHost: a\r\n\r\n".encode())
+    return await reader.readuntil(f"{path} ".encode())
+
+
+@pytest.mark.parametrize("name", FRONTS)
+async def test_a_client_that_leaves_ends_the_work(name: str) -> None:
+    async with front(name) as (port, seen, _):
+        async with opened(port) as (_, writer):
+            writer.write(b"GET /hold HTTP/1.1\r\nHost: a\r\n\r\n")
+            await seen.arrived.wait()
+        async with asyncio.timeout(5):
+            await seen.left.wait()
+
+
+@pytest.mark.parametrize("name", FRONTS)
+async def test_what_runs_ends_well_while_it_drains(name: str) -> None:
+    async with front(name) as (port, seen, made), opened(port) as idle, opened(port) as busy:
+        async with asyncio.timeout(5), asyncio.TaskGroup() as tasks:
+            answer = tasks.create_task(asked(busy, "/hold"))
+            await seen.arrived.wait()
+            tasks.create_task(made.drain(5))
+            await asyncio.sleep(0.1)
+            with pytest.raises(ConnectionRefusedError):
+                await asyncio.open_connection("127.0.0.1", port)
+            seen.hold.set()
+        assert b"200 OK" in answer.result()
+        await made.close()
+        assert await idle[0].read() == b""
+
+
+@pytest.mark.parametrize("name", FRONTS)
+async def test_past_its_number_a_connection_is_closed(name: str) -> None:
+    async with front(name) as (port, _, made):
+        made.limit(header_limit=8190, connections=2)
+        async with opened(port) as first, opened(port) as second:
+            assert b"200 OK" in await asked(first, "/a")
+            assert b"200 OK" in await asked(second, "/a")
+            async with opened(port) as (third, _):
+                with suppress(ConnectionResetError):
+                    assert await third.read() == b""
+            assert b"200 OK" in await asked(first, "/b")
+
+
+async def test_one_that_takes_too_long_is_told_or_let_go() -> None:
+    """Ours alone has a time for each thing that a client may dawdle over."""
+    async with front("native") as (port, seen, made):
+        assert isinstance(made, native.Front)
+        made.limits = replace(made.limits, head=0.2, body=0.2, idle=0.2)
+        slow = [b"GET / HT", b"POST / HTTP/1.1\r\nHost: a\r\nContent-Length: 4\r\n\r\nab", b""]
+        async with asyncio.TaskGroup() as tasks:
+            said = [tasks.create_task(until_end(port, one)) for one in slow]
+        assert [statuses(one.result()) for one in said] == [[408], [400], []]
+        assert seen.requests == []
+
+
+async def until_end(port: int, sent: bytes) -> bytes:
+    async with asyncio.timeout(10), opened(port) as (reader, writer):
+        writer.write(sent)
+        with suppress(ConnectionResetError):
+            return await reader.read()
+        return b""
+
+
+async def test_a_slow_reader_holds_up_only_itself() -> None:
+    """What it does not take waits in the gateway up to a bound, and then who writes it waits."""
+    written = 0
+
+    async def flood(http: Request, sink: Sink) -> None:
+        nonlocal written
+        await http.body(LIMIT)
+        sink.start(200, ())
+        for _ in range(2000):
+            sink.write(b"x" * (1 << 16))
+            if sink.pressure:
+                await sink.drain()
+            written += 1
+        sink.finish()
+
+    async with front("native") as (port, _, made), opened(port) as (reader, writer):
+        made.serve = flood
+        writer.write(b"GET / HTTP/1.1\r\nHost: a\r\n\r\n")
+        await reader.readuntil(b"\r\n\r\n")
+        still = -1
+        while still != written:
+            still = written
+            await asyncio.sleep(0.3)
+        assert 0 < written < 1000

@@ -1,0 +1,14 @@
+"""For a folder's conftest: its tests run over both event loops, whose transports differ."""
+
+import asyncio
+from collections.abc import Callable, Mapping
+
+import pytest
+import uvloop
+
+
+def pytest_asyncio_loop_factories(
+    config: pytest.Config, item: pytest.Item
+) -> Mapping[str, Callable[[], asyncio.AbstractEventLoop]]:
+    """Asyncio's own loop, and uvloop's."""
+    return {"asyncio": asyncio.new_event_loop, "uvloop": uvloop.new_event_loop}
