@@ -1,0 +1,268 @@
+"""``interlingua ab``, from where it looks to what it ends with."""
+
+import json
+import threading
+from collections.abc import Iterator
+from datetime import UTC, datetime, timedelta
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+
+import click
+import msgspec
+import pytest
+from click.testing import CliRunner, Result
+from msgspec.structs import replace
+
+from gateway.commands.ab import ab
+from gateway.core.types import Usage
+from gateway.metrics import Metrics
+from gateway.telemetry import Record, silent
+
+RECORD = Record(
+    "r",
+    path="/v1/chat/completions",
+    model="chat",
+    version="1",
+    split="rollout",
+    duration=1.0,
+    first_token=0.1,
+    usage=Usage(3, 5),
+    finish=("eos",),
+)
+RECORDS = [*[RECORD] * 40, *[replace(RECORD, version="2")] * 10]
+CONFIG = """\
+listeners: [{address: "127.0.0.1:0", dialects: [openai]}]
+backends: {e: {kind: echo}}
+models:
+  chat:
+    versions: {"1": {backend: e}, "2": {backend: e}}
+    split: {name: rollout, weights: {"1": 4, "2": 1}}
+  plain: {backend: e}
+  unnamed: {versions: {"1": {backend: e}, "2": {backend: e}}, split: {weights: {"1": 1, "2": 1}}}
+"""
+
+
+def lines(records: list[Record]) -> bytes:
+    return b"".join(msgspec.json.encode(record) + b"\n" for record in records)
+
+
+def page(records: list[Record]) -> bytes:
+    metrics = Metrics(silent, dict)
+    for record in records:
+        metrics.observe(record)
+    return metrics.page()
+
+
+def run(*arguments: str | Path, given: bytes | None = None, **env: str) -> Result:
+    command = [*map(str, arguments), "--model", "chat"]
+    return CliRunner().invoke(ab, command, input=given, env=env)
+
+
+@pytest.fixture
+def log(tmp_path: Path) -> Path:
+    file = tmp_path / "access.log"
+    file.write_bytes(b"interlingua serves chat on http://127.0.0.1:8000\n" + lines(RECORDS))
+    return file
+
+
+@pytest.fixture
+def config(tmp_path: Path) -> Path:
+    file = tmp_path / "gateway.yaml"
+    file.write_text(CONFIG)
+    return file
+
+
+def test_a_log_is_compared(log: Path) -> None:
+    found = run(log)
+
+    assert found.exit_code == 0
+    first, _, _, requests, *_ = found.stdout.splitlines()
+    assert first == "chat: a is version 1, b is version 2, as the split rollout sent to them"
+    assert requests.split() == ["requests", "40", "10"]
+    assert "1 of 51 lines tell of no exchange." in found.stdout
+
+
+def test_what_is_piped_in_is_compared() -> None:
+    assert "order statistics\n" in run("-", given=lines(RECORDS)).stdout
+    assert "order statistics, from buckets\n" in run("-", given=page(RECORDS)).stdout
+
+
+def test_a_saved_page_is_compared(tmp_path: Path) -> None:
+    file = tmp_path / "metrics.txt"
+    file.write_bytes(page(RECORDS))
+    assert "A page tells values by their buckets" in run(file, "--a", "2", "--b", "1").stdout
+
+
+def test_json_holds_the_same_for_programs(log: Path) -> None:
+    found = json.loads(run(log, "--json", "--confidence", "90").stdout)
+
+    assert (found["source"], found["model"]) == (str(log), "chat")
+    comparison = found["comparison"]
+    named = {name: comparison[name] for name in ("split", "a", "b", "confidence", "ratio")}
+    assert named == {"split": "rollout", "a": "1", "b": "2", "confidence": 0.9, "ratio": None}
+    [failed] = [row for row in comparison["rows"] if row["figure"] == "failed"]
+    assert failed["method"] == "Newcombe"
+    assert failed["difference"]["value"] == 0.0
+    assert len(found["notes"]) == 2
+
+
+def test_shares_that_fit_their_weights_are_good(log: Path, config: Path) -> None:
+    found = run(log, "--config", config)
+    assert found.exit_code == 0
+    assert "The split sent 40 : 10 to the versions 1, 2 for the weights 4 : 1" in found.stdout
+
+
+def test_shares_that_do_not_are_told_by_the_exit_code(log: Path, config: Path) -> None:
+    config.write_text(CONFIG.replace('"1": 4', '"1": 1'))
+    found = run(log, "--config", config)
+    assert found.exit_code == 1
+    assert "WARNING: the split sent 40 : 10" in found.stdout
+
+
+def test_everything_may_be_compared(log: Path) -> None:
+    log.write_bytes(lines([*RECORDS, replace(RECORD, split="", sticky="pinned")]))
+    assert "Left out: 1 requests pinned by the client." in run(log).stdout
+    found = run(log, "--all").stdout
+    assert ["requests", "41", "10"] in map(str.split, found.splitlines())
+    assert "Mixed in, and no random sample: 1 requests pinned by the client." in found
+
+
+# --- since ----------------------------------------------------------------------------------------
+
+NOW = datetime.now(UTC)
+
+
+@pytest.mark.parametrize(
+    ("since", "early"),
+    [
+        ("90m", 1),
+        ("2d", 0),
+        ((NOW - timedelta(minutes=90)).isoformat(), 1),
+        ((NOW - timedelta(days=1)).astimezone().replace(tzinfo=None).isoformat(), 0),
+    ],
+)
+def test_a_log_is_looked_at_from_a_time_on(log: Path, since: str, early: int) -> None:
+    began = NOW.timestamp()
+    records = [replace(record, began=began) for record in RECORDS]
+    log.write_bytes(lines([replace(RECORD, began=began - 7200), *records]))
+    found = run(log, "--since", since)
+    assert ("1 of 51 lines tell of what came before that time." in found.stdout) == bool(early)
+
+
+# --- what is refused ------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["--since", "yesterday"], "'yesterday' is neither a time such as"),
+        (["--a", "3"], "chat: version '3' was sent nothing; there is 1, 2"),
+        (["--all", "--split", "rollout"], "--all is not of one split"),
+        (["--confidence", "100"], "100"),
+    ],
+)
+def test_wrong_usage_is_told(log: Path, arguments: list[str], said: str) -> None:
+    found = run(log, *arguments)
+    assert found.exit_code == 2
+    assert said in found.stderr
+
+
+def test_a_model_that_is_not_there_is_told(log: Path) -> None:
+    found = CliRunner().invoke(ab, [str(log), "--model", "chart"])
+    empty = CliRunner().invoke(ab, ["-", "--model", "chat"], input=b"")
+    assert (found.exit_code, empty.exit_code) == (2, 2)
+    assert "chart: there is no such model; there is chat" in found.stderr
+    assert "chat: there is no such model; there is none" in empty.stderr
+
+
+def test_why_there_is_nothing_to_compare_is_told(log: Path) -> None:
+    log.write_bytes(lines([replace(RECORD, split="", sticky="pinned")]))
+    found = run(log)
+    assert found.exit_code == 2
+    assert "there is none that was sent anything" in found.stderr
+    assert "Left out: 1 requests pinned by the client." in found.stderr
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        (CONFIG.replace("  chat:", "  chart:"), "has no split of the model 'chat'"),
+        (CONFIG.replace("name: rollout", "name: next"), "by the split 'next', not 'rollout'"),
+        (CONFIG.replace("name: rollout, ", ""), "by the split 'chat', not 'rollout'"),
+        (CONFIG.replace("backends", "backend"), "gateway.yaml:2:1:"),
+    ],
+)
+def test_a_configuration_must_have_the_split(log: Path, config: Path, text: str, said: str) -> None:
+    config.write_text(text)
+    found = run(log, "--config", config)
+    assert found.exit_code == 2
+    assert said in found.stderr
+
+
+def test_a_page_has_no_times() -> None:
+    found = run("-", "--since", "1h", given=page(RECORDS))
+    assert found.exit_code == 2
+    assert "--since goes with a log" in found.stderr
+
+
+@pytest.mark.parametrize(
+    "text", [b"# HELP x y\nx{ 1\n", b"# HELP x y\ninterlingua_requests_total 1\n"]
+)
+def test_a_page_that_is_none_is_told(text: bytes) -> None:
+    found = run("-", given=text)
+    assert found.exit_code == 2
+    assert "this page of metrics is not the gateway's, or is cut" in found.stderr
+
+
+def test_a_source_that_is_not_there_is_told(tmp_path: Path) -> None:
+    found = run(tmp_path / "none.log")
+    assert found.exit_code == 2
+    assert "No such file" in found.stderr
+
+
+# --- over the network -----------------------------------------------------------------------------
+
+
+class Page(BaseHTTPRequestHandler):
+    """Gives a page at one path, to who shows the key."""
+
+    def do_GET(self) -> None:
+        key = self.headers["Authorization"]
+        good = self.path == "/metrics" and key in (None, "Bearer admin-key")
+        self.send_response(200 if good else 401)
+        self.end_headers()
+        self.wfile.write(page(RECORDS) if good else b"")
+
+    def log_message(self, *_: object) -> None:
+        """Nothing is written."""
+
+
+@pytest.fixture
+def url() -> Iterator[str]:
+    with ThreadingHTTPServer(("127.0.0.1", 0), Page) as server:
+        thread = threading.Thread(target=server.serve_forever)
+        thread.start()
+        yield f"http://127.0.0.1:{server.server_port}"
+        server.shutdown()
+        thread.join()
+
+
+def test_a_page_is_fetched(url: str) -> None:
+    for where in (url, f"{url}/", f"{url}/metrics"):
+        assert ["requests", "40", "10"] in map(str.split, run(where).stdout.splitlines())
+    assert run(url, INTERLINGUA_ADMIN_KEY="admin-key").exit_code == 0
+
+
+def test_a_page_that_is_not_given_is_told(url: str) -> None:
+    wrong = run(url, "--key", "other")
+    away = run("http://127.0.0.1:1")
+    assert (wrong.exit_code, away.exit_code) == (2, 2)
+    assert "/metrics answers 401, and no metrics" in wrong.stderr
+    assert "http://127.0.0.1:1/metrics can't be read" in away.stderr
+
+
+def test_it_is_one_of_the_commands() -> None:
+    from gateway.cli import main  # noqa: PLC0415 - everything comes with it
+
+    assert isinstance(main, click.Group)
+    assert main.commands["ab"] is ab
