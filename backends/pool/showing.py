@@ -1,0 +1,96 @@
+"""What is told of one request to who looks on; nothing is, as a rule."""
+
+from typing import Literal
+
+from msgspec.structs import asdict
+
+from backends.pool.attempt import Work
+from backends.pool.errand import keyed
+from backends.pool.member import Member
+from backends.pool.policy import Scores
+from backends.pool.roster import Roster, Wish
+from backends.pool.settings import PoolSettings
+from gateway.core.errors import GatewayError
+from gateway.core.watching import Candidate, Choice, Watch
+
+Can = Literal["yes", "no", "full", "tried"]
+
+
+class Unseen:
+    """Nobody looks on."""
+
+    def before(self) -> None:
+        """A worker is about to be chosen."""
+
+    def asked(self, member: Member) -> None:
+        """One was, and is asked now."""
+
+    def failed(self, member: Member, error: GatewayError) -> None:
+        """It failed, and nothing of its answer was passed on."""
+
+
+UNSEEN = Unseen()
+
+
+class Shown(Unseen):
+    """Somebody does."""
+
+    def __init__(
+        self, watch: Watch, settings: PoolSettings, roster: Roster, wish: Wish, work: Work
+    ) -> None:
+        self._watch = watch
+        self._settings = settings
+        self._roster = roster
+        self._wish = wish
+        self._work = work
+
+    def before(self) -> None:
+        """Tells the choice, which is not made by that. Raises what the watch raises."""
+        free, scores, likely = self._roster.foresee(self._wish)
+        can: dict[int, Can] = dict.fromkeys(self._wish.tried, "tried")
+        can |= {one.key: "full" for one in self._roster.choices(self._wish)}
+        can |= {one.key: "yes" for one in free}
+        candidates = [
+            _candidate(one, can.get(one.key, "no"), scores) for one in self._roster.members
+        ]
+        wire = self._work.wire
+        self._watch.chooses(
+            self._choice(candidates, scores, likely),
+            wire if likely is None else keyed(wire, likely.worker),
+        )
+
+    def asked(self, member: Member) -> None:
+        self._watch.sends(member.name, keyed(self._work.wire, member.worker))
+
+    def failed(self, member: Member, error: GatewayError) -> None:
+        self._watch.fails(member.name, error)
+
+    def _choice(self, candidates: list[Candidate], scores: Scores, likely: Member | None) -> Choice:
+        told = self._settings
+        return Choice(
+            policy=told.policy,
+            wins=scores.wins,
+            candidates=candidates,
+            likely="" if likely is None else likely.name,
+            waiting=self._roster.waiting,
+            queue=told.queue.max,
+            wait=told.queue.wait,
+            timeouts=asdict(told.timeouts) | {"total": self._work.deadline.remaining()},
+            retries=told.retries.max,
+            budget=told.retries.budget,
+            retried=sorted(told.retries.on),
+        )
+
+
+def _candidate(member: Member, can: Can, scores: Scores) -> Candidate:
+    report = member.report()
+    return Candidate(
+        url=report.url,
+        state=report.state,
+        weight=report.weight,
+        in_flight=report.in_flight,
+        limit=report.limit,
+        latency=report.latency,
+        can=can,
+        score=scores.of.get(member.key),
+    )

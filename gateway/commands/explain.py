@@ -1,0 +1,158 @@
+"""``interlingua explain``: what would become of a request, and why; or what became of one."""
+
+import asyncio
+import os
+import re
+import sys
+from typing import Any, Final
+from urllib.parse import quote
+
+import click
+import msgspec
+
+from gateway.config import Config, ConfigError, read
+from gateway.explaining.dry import explain
+from gateway.explaining.text import text
+from gateway.explaining.wish import Wish, complete
+from gateway.server import Surroundings
+from gateway.shadow import Shadows
+from gateway.snapshot import Snapshot
+from gateway.telemetry import silent
+from gateway.watching.account import Explanation
+from gateway.watching.question import Question
+
+_URL: Final = re.compile(r"https?://[^/]+/?")
+_PATIENCE: Final = 10.0
+"""How many seconds the admin listener has."""
+
+
+@click.command("explain")
+@click.argument("source")
+@click.option("--id", "id_", help="Tell what became of this request, which asked for it.")
+@click.option("--model", help="The model that is asked for, as a client calls it.")
+@click.option("--path", help="The path that is asked; left out, one of the dialect's.")
+@click.option("--dialect", help="The dialect; left out, that of the path or of the first listener.")
+@click.option("--listener", help="The address where it comes in; left out, one with the path.")
+@click.option("--method", default="POST", show_default=True)
+@click.option("--key", help="The name of the key that it has.")
+@click.option("--header", "headers", multiple=True, help="NAME: VALUE; may be given again.")
+@click.option("--peer", default="127.0.0.1", show_default=True, help="The address it comes from.")
+@click.option("--body", type=click.File("rb"), help="A file, or -; left out, one is made up.")
+@click.option("--stream", is_flag=True, help="Ask for a stream.")
+@click.option(
+    "--draw",
+    type=click.FloatRange(0, 1, max_open=True),
+    default=0.5,
+    show_default=True,
+    help="The number that is drawn where chance decides.",
+)
+@click.option(
+    "--admin-key",
+    envvar="INTERLINGUA_ADMIN_KEY",
+    help="The admin listener's key; better said in INTERLINGUA_ADMIN_KEY.",
+)
+@click.option("--json", "as_json", is_flag=True, help="Print the explanation as JSON.")
+def explain_(source: str, *, as_json: bool, **told: Any) -> None:
+    """Explain what a gateway would make of a request.
+
+    SOURCE is a configuration file: nothing is sent, started or bound. Or it is the URL of a running
+    gateway's admin listener: then the workers are as they are, and nothing is sent to them; that
+    needs the whole request, by --path and --body.
+
+    Exit codes: 0 explained, 1 the gateway would refuse the request, 2 wrong usage, a bad file, or
+    no answer.
+    """
+    body = told["body"]
+    wish = Wish(told["model"], told["path"], told["dialect"], body and body.read(), told["stream"])
+    question = Question(
+        path=wish.path or "/",
+        method=told["method"].upper(),
+        headers=dict(map(_header, told["headers"])),
+        base64=wish.body or b"",
+        key=told["key"],
+        peer=told["peer"],
+        listener=told["listener"],
+        draw=told["draw"],
+    )
+    if _URL.fullmatch(source):
+        found = _asked(source.rstrip("/"), question, wish, told["id_"], told["admin_key"])
+    elif told["id_"] is not None:
+        raise click.UsageError("--id goes with the URL of an admin listener")
+    else:
+        found = _foretold(_read(source), question, wish)
+    if as_json:
+        click.echo(msgspec.json.format(msgspec.json.encode(found)))
+    else:
+        click.echo(text(found), nl=False)
+    sys.exit(1 if found.dry and found.answer is not None and found.answer.error else 0)
+
+
+def _header(said: str) -> tuple[str, str]:
+    name, colon, value = said.partition(":")
+    if not colon or not name.strip():
+        raise click.UsageError(f"--header {said!r}: write NAME: VALUE")
+    return name.strip(), value.strip()
+
+
+# --- of a file ------------------------------------------------------------------------------------
+
+
+def _read(file: str) -> Config:
+    try:
+        return read(file, env=os.environ, insecure=True)
+    except OSError as error:
+        raise click.UsageError(f"{file} can't be read: {error.strerror}") from None
+    except ConfigError as error:
+        click.echo(str(error), err=True)
+        sys.exit(2)
+
+
+def _foretold(config: Config, question: Question, wish: Wish) -> Explanation:
+    outside = Surroundings(
+        clock=lambda: 0.0,
+        now=lambda: 0.0,
+        new_id=lambda: "explained",
+        draw=lambda: question.draw,
+        observe=silent,
+        shadows=Shadows(lambda: 0.0),
+    )
+
+    async def run() -> Explanation:
+        servers = Snapshot(config, outside).by_address
+        return await explain(complete(question, wish, servers), servers, outside.clock)
+
+    try:
+        return asyncio.run(run())
+    except LookupError as error:
+        raise click.UsageError(str(error.args[0])) from None
+
+
+# --- of a running gateway -------------------------------------------------------------------------
+
+
+def _asked(
+    url: str, question: Question, wish: Wish, id_: str | None, key: str | None
+) -> Explanation:
+    """What the admin listener tells. Raises UsageError where it tells nothing."""
+    import httpx  # noqa: PLC0415 - a file needs none
+
+    headers = {} if key is None else {"Authorization": f"Bearer {key}"}
+    page = f"{url}/-/explain"
+    try:
+        if id_ is not None:
+            answer = httpx.get(f"{page}/{quote(id_)}", headers=headers, timeout=_PATIENCE)
+        elif wish.path is None or wish.model or wish.dialect or wish.stream:
+            raise click.UsageError("of a running gateway, give --id, or --path and --body")
+        else:
+            headers["Content-Type"] = "application/json"
+            content = msgspec.json.encode(question)
+            answer = httpx.post(page, content=content, headers=headers, timeout=_PATIENCE)
+    except (httpx.HTTPError, httpx.InvalidURL) as error:
+        raise click.UsageError(f"{page} can't be asked: {error}") from None
+    try:
+        if answer.status_code == httpx.codes.OK:
+            return msgspec.json.decode(answer.content, type=Explanation)
+        said = msgspec.json.decode(answer.content)["error"]["message"]
+    except (msgspec.DecodeError, LookupError, TypeError):
+        said = f"it answers {answer.status_code}, and no explanation"
+    raise click.UsageError(f"{page}: {said}")

@@ -1,0 +1,69 @@
+"""What looks on while an answer comes about. Nobody does, unless a request is to be explained."""
+
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Literal, Protocol
+
+from msgspec import Struct
+
+from gateway.core.errors import GatewayError
+
+if TYPE_CHECKING:
+    from gateway.core.ports import WireRequest
+
+
+class Candidate(Struct, frozen=True, kw_only=True):
+    """A worker as one request finds it.
+
+    ``state`` is ``up``, ``trial`` or ``out``. ``latency`` is in seconds to the first token.
+    ``can``: whether the request may go there now; ``full`` where no place is free, ``tried`` where
+    it failed at this request already. ``score`` is what the policy compares: None where it does
+    not look at the worker.
+    """
+
+    url: str
+    state: str
+    weight: float
+    in_flight: int
+    limit: int | None
+    latency: float | None
+    can: Literal["yes", "no", "full", "tried"]
+    score: float | None
+
+
+class Choice(Struct, frozen=True, kw_only=True):
+    """How a worker is chosen, just before one is. Times are in seconds.
+
+    ``wins`` tells which score does, or that luck has a part in it. ``likely`` is the URL of the one
+    that would be taken now, "" where all are busy and the request waits. ``retries`` is how many
+    more workers may be asked, after the failures ``retried``, while no more than the part
+    ``budget`` of recent requests is asked again.
+    """
+
+    policy: str
+    wins: Literal["least", "most", "drawn"]
+    candidates: Sequence[Candidate]
+    likely: str
+    waiting: int
+    queue: int
+    wait: float
+    timeouts: Mapping[str, float]
+    retries: int
+    budget: float
+    retried: Sequence[str]
+
+
+class Watch(Protocol):
+    """Is told what a backend does for one request. It may raise, to end the request there."""
+
+    @property
+    def dry(self) -> bool:
+        """Nothing may be sent: ``chooses`` will end it."""
+
+    def chooses(self, choice: Choice, wire: "WireRequest") -> None:
+        """A worker is about to be chosen; ``wire`` is what the likely one would get."""
+
+    def sends(self, url: str, wire: "WireRequest") -> None:
+        """A worker is asked."""
+
+    def fails(self, url: str, error: GatewayError) -> None:
+        """It failed before its answer began."""

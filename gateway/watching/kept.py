@@ -1,0 +1,58 @@
+"""Who may have requests explained, and the last that were."""
+
+from collections.abc import Callable
+from typing import Final, Protocol
+
+from gateway.auth import Principal
+from gateway.core.context import Clock
+from gateway.telemetry import Record
+from gateway.watching.account import Explanation
+from gateway.watching.watch import Watch
+
+KEPT: Final = 100
+"""How many explanations are kept, each for as long as it is among the last."""
+
+
+class Explain(Protocol):
+    """Gives what looks on while a request is served that asks for it."""
+
+    def __call__(
+        self, record: Record, principal: Principal | None, *, open_to_all: bool
+    ) -> Watch | None:
+        """None where ``principal`` may not; ``open_to_all``: may who has no key."""
+
+
+def nobody(record: Record, principal: Principal | None, *, open_to_all: bool) -> Watch | None:
+    """Explains nothing: an ``Explain``."""
+    del record, principal, open_to_all
+    return None
+
+
+class Kept:
+    """The requests that were explained last, in memory, by their ids; of two with one id the last.
+
+    ``draw`` is the luck that requests have.
+    """
+
+    def __init__(self, clock: Clock, draw: Callable[[], float]) -> None:
+        self._clock = clock
+        self._draw = draw
+        self._watches: dict[str, Watch] = {}
+
+    def watch(
+        self, record: Record, principal: Principal | None, *, open_to_all: bool
+    ) -> Watch | None:
+        """See Explain."""
+        if not (open_to_all if principal is None else principal.explain):
+            return None
+        watch = Watch(record, self._clock, self._draw)
+        self._watches.pop(record.id, None)
+        self._watches[record.id] = watch
+        if len(self._watches) > KEPT:
+            del self._watches[next(iter(self._watches))]
+        return watch
+
+    def find(self, id: str) -> Explanation | None:  # noqa: A002 - what it is called everywhere
+        """What was found out about the request of this id, so far."""
+        watch = self._watches.get(id)
+        return None if watch is None else watch.explanation()

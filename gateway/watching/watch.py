@@ -1,0 +1,237 @@
+"""Looks on while one request is served, and tells of it at any time."""
+
+import re
+from collections.abc import Callable, Iterable
+from typing import Any, Final
+
+import msgspec
+from msgspec.structs import replace
+
+from gateway.auth import Principal
+from gateway.core import loss
+from gateway.core.context import Clock
+from gateway.core.errors import GatewayError, InternalError
+from gateway.core.ports import Call, Choosing, Dialect, Envelope, Headers, WireRequest
+from gateway.core.watching import Choice
+from gateway.exchange import Answering
+from gateway.router import ANY, Route, Router
+from gateway.rules import Match, Rule
+from gateway.seam import Sink
+from gateway.telemetry import Record
+from gateway.traits import Traits
+from gateway.watching import telling
+from gateway.watching.account import Answered, Explanation, Following, Tried, Try
+
+HEADER: Final = "x-interlingua-explain"
+_MOST_BODY: Final = 64 << 10
+_MOST: Final = 8
+"""Of how many choices and workers of a target everything is kept."""
+_MOST_CANDIDATES: Final = 50
+_TEXT: Final = 64
+_UNFIT: Final = re.compile(r"[^ -~]")
+_encode = msgspec.json.Encoder().encode
+
+
+class Foretold(InternalError):
+    """Ends a request that is served dry, where it would be answered."""
+
+
+class Watch:
+    """One request; a ``gateway.core.watching.Watch``. ``draw`` is the luck that it has.
+
+    With ``dry``, what would send or answer anything is ended by Foretold. Such a request is
+    nobody's, so that what it says of who asks is told, too.
+    """
+
+    def __init__(
+        self, record: Record, clock: Clock, draw: Callable[[], float], *, dry: bool = False
+    ) -> None:
+        self.dry = dry
+        self._record = record
+        self._clock = clock
+        self._luck = draw
+        self._drawn = 0.0
+        self._bucket: int | None = None
+        self._last = clock()
+        self._seconds: dict[str, float] = {}
+        self._told = Explanation(id=record.id, dry=dry)
+        self._rules: list[Tried] = []
+        self._tries: list[Try] = []
+        self._asked = 0
+        self._worker = ""
+
+    # --- the life of the request ------------------------------------------------------------------
+
+    def over(self, sink: Sink) -> Sink:
+        """The sink, with the header on what it is given."""
+        return _Telling(sink, self)
+
+    def read(self, dialect: Dialect, call: Call, principal: Principal | None, peer: str) -> None:
+        """The whole request is here."""
+        self._stage("read")
+        told = self._told
+        told.dialect, told.peer = dialect.name, peer
+        told.method, told.path = call.endpoint.method, call.path
+        told.endpoint, told.task = call.endpoint.path, call.endpoint.task
+        if principal is not None:
+            told.key, told.tags = principal.name, sorted(principal.tags)
+
+    def router(self, router: Router) -> Router:
+        """The table as this request follows it."""
+        return router.watched(self._try, self._draw)
+
+    def routed(self, router: Router, envelope: Envelope, route: Route, traits: Traits) -> None:
+        """A target was found for it."""
+        self._stage("route")
+        told = self._told
+        told.asked, told.stream = envelope.model, envelope.stream
+        known = {info.name for info in router.models()}
+        told.model = route.asked if route.asked in known else ANY
+        if route.pinned:
+            told.pin = "name" if envelope.version is None else "path"
+        told.split = telling.split(route, traits, self._drawn)
+        if told.split is not None:
+            told.sticky = telling.sticky(route.model.sticky, traits, said=self.dry)
+        told.target = telling.target(route)
+        told.shadow = telling.shadow(route)
+        self._bucket = route.why.bucket
+
+    def follow(self, able: Iterable[tuple[Route, Answering | str]]) -> None:
+        """Who would answer in the target's stead, or why not; looked at of a dry request."""
+        if self.dry:
+            self._told.fallbacks = tuple(
+                Following(route.named, found if isinstance(found, str) else "")
+                for route, found in able
+            )
+
+    def answers(self, asking: telling.Asking) -> None:
+        """A target is asked. Raises Foretold where that is all there is to foretell."""
+        self._stage("instead" if self._tries else "translate")
+        self._tries.append(telling.attempt(asking))
+        if self.dry and not isinstance(asking.route.target.backend, Choosing):
+            raise Foretold("the request would be answered")
+
+    # --- what its backend does --------------------------------------------------------------------
+
+    def chooses(self, choice: Choice, wire: WireRequest) -> None:
+        """See ``gateway.core.watching.Watch``."""
+        now = self._tries[-1]
+        if len(now.choices) < _MOST and choice not in now.choices:
+            now.choices.append(choice if self.dry else _kept(choice))
+        if self.dry:
+            now.sent.append(telling.sent(choice.likely, wire, None))
+            raise Foretold("the request would be sent")
+
+    def sends(self, url: str, wire: WireRequest) -> None:
+        """See ``gateway.core.watching.Watch``."""
+        now = self._tries[-1]
+        self._asked += 1
+        self._worker = url
+        if len(now.sent) < _MOST:
+            now.sent.append(telling.sent(url, wire, _MOST_BODY))
+
+    def fails(self, url: str, error: GatewayError) -> None:
+        """See ``gateway.core.watching.Watch``."""
+        for one in self._tries[-1].sent:
+            if one.url == url and not one.error:
+                one.error = type(error).__name__
+                return
+
+    # --- what is told -----------------------------------------------------------------------------
+
+    def header(self) -> str:
+        """What the answer's header tells: JSON in ASCII, shorter than 4 KiB."""
+        self._stage("first_byte")
+        told, record = self._told, self._record
+        found: dict[str, Any] = {
+            "dialect": told.dialect,
+            "model": _short(record.model),
+            "version": _short(record.version),
+            "rule": record.rule,
+            "sticky": record.sticky,
+            "bucket": self._bucket,
+            "pinned": bool(told.pin),
+            "fell_back": [_short(one) for one in record.fell_back[:_MOST]],
+            "losses": _short(loss.header(record.losses), 1000),
+            "worker": _short(self._worker, 200),
+            "attempts": self._asked,
+            "seconds": {name: round(long, 6) for name, long in self._seconds.items()},
+        }
+        return _encode(found).decode()
+
+    def explanation(self) -> Explanation:
+        """All of it, as it is now."""
+        record = self._record
+        return replace(
+            self._told,
+            rules=tuple(self._rules),
+            fell_back=record.fell_back,
+            tries=tuple(self._tries),
+            seconds={} if self.dry else self._seconds,
+            answer=None if self.dry or not record.duration else _answered(record),
+        )
+
+    # --- its own ----------------------------------------------------------------------------------
+
+    def _try(self, rule: Rule, unmet: str, match: Match | None) -> None:
+        self._rules.append(telling.tried(rule, unmet, match))
+
+    def _draw(self) -> float:
+        self._drawn = self._luck()
+        return self._drawn
+
+    def _stage(self, name: str) -> None:
+        now = self._clock()
+        self._seconds[name] = self._seconds.get(name, 0.0) + now - self._last
+        self._last = now
+
+
+class _Telling:
+    """A sink for the answer to a request that is explained."""
+
+    def __init__(self, sink: Sink, watch: Watch) -> None:
+        self._sink = sink
+        self._watch = watch
+
+    @property
+    def started(self) -> bool:
+        return self._sink.started
+
+    @property
+    def pressure(self) -> bool:
+        return self._sink.pressure
+
+    def start(self, status: int, headers: Headers) -> None:
+        self._sink.start(status, (*headers, (HEADER, self._watch.header())))
+
+    def write(self, data: bytes) -> None:
+        self._sink.write(data)
+
+    def finish(self) -> None:
+        self._sink.finish()
+
+    async def drain(self) -> None:
+        await self._sink.drain()
+
+
+def _kept(choice: Choice) -> Choice:
+    """A choice as it is remembered: of many workers the likely one and some more."""
+    likely_first = sorted(choice.candidates, key=lambda one: one.url != choice.likely)
+    return replace(choice, candidates=likely_first[:_MOST_CANDIDATES])
+
+
+def _answered(record: Record) -> Answered:
+    return Answered(
+        record.status,
+        record.outcome,
+        record.error,
+        tokens=record.tokens,
+        usage=record.usage,
+        first_byte=record.first_byte,
+        duration=record.duration,
+    )
+
+
+def _short(text: str, most: int = _TEXT) -> str:
+    """A text as a header may hold it."""
+    return _UNFIT.sub("?", text[:most])

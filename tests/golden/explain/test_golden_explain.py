@@ -1,0 +1,47 @@
+"""Requests of every kind beside what is said of them; EXPLAIN_REWRITE=1 writes that anew."""
+
+import os
+import shlex
+from pathlib import Path
+
+import pytest
+import yaml
+from click.testing import CliRunner
+
+from gateway.commands.explain import explain_
+
+HERE = Path(__file__).parent
+CASES: dict[str, str] = yaml.safe_load((HERE / "cases.yaml").read_text("utf-8"))
+REFUSED = {
+    "key-missing",
+    "key-not-good-for-it",
+    "losses-rejected",
+    "model-unknown",
+    "not-json",
+    "over-a-limit",
+    "path-unknown",
+}
+FORMS = [("txt", []), ("json", ["--json"])]
+
+
+@pytest.mark.parametrize(("form", "flags"), FORMS, ids=[form for form, _ in FORMS])
+@pytest.mark.parametrize("name", CASES)
+def test_a_request_is_explained(
+    monkeypatch: pytest.MonkeyPatch, name: str, form: str, flags: list[str]
+) -> None:
+    monkeypatch.chdir(HERE)
+
+    result = CliRunner().invoke(explain_, ["gateway.yaml", *shlex.split(CASES[name]), *flags])
+
+    file = HERE / "said" / f"{name}.{form}"
+    if os.environ.get("EXPLAIN_REWRITE"):
+        file.write_text(result.output, "utf-8")
+    assert result.output == file.read_text("utf-8")
+    assert result.exit_code == (1 if name in REFUSED else 0)
+    assert "canary" not in result.output
+
+
+def test_what_is_said_belongs_to_a_case() -> None:
+    said = {file.stem for file in (HERE / "said").iterdir()}
+
+    assert said == CASES.keys()

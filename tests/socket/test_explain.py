@@ -1,0 +1,327 @@
+"""Requests that are explained while they are served, and some that nobody sent, on real sockets."""
+
+import hashlib
+import json
+from typing import Any
+
+import httpx
+import pytest
+
+from gateway.watching.kept import KEPT
+from tests.conftest import Running, Serve
+from tests.fakes import CLOSE, ScriptedWorker, chunked, whole
+
+EXPLAIN = {"x-interlingua-explain": "1"}
+USER = {"x-user-id": "u"}
+"""Who is held to version 1."""
+ANSWER = json.dumps(
+    {
+        "id": "a",
+        "object": "chat.completion",
+        "created": 1,
+        "model": "llama3",
+        "choices": [
+            {"index": 0, "message": {"role": "assistant", "content": "Hi"}, "finish_reason": "stop"}
+        ],
+        "usage": {"prompt_tokens": 3, "completion_tokens": 1, "total_tokens": 4},
+    }
+).encode()
+EVENTS = [
+    {"choices": [{"index": 0, "delta": {"role": "assistant", "content": "Hi"}}]},
+    {"choices": [{"index": 0, "delta": {}, "finish_reason": "stop"}]},
+]
+STREAM = [
+    *(b"data: " + json.dumps({"id": "a", "model": "llama3", **event}).encode() for event in EVENTS),
+    b"data: [DONE]",
+]
+PROBED = whole(b"{}")
+FRONT = """
+listeners: [{{address: "127.0.0.1:0", dialects: [openai, triton]}}]
+admin: {{address: "127.0.0.1:0"}}
+backends:
+  gpu:
+    dialect: openai
+    profile: vllm
+    policy: round_robin
+    workers: [{workers}]
+  small: {{kind: echo, script: [small]}}
+models:
+  chat:
+    versions:
+      "1": {{backend: gpu, model: llama3}}
+      "2": {{backend: small}}
+      "3": {{backend: gpu, model: llama3}}
+    split: {{name: rollout, weights: {{"1": 1, "3": 1}}, sticky: [header:x-user-id]}}
+    defaults: {{temperature: 0.5}}
+    fallback: ["2"]
+  "*": {{backend: gpu}}
+"""
+
+
+def keyed(name: str, *, explain: bool) -> str:
+    digest = hashlib.sha256(f"{name}-key".encode()).hexdigest()
+    return f'  - {{name: {name}, sha256: "{digest}", explain: {str(explain).lower()}}}\n'
+
+
+KEYS = "keys:\n" + keyed("plain", explain=False) + keyed("curious", explain=True)
+
+
+def front(*urls: str) -> str:
+    listed = (f'{{url: "{url}", auth: {{bearer: canary-of-a-worker}}}}' for url in urls)
+    return FRONT.format(workers=", ".join(listed))
+
+
+def admin(running: Running) -> httpx.AsyncClient:
+    [(_, port)] = running.app._admin._runner.addresses  # type: ignore[union-attr]
+    return httpx.AsyncClient(base_url=f"http://127.0.0.1:{port}", timeout=10)
+
+
+async def ask(
+    running: Running, headers: dict[str, str] | None = None, **fields: object
+) -> httpx.Response:
+    said = [{"role": "user", "content": "hi"}]
+    body = {"model": "chat", "messages": said, **fields}
+    return await running.http.post(
+        "/v1/chat/completions", json=body, headers=EXPLAIN | USER | (headers or {})
+    )
+
+
+def told(answer: httpx.Response) -> dict[str, Any]:
+    text = answer.headers["x-interlingua-explain"]
+    assert text.isascii()
+    assert len(text) <= 4096
+    found: dict[str, Any] = json.loads(text)
+    return found
+
+
+@pytest.mark.parametrize("stream", [False, True], ids=["whole", "stream"])
+async def test_an_answer_tells_how_it_came_about(serve: Serve, *, stream: bool) -> None:
+    reply = chunked(*(line + b"\n\n" for line in STREAM)) if stream else whole(ANSWER)
+    async with ScriptedWorker([reply], probed=PROBED) as worker:
+        running = await serve(front(worker.url))
+        answer = await ask(running, stream=stream, top_k=3, logit_bias={})
+
+        assert answer.status_code == 200
+        found = told(answer)
+        seconds = found.pop("seconds")
+        bucket = found.pop("bucket")
+        assert found == {
+            "dialect": "openai",
+            "model": "chat",
+            "version": "1",
+            "rule": "",
+            "sticky": "header:x-user-id",
+            "pinned": False,
+            "fell_back": [],
+            "losses": "",
+            "worker": worker.url,
+            "attempts": 1,
+        }
+        assert list(seconds) == ["read", "route", "translate", "first_byte"]
+        assert all(0 <= one < 5 for one in seconds.values())
+        assert 0 <= bucket < 2**52
+
+
+async def test_the_whole_explanation_holds_the_very_request_that_the_worker_got(
+    serve: Serve,
+) -> None:
+    async with ScriptedWorker([whole(ANSWER)], probed=PROBED) as worker:
+        running = await serve(front(worker.url))
+        answer = await ask(running, {"x-request-id": "one/1"}, max_tokens=5)
+        async with admin(running) as http:
+            found = (await http.get("/-/explain/one/1")).json()
+            missing = await http.get("/-/explain/two")
+
+    assert answer.status_code == 200
+    assert missing.status_code == 404
+    assert missing.json()["error"]["field"] == "id"
+    assert (found["id"], found["dry"], found["model"]) == ("one/1", False, "chat")
+    assert found["sticky"] == [{"source": "header:x-user-id", "present": True}]
+    assert found["answer"]["usage"]["completion_tokens"] == 1
+    assert found["answer"]["duration"] > 0
+    [attempt] = found["tries"]
+    assert attempt["defaults"] == [{"field": "temperature", "value": 0.5, "applied": True}]
+    [choice] = attempt["choices"]
+    assert choice["likely"] == choice["candidates"][0]["url"] == worker.url
+    [sent] = attempt["sent"]
+    [received] = [one for one in worker.requests if one.method == "POST"]
+    assert sent["body"].encode() == received.body
+    assert (sent["url"], sent["path"]) == (worker.url, received.path)
+    assert received.headers["authorization"] == "Bearer canary-of-a-worker"
+    masked = received.headers | {"authorization": "***"}
+    assert {name.lower(): text for name, text in sent["headers"]}.items() <= masked.items()
+    assert "canary" not in json.dumps(found)
+
+
+async def test_workers_that_fail_and_targets_in_a_ones_stead_are_told(serve: Serve) -> None:
+    async with ScriptedWorker([CLOSE], probed=PROBED) as bad:
+        running = await serve(front(bad.url, "http://127.0.0.1:1"))
+        answer = await ask(running, {"x-request-id": "r"})
+        async with admin(running) as http:
+            found = (await http.get("/-/explain/r")).json()
+
+    assert answer.json()["choices"][0]["message"]["content"] == "small"
+    header = told(answer)
+    assert header["fell_back"] == [f"chat@1 {running.records[0].fell_back[0].split()[1]}"]
+    assert (header["version"], header["attempts"]) == ("2", 2)
+    assert list(header["seconds"]) == ["read", "route", "translate", "instead", "first_byte"]
+    first, second = found["tries"]
+    assert {one["error"] for one in first["sent"]} == {"StreamBroken", "WorkerUnreachable"}
+    assert [len(one["candidates"]) for one in first["choices"]] == [2, 2]
+    assert [one["can"] for one in first["choices"][1]["candidates"]].count("tried") == 1
+    assert second["target"]["backend"] == "small"
+    assert "sent" not in second
+    assert found["fell_back"] == header["fell_back"]
+
+
+async def test_a_refusal_tells_as_far_as_it_came(serve: Serve) -> None:
+    running = await serve(front("http://127.0.0.1:1"))
+
+    answer = await ask(running, {"x-request-id": "r"}, temperature="hot")
+    async with admin(running) as http:
+        found = (await http.get("/-/explain/r")).json()
+
+    assert answer.status_code == 400
+    assert told(answer)["model"] == "chat"
+    assert found["answer"]["error"] == "InvalidParameter"
+    assert "tries" not in found
+
+
+async def test_only_keys_that_may_are_told(serve: Serve) -> None:
+    async with ScriptedWorker([whole(ANSWER)], probed=PROBED) as worker:
+        running = await serve(front(worker.url) + KEYS)
+        plain = await ask(running, {"authorization": "Bearer plain-key"})
+        curious = await ask(running, {"authorization": "Bearer curious-key"})
+        nobody = await ask(running)
+
+    assert plain.status_code == curious.status_code == 200
+    assert "x-interlingua-explain" not in plain.headers
+    assert told(curious)["worker"] == worker.url
+    assert nobody.status_code == 401
+    assert "x-interlingua-explain" not in nobody.headers
+
+
+async def test_nothing_is_told_unless_it_is_asked_for(serve: Serve) -> None:
+    running = await serve(front("http://127.0.0.1:1"))
+
+    answer = await running.http.get("/v1/models")
+    unasked = await running.http.get("/v1/models", headers={"x-interlingua-explain": "0"})
+    asked = await running.http.get("/v1/models", headers=EXPLAIN)
+
+    assert "x-interlingua-explain" not in answer.headers
+    assert "x-interlingua-explain" not in unasked.headers
+    assert told(asked)["dialect"] == "openai"
+
+
+async def test_the_last_hundred_are_kept(serve: Serve) -> None:
+    running = await serve(front("http://127.0.0.1:1"))
+    for number in range(KEPT + 1):
+        headers = {**EXPLAIN, "x-request-id": f"r{number}"}
+        await running.http.get("/v1/models", headers=headers)
+    await running.http.get("/v1/models", headers={**EXPLAIN, "x-request-id": "r2"})
+
+    async with admin(running) as http:
+        statuses = [
+            (await http.get(f"/-/explain/r{number}")).status_code for number in (0, 1, 2, KEPT)
+        ]
+
+    assert statuses == [404, 200, 200, 200]
+
+
+async def test_a_long_body_is_cut_where_it_is_kept(serve: Serve) -> None:
+    async with ScriptedWorker([whole(ANSWER)], probed=PROBED) as worker:
+        running = await serve(front(worker.url))
+        said = [{"role": "user", "content": "x" + "é" * 70_000}]
+        await ask(running, {"x-request-id": "r"}, messages=said, model="other")
+        async with admin(running) as http:
+            found = (await http.get("/-/explain/r")).json()
+
+    [sent] = found["tries"][0]["sent"]
+    [received] = [one for one in worker.requests if one.method == "POST"]
+    assert sent["size"] == len(received.body)
+    assert 65_000 < len(sent["body"].encode()) <= 65_536
+    assert received.body.startswith(sent["body"].encode())
+    assert "base64" not in sent
+
+
+# --- dry ------------------------------------------------------------------------------------------
+
+
+async def test_a_dry_explanation_meets_the_workers_as_they_are_and_sends_nothing(
+    serve: Serve,
+) -> None:
+    async with ScriptedWorker([whole(ANSWER)], probed=PROBED) as worker:
+        running = await serve(front(worker.url, "http://127.0.0.1:1"))
+        await ask(running)
+        await ask(running)
+        asked = len([one for one in worker.requests if one.method == "POST"])
+        records = len(running.records)
+        question = {
+            "path": "/v1/chat/completions",
+            "headers": USER,
+            "body": {"model": "chat", "messages": [{"role": "user", "content": "hi"}]},
+            "peer": "192.0.2.7",
+        }
+        async with admin(running) as http:
+            found = [(await http.post("/-/explain", json=question)).json() for _ in range(2)]
+
+    assert len([one for one in worker.requests if one.method == "POST"]) == asked
+    assert len(running.records) == records
+    one, _ = found
+    assert (one["dry"], one["listener"]) == (True, "127.0.0.1:0")
+    assert one["sticky"] == [{"source": "header:x-user-id", "present": True, "said": "u"}]
+    states = {each["url"]: each for each in one["tries"][0]["choices"][0]["candidates"]}
+    assert states["http://127.0.0.1:1"]["state"] != "up"
+    assert {each["tries"][0]["choices"][0]["likely"] for each in found} == {worker.url}
+    assert one["fallbacks"] == [{"target": "chat@2"}]
+    assert "answer" not in one
+
+
+@pytest.mark.parametrize(
+    ("question", "field", "says"),
+    [
+        ({}, "path", "path"),
+        ({"path": "v1"}, "path", "regex"),
+        ({"path": "/v1/models", "key": "none"}, None, "there is no key 'none'"),
+        ({"path": "/v1/models", "listener": "x"}, None, "known: 127.0.0.1:0"),
+        ({"path": "/", "extra": 1}, "extra", "extra"),
+    ],
+)
+async def test_a_wrong_question_is_refused(
+    serve: Serve, question: dict[str, Any], field: str | None, says: str
+) -> None:
+    running = await serve(front("http://127.0.0.1:1"))
+
+    async with admin(running) as http:
+        answer = await http.post("/-/explain", json=question)
+
+    assert answer.status_code == 400
+    assert answer.json()["error"]["field"] == field
+    assert says in answer.json()["error"]["message"]
+
+
+@pytest.mark.parametrize(
+    ("path", "body"),
+    [
+        ("/v1/chat/completions", {"model": "chat", "messages": [{"role": "user", "content": "é"}]}),
+        ("/v1/chat/completions", {"model": "x", "messages": [{"role": "user", "content": "a"}]}),
+        ("/v2/models/chat/generate", {"text_input": "a", "parameters": {"temperature": 0.25}}),
+    ],
+    ids=["translated", "passed-on", "another-dialect"],
+)
+async def test_what_is_foretold_is_what_is_sent(
+    serve: Serve, path: str, body: dict[str, Any]
+) -> None:
+    async with ScriptedWorker([whole(ANSWER)], probed=PROBED) as worker:
+        running = await serve(front(worker.url))
+        async with admin(running) as http:
+            question = {"path": path, "headers": USER, "body": body}
+            found = (await http.post("/-/explain", json=question)).json()
+        foretold = found["tries"][0]["sent"][0]
+        assert not [one for one in worker.requests if one.method == "POST"]
+        await running.http.post(path, json=body, headers=USER)
+
+    [received] = [one for one in worker.requests if one.method == "POST"]
+    assert foretold["path"] == received.path
+    assert json.loads(foretold["body"]) == json.loads(received.body)
+    assert foretold["size"] == len(received.body)

@@ -1,0 +1,118 @@
+"""What is told of a choice is what would be chosen, and the telling changes nothing."""
+
+from collections.abc import Sequence
+
+import pytest
+from msgspec import Struct, field
+
+from backends.pool.attempt import Work
+from backends.pool.policy import PolicyName, make_policy
+from backends.pool.roster import Limits, Roster, Wish
+from backends.pool.settings import PoolSettings
+from backends.pool.showing import Shown
+from backends.upstream import Worker
+from gateway.core.context import Deadline
+from gateway.core.errors import GatewayError, WorkerUnreachable
+from gateway.core.ports import WireRequest
+from gateway.core.types import GenerateRequest
+from gateway.core.watching import Choice
+
+URLS = ["http://a:1", "http://b:1", "http://c:1"]
+
+
+class Seen(Struct):
+    """A watch that keeps what it is told."""
+
+    dry: bool = False
+    choices: list[tuple[Choice, WireRequest]] = field(default_factory=list)
+    asked: list[tuple[str, WireRequest]] = field(default_factory=list)
+    failed: list[tuple[str, str]] = field(default_factory=list)
+
+    def chooses(self, choice: Choice, wire: WireRequest) -> None:
+        self.choices.append((choice, wire))
+
+    def sends(self, url: str, wire: WireRequest) -> None:
+        self.asked.append((url, wire))
+
+    def fails(self, url: str, error: GatewayError) -> None:
+        self.failed.append((url, type(error).__name__))
+
+
+def shown(roster: Roster, wish: Wish, settings: PoolSettings | None = None) -> tuple[Seen, Shown]:
+    seen = Seen()
+    request = GenerateRequest(kind="chat", model="m")
+    wire = WireRequest("/v1", b"{}")
+    deadline = Deadline(lambda: 0.0, 30.0)
+    work = Work(request, wire, _never, _never, deadline)  # type: ignore[arg-type]
+    return seen, Shown(seen, settings or PoolSettings(), roster, wish, work)
+
+
+def _never() -> None:
+    raise AssertionError("nothing is answered here")
+
+
+def make(policy: PolicyName = "round_robin", most: int | None = None) -> Roster:
+    workers = [Worker(url, max_concurrency=1, bearer=f"key-of-{url[7]}") for url in URLS]
+    draws = iter([0.9, 0.1] * 100)
+    return Roster(workers, make_policy(policy, draws.__next__), Limits(most), lambda: 0.0)
+
+
+def can(choice: Choice) -> Sequence[str]:
+    return [one.can for one in choice.candidates]
+
+
+@pytest.mark.parametrize("policy", ["round_robin", "least_load", "two_choices", "prefix"])
+async def test_the_likely_one_is_the_one_that_is_taken(policy: PolicyName) -> None:
+    roster = make(policy)
+    for _ in URLS:
+        seen, show = shown(roster, Wish(set()))
+        if policy != "two_choices":  # its luck is drawn anew
+            show.before()
+        show.before()
+        place = await roster.take(Wish(set()), Deadline(lambda: 0.0, 1.0))
+        if policy != "two_choices":
+            assert {choice.likely for choice, _ in seen.choices} == {place.member.name}
+        [wire] = {wire for _, wire in seen.choices}
+        assert wire.headers[0][0] == "Authorization"
+
+
+async def test_who_is_busy_was_tried_or_is_out_is_told() -> None:
+    roster = make()
+    first = await roster.take(Wish(set()), Deadline(lambda: 0.0, 1.0))
+    second = roster.members[1]
+    roster.members[2].failed(WorkerUnreachable("it is gone"))
+    seen, show = shown(roster, Wish({second.key}), PoolSettings(policy="round_robin"))
+
+    show.before()
+
+    [(choice, wire)] = seen.choices
+    assert first.member is roster.members[0]
+    assert can(choice) == ["full", "tried", "no"]
+    assert [one.score for one in choice.candidates] == [None, None, None]
+    assert [one.state for one in choice.candidates] == ["up", "up", "out"]
+    assert (choice.likely, choice.waiting, choice.policy) == ("", 0, "round_robin")
+    assert wire.headers == ()
+    assert choice.timeouts == {"connect": 2.0, "first_token": 60.0, "idle": 30.0, "total": 30.0}
+
+
+async def test_nobody_has_a_place_in_a_pool_that_is_full() -> None:
+    roster = make(most=1)
+    await roster.take(Wish(set()), Deadline(lambda: 0.0, 1.0))
+    seen, show = shown(roster, Wish(set()))
+
+    show.before()
+
+    assert can(seen.choices[0][0]) == ["full", "full", "full"]
+
+
+def test_who_is_asked_and_fails_is_told_with_the_workers_own_request() -> None:
+    roster = make()
+    member = roster.members[1]
+    seen, show = shown(roster, Wish(set()))
+
+    show.asked(member)
+    show.failed(member, WorkerUnreachable("it is gone"))
+
+    [(url, wire)] = seen.asked
+    assert (url, wire.headers) == (URLS[1], (("Authorization", "Bearer key-of-b"),))
+    assert seen.failed == [(URLS[1], "WorkerUnreachable")]

@@ -1,0 +1,341 @@
+"""The parts of an explanation that its golden cases do not come to."""
+
+import json
+from collections.abc import Mapping
+from typing import Any
+
+import pytest
+from msgspec import Raw
+from msgspec.structs import replace
+
+from gateway.app import surroundings
+from gateway.commands.serve import built_in
+from gateway.config import load
+from gateway.core.errors import WorkerUnreachable
+from gateway.core.loss import Loss
+from gateway.core.ports import WireRequest
+from gateway.core.types import Usage
+from gateway.core.watching import Candidate, Choice
+from gateway.explaining.dry import Servers, explain
+from gateway.explaining.sample import sample
+from gateway.explaining.text import text
+from gateway.explaining.wish import Wish, complete
+from gateway.paths import Mount
+from gateway.snapshot import Snapshot
+from gateway.telemetry import Record
+from gateway.watching.account import Answered, Explanation, Limits, Target, Try
+from gateway.watching.kept import nobody
+from gateway.watching.question import Question
+from gateway.watching.telling import masked, sent
+from gateway.watching.watch import Watch
+
+CONFORMANCE, _ = built_in("conformance")
+
+
+def servers(text: str = CONFORMANCE.partition("\nkeys:")[0]) -> Servers:
+    env = {"PORT": "0", "ALONE_PORT": "0"}
+    return Snapshot(load(text, "test.yaml", env=env), surroundings()).by_address
+
+
+async def dry(question: Question, made: Servers | None = None) -> Explanation:
+    return await explain(question, made or servers(), lambda: 0.0)
+
+
+# --- questions ------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("fields", "content"),
+    [
+        ({}, b""),
+        ({"body": Raw(b'{"a": 1.50}')}, b'{"a": 1.50}'),
+        ({"body": Raw(b'"a\\u00e9"')}, "aé".encode()),
+        ({"base64": b"\xff"}, b"\xff"),
+    ],
+)
+def test_a_body_may_be_json_text_or_bytes(fields: dict[str, Any], content: bytes) -> None:
+    assert Question(path="/", **fields).content == content
+
+
+async def test_what_would_do_something_is_not_tried() -> None:
+    made = servers()
+    paths = {
+        (one.task, mount.prefix + one.path.replace("{model}", "mock")): mount.dialect.name
+        for server in made.values()
+        for mount in server.paths.mounts
+        for one in mount.dialect.endpoints
+        if one.task in {"stop", "tokenize"}
+    }
+
+    assert {task for task, _ in paths} == {"stop", "tokenize"}
+    for (task, path), name in paths.items():
+        told = await dry(Question(path=path, body=Raw(b"{}")), made)
+        assert (told.task, told.dialect, told.answer) == (task, name, None)
+        assert not told.asked
+
+
+async def test_a_body_over_the_limit_is_refused_as_it_would_be() -> None:
+    small = """
+listeners: [{address: "127.0.0.1:0", dialects: [openai]}]
+limits: {body: 1KiB}
+backends: {a: {kind: echo}}
+models: {chat: {backend: a}}
+"""
+    told = await dry(Question(path="/v1/completions", base64=b"x" * 1025), servers(small))
+
+    assert told.answer is not None
+    assert (told.answer.status, told.answer.error) == (413, "TooLarge")
+
+
+async def test_several_listeners_of_one_address_have_numbers() -> None:
+    two = """
+listeners:
+  - {address: "127.0.0.1:0", dialects: [openai]}
+  - {address: "127.0.0.1:0", dialects: [ovms]}
+backends: {a: {kind: echo}}
+models: {chat: {backend: a}}
+"""
+    told = await dry(Question(path="/v3/models", method="GET"), servers(two))
+
+    assert told.listener == "127.0.0.1:0 (2)"
+
+
+# --- what is made up ------------------------------------------------------------------------------
+
+
+class Mute:
+    """A dialect that no worker speaks."""
+
+    name = "mute"
+
+
+def test_nothing_is_made_up_in_a_dialect_that_no_worker_speaks() -> None:
+    assert sample(Mount(Mute()), "m", None, stream=False) is None  # type: ignore[arg-type]
+
+
+def test_an_example_can_be_made_up_in_every_dialect_that_clients_speak() -> None:
+    mounts = [mount for one in servers().values() for mount in one.paths.mounts]
+
+    for mount in mounts:
+        for stream in (False, True):
+            made = sample(mount, "chat", None, stream=stream)
+            assert made is not None
+            assert made.path.startswith(mount.prefix)
+
+
+CHAT = b'{"messages":[],"model":"mine"}'
+
+
+@pytest.mark.parametrize(
+    ("wish", "path", "body"),
+    [
+        (Wish(path="/v1/models"), "/v1/models", b""),
+        (Wish(path="/v1/chat/completions", body=CHAT), "/v1/chat/completions", CHAT),
+        (Wish(body=CHAT), "/v1/chat/completions", CHAT),
+        (
+            Wish("new", body=CHAT, stream=True),
+            "/v1/chat/completions",
+            b'{"messages":[],"model":"new","stream":true}',
+        ),
+        (Wish("new", body=b"[1]"), "/v1/chat/completions", b"[1]"),
+        (Wish("new", path="/nowhere", body=b"x"), "/nowhere", b"x"),
+        (
+            Wish(path="/v2/models/chat/infer", body=CHAT, stream=True),
+            "/v2/models/chat/infer",
+            CHAT,
+        ),
+        (
+            Wish("a", dialect="triton", body=b'{"text_input":"x"}'),
+            "/v2/models/a/generate",
+            b'{"text_input":"x"}',
+        ),
+    ],
+)
+def test_what_is_said_is_kept_and_the_rest_made_up(wish: Wish, path: str, body: bytes) -> None:
+    found = complete(Question(path="/"), wish, servers())
+
+    assert (found.path, found.content) == (path, body)
+
+
+@pytest.mark.parametrize(
+    ("wish", "says"),
+    [
+        (Wish(), "give the --model"),
+        (Wish(body=b"{}"), "give the --model"),
+        (Wish(body=b'{"model":1}'), "give the --model"),
+        (Wish("m", dialect="none"), "give --path"),
+        (Wish(path="/v1/chat/completions"), "give --model, or a --body"),
+        (Wish("m", path="/v2/models/m/infer"), "give --model, or a --body"),
+    ],
+)
+def test_what_has_to_be_said_is_asked_for(wish: Wish, says: str) -> None:
+    with pytest.raises(LookupError, match=says):
+        complete(Question(path="/"), wish, servers())
+
+
+def test_a_listener_has_the_dialects_that_it_has() -> None:
+    made = servers()
+    address = list(made)[-1]
+
+    found = complete(Question(path="/", listener=address), Wish("m"), made)
+
+    assert found.listener == address
+
+
+# --- what is told ---------------------------------------------------------------------------------
+
+
+def test_secrets_are_masked_whatever_their_letters() -> None:
+    headers = (("Authorization", "a"), ("X-API-Key", "b"), ("api-key", "c"), ("X-More", "d"))
+
+    assert [value for _, value in masked(headers)] == ["***", "***", "***", "d"]
+
+
+@pytest.mark.parametrize(
+    ("body", "most", "shown", "base64"),
+    [
+        (b"abc", None, "abc", False),
+        (b"abc", 2, "ab", False),
+        ("aé".encode(), 2, "a", False),
+        (b"\xff\x00", None, "/wA=", True),
+        (b"a\xc3", None, "a", False),
+    ],
+)
+def test_a_body_is_shown_as_text_where_it_is_one(
+    body: bytes, most: int | None, shown: str, *, base64: bool
+) -> None:
+    told = sent("http://a", WireRequest("/p", body), most)
+
+    assert (told.body, told.base64, told.size) == (shown, base64, len(body))
+
+
+def test_nobody_looks_on_where_nobody_may() -> None:
+    assert nobody(Record("r"), None, open_to_all=True) is None
+
+
+def watch(record: Record) -> Watch:
+    return Watch(record, lambda: 0.0, lambda: 0.5)
+
+
+def test_a_header_is_short_and_ascii_whatever_there_is_to_tell() -> None:
+    odd = '"\\é😀' * 1000
+    record = Record("r", model=odd, version=odd, rule="r", sticky="header:" + "x" * 100)
+    record.fell_back = (odd,) * 50
+    record.losses = tuple(Loss(odd, "dropped") for _ in range(500))
+
+    text = watch(record).header()
+
+    assert text.isascii()
+    assert len(text) <= 4096
+    assert "\n" not in text
+    assert len(json.loads(text)["fell_back"]) == 8
+
+
+CHOICE = Choice(
+    policy="least_load",
+    wins="least",
+    candidates=[],
+    likely="",
+    waiting=0,
+    queue=0,
+    wait=0.0,
+    timeouts={},
+    retries=0,
+    budget=0.0,
+    retried=[],
+)
+WIRE = WireRequest("/p", b"{}")
+
+
+async def test_of_many_workers_the_first_few_are_kept_and_all_are_counted() -> None:
+    found = watch(Record("r"))
+    told = await dry(Question(path="/v1/completions", body=Raw(ASKED)))
+    found._tries = list(told.tries)
+
+    for number in range(20):
+        found.chooses(_choice(number), WIRE)
+        found.sends("http://a", WIRE)
+        found.fails("http://a", WorkerUnreachable("gone"))
+    found.fails("http://b", WorkerUnreachable("gone"))
+
+    [one] = found.explanation().tries
+    assert len(one.choices) == len(one.sent) == 8
+    assert {each.error for each in one.sent} == {"WorkerUnreachable"}
+    assert json.loads(found.header())["attempts"] == 20
+
+
+def test_of_many_candidates_the_likely_one_is_kept() -> None:
+    many = [
+        Candidate(
+            url=f"http://{n}",
+            state="up",
+            weight=1,
+            in_flight=0,
+            limit=None,
+            latency=None,
+            can="yes",
+            score=1.0,
+        )
+        for n in range(1000)
+    ]
+    found = watch(Record("r"))
+    found._tries = [TRY]
+
+    found.chooses(replace(CHOICE, candidates=many, likely="http://999"), WIRE)
+
+    [choice] = found.explanation().tries[0].choices
+    assert [one.url for one in choice.candidates[:2]] == ["http://999", "http://0"]
+    assert len(choice.candidates) == 50
+
+
+TRY = Try(
+    target=Target("m", "1", "gpu", "m"),
+    relayed=True,
+    on_loss="report",
+    losses=(),
+    limits=Limits(1, None, None, 1.0, 1.0, 1.0, 1.0),
+)
+ASKED = b'{"model":"mock","prompt":"a","max_tokens":5}'
+
+
+def _choice(number: int) -> Choice:
+    return replace(CHOICE, waiting=number)
+
+
+# --- for people -----------------------------------------------------------------------------------
+
+
+def lines(told: Explanation) -> Mapping[str, str]:
+    found = {}
+    for line in text(told).splitlines():
+        found[line[:11].strip()] = line[11:]
+    return found
+
+
+async def test_what_became_of_a_request_is_told_in_lines() -> None:
+    told = await dry(Question(path="/v1/completions", body=Raw(ASKED)))
+    record = Record("r", status=200, duration=1.5)
+    record.fell_back = ("chat@1 WorkerUnreachable",)
+    live = watch(record)
+    live._tries = list(told.tries)
+    live.chooses(CHOICE, WIRE)
+    live.sends("http://a", WireRequest("/p", b"\xff"))
+    live.fails("http://a", WorkerUnreachable("gone"))
+    live.header()
+
+    found = lines(live.explanation())
+
+    assert found["fell back"] == "chat@1 WorkerUnreachable"
+    assert found["instead"].startswith("mock@1: ")
+    assert found["failed"] == "WorkerUnreachable"
+    assert found["answer"] == "200 ok, 1.5 s"
+    assert found["seconds"] == "first_byte 0 s"
+    assert "1 bytes in base64:" in text(live.explanation())
+
+
+def test_tokens_are_told_by_who_counted_them() -> None:
+    answer = Answered(200, "ok", usage=Usage(3, 4, source="counted"))
+
+    told = lines(Explanation(id="r", dry=False, answer=answer))
+
+    assert told["tokens"] == "3 of the prompt, 4 of the answer (counted)"
