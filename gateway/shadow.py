@@ -1,0 +1,250 @@
+"""Copies of requests for a version that is being tried: answered, compared, and thrown away.
+
+A shadow is a request of its own, made from its client's by way of the one internal request, also
+where that one is passed on as it is. It has none of the client's wishes to the gateway, and no name
+by which the client could stop it. It runs in a task of its own, for as long as its model allows, is
+not tried again, and gives way to all that clients wait for (``Context.give_way``). There are so
+many at a time of one model; what comes beyond that is left out.
+
+It ends with its client's exchange where that is cancelled: nothing is left to compare, and a client
+who leaves would leave the version that is tried, too.
+"""
+
+import asyncio
+import logging
+from collections import Counter
+from collections.abc import Iterator, Mapping
+from contextlib import aclosing, contextmanager
+from typing import Final
+
+from msgspec import Struct
+from msgspec.structs import replace
+
+from gateway.core.context import Clock, Context, Deadline
+from gateway.core.errors import (
+    Blame,
+    ClientGone,
+    DeadlineExceeded,
+    GatewayError,
+    InternalError,
+    StreamBroken,
+)
+from gateway.core.ports import Call, Dialect
+from gateway.core.types import GenerateRequest, Request
+from gateway.emulation import Plan, answer, planned
+from gateway.fitting import fit
+from gateway.noting import Arm, Fate, Noted, Shadowed, Tell
+from gateway.router import Route, Shadow
+from gateway.telemetry import Outcome, Record
+
+log = logging.getLogger("interlingua")
+
+_WISHES: Final = "x-interlingua-"
+"""What a client wishes of the gateway stands in headers that begin so."""
+_OUTCOMES: Final[Mapping[Blame, Outcome]] = {
+    "client": "client_error",
+    "worker": "worker_error",
+    "gateway": "gateway_error",
+}
+
+
+class Original(Struct, frozen=True):
+    """What a shadow is made from: a client's request, where it goes, and what is told of it."""
+
+    dialect: Dialect
+    call: Call
+    route: Route
+    context: Context
+    record: Record
+
+
+class Pair:
+    """A client's answer, and its shadow's. Whichever ends last tells of both."""
+
+    def __init__(
+        self, original: Original, route: Route, within: float, clock: Clock, tell: Tell
+    ) -> None:
+        """``route`` is the shadow's, which is asked at once and has ``within`` so many seconds."""
+        self.main = Noted(clock)
+        """To be told of the client's answer."""
+        self._id = shadow_id(original)
+        self._original = original
+        self._route = route
+        self._clock = clock
+        self._tell = tell
+        self._noted = Noted(clock)
+        self._plan = Plan()
+        self._likeliest = False
+        """Both answers are to be the likeliest, and so the same."""
+        self._how: tuple[Fate, str] = ("cancelled", "")
+        """The shadow's end."""
+        self._arms: dict[str, Arm] = {}
+        """Those that have ended."""
+        self.task = asyncio.get_running_loop().create_task(self._run(within))
+        """The shadow."""
+        self.task.add_done_callback(self._over)
+
+    @contextmanager
+    def beside(self) -> Iterator[None]:
+        """For as long as the client's exchange goes on."""
+        record = self._original.record
+        how: tuple[Fate, str] = _end_of(InternalError(""))
+        try:
+            yield
+            how = record.outcome, record.error
+        except GatewayError as error:
+            how = _end_of(error)
+            raise
+        except asyncio.CancelledError:
+            how = "cancelled", ""
+            raise
+        finally:
+            self._ended("main", self.main.arm((record.model, record.version), how))
+            if "cancelled" in how or ClientGone.__name__ in how:
+                self.task.cancel()
+
+    def give_way(self) -> None:
+        """End the shadow: a client waits for its place."""
+        self._how = "dropped", ""
+        self.task.cancel()
+
+    async def _run(self, within: float) -> None:
+        try:
+            async with asyncio.timeout(within):
+                await self._ask(within)
+            self._how = "ok", ""
+        except GatewayError as error:
+            self._how = _end_of(error)
+        except TimeoutError:
+            self._how = _end_of(DeadlineExceeded(""))
+        except Exception:
+            log.exception("shadow %s failed", self._id)
+            self._how = _end_of(InternalError(""))
+
+    async def _ask(self, within: float) -> None:
+        """Have the whole answer, and throw it away. Raises GatewayError."""
+        original, backend = self._original, self._route.target.backend
+        request = self._copied()
+        names = original.dialect.names(original.call)
+        self._plan = planned(request, backend.losses(request, names))
+        context = Context(
+            self._id,
+            Deadline(self._clock, within),
+            self._clock,
+            original.context.timeouts,
+            original.context.principal,
+            began=self._clock(),
+            give_way=self.give_way,
+        )
+        self._noted.begin()
+        async with aclosing(answer(backend, request, context, self._plan)) as batches:
+            async for batch in batches:
+                self._noted.take(batch)
+        if not self._noted.complete:
+            raise StreamBroken("the answer stopped before its end")
+
+    def _copied(self) -> Request:
+        """The client's request as the shadow's target takes it. Raises ClientError."""
+        original, route = self._original, self._route
+        dialect, sent = original.dialect, original.call.headers
+        headers = {name.lower(): text for name, text in sent.items()}
+        plain = {name: text for name, text in headers.items() if not name.startswith(_WISHES)}
+        call = replace(original.call, headers=plain)
+        names = dialect.names(call)
+        decoded = dialect.decode(call, route.model.info)
+        request = fit(decoded, route, names, dialect.name)
+        asked = fit(decoded, original.route, names, dialect.name)
+        self._likeliest = _is_likeliest(request) and _is_likeliest(asked)
+        return replace(request, client_id=None, timeout=None)
+
+    def _over(self, _: "asyncio.Task[None]") -> None:
+        target = self._route.model.info.name, self._route.target.version
+        self._ended("shadow", self._noted.arm(target, self._how))
+
+    def _ended(self, which: str, arm: Arm) -> None:
+        arms = self._arms
+        arms[which] = arm
+        if len(arms) > 1:
+            well = all(one.outcome == "ok" for one in arms.values())
+            equal = self.main.says_as(self._noted) if well and self._likeliest else None
+            self._tell(
+                Shadowed(
+                    self._original.record.id,
+                    self._id,
+                    losses=self._plan.losses,
+                    equal=equal,
+                    **arms,
+                )
+            )
+
+
+class Shadows:
+    """Every shadow that there is now."""
+
+    def __init__(self, clock: Clock, *tell: Tell) -> None:
+        self._clock = clock
+        self._tell = list(tell)
+        self._running = Counter[str]()
+        self._tasks: set[asyncio.Task[None]] = set()
+
+    def also(self, tell: Tell) -> None:
+        """Tell this one of them, too."""
+        self._tell.append(tell)
+
+    def cast(self, original: Original, route: Route, shadow: Shadow) -> Pair | None:
+        """Begin one, on its own ``route``; None where there are as many as there may be."""
+        name = shadow.of
+        if self._running[name] >= shadow.most:
+            self._told(_left_out(original, route))
+            return None
+        pair = Pair(original, route, shadow.within, self._clock, self._told)
+        self._running[name] += 1
+        self._tasks.add(pair.task)
+
+        def over(task: "asyncio.Task[None]") -> None:
+            self._tasks.discard(task)
+            self._running[name] -= 1
+
+        pair.task.add_done_callback(over)
+        return pair
+
+    async def over(self) -> None:
+        """Wait for those that there are now."""
+        if self._tasks:
+            await asyncio.wait(set(self._tasks))
+
+    async def aclose(self) -> None:
+        """End them all."""
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+        await asyncio.sleep(0)  # for what is still to be told
+
+    def _told(self, shadowed: Shadowed) -> None:
+        """Tell of it, but not in the midst of an exchange, which must not fail by that."""
+        loop = asyncio.get_running_loop()
+        for tell in self._tell:
+            loop.call_soon(tell, shadowed)
+
+
+def shadow_id(original: Original) -> str:
+    """The name of its shadow."""
+    return f"{original.record.id}-shadow"
+
+
+def _left_out(original: Original, route: Route) -> Shadowed:
+    record = original.record
+    main = Arm(record.model, record.version)
+    shadow = Arm(route.model.info.name, route.target.version, "dropped")
+    return Shadowed(record.id, shadow_id(original), main, shadow)
+
+
+def _end_of(error: GatewayError) -> tuple[Fate, str]:
+    return _OUTCOMES[error.blame], type(error).__name__
+
+
+def _is_likeliest(request: Request) -> bool:
+    """Whether the answer is to be the likeliest text, and nothing around it."""
+    if not isinstance(request, GenerateRequest) or request.echo or request.suffix:
+        return False
+    return request.sampling.temperature == 0 or request.sampling.do_sample is False

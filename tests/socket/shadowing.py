@@ -1,0 +1,169 @@
+"""Gateways that copy requests, and workers that are tried by it."""
+
+import asyncio
+import json
+import os
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from contextlib import asynccontextmanager
+
+import httpx
+from msgspec import Struct
+from msgspec.structs import replace
+
+from gateway.app import App, surroundings
+from gateway.config import load
+from gateway.noting import Shadowed
+from gateway.shadow import Shadows
+from gateway.telemetry import Record
+from tests.fakes import CHUNKED, CLOSE, HANG, RESET, Reply, ScriptedWorker, chunk, chunked, whole
+
+LISTEN = """
+listeners: [{address: "127.0.0.1:0", dialects: [openai, triton]}]
+limits: {drain: 0s}
+"""
+SHADOW = 'shadow: {to: "2", share: 100%}'
+NONE = "dialect: openai"
+"""In its place."""
+ECHO = (
+    LISTEN
+    + """
+backends:
+  one: {kind: echo, script: [a, b, c]}
+  two: {kind: echo, script: [SCRIPT]}
+models:
+  chat: {versions: {"1": {backend: one}, "2": {backend: two}}, split: {weights: {"1": 1, "2": 0}},
+         SHADOW}
+"""
+)
+TRIED = (
+    LISTEN
+    + """
+backends:
+  one: {kind: echo, script: [a, b, c], delay: 5ms}
+  tried: {dialect: DIALECT, workers: [WORKERS], health: {every: 1h}, timeouts: {connect: 1s}}
+models:
+  chat: {versions: {"1": {backend: one}, "2": {backend: tried, model: new}},
+         split: {weights: {"1": 1, "2": 0}}, SHADOW}
+"""
+)
+TURNED = TRIED.replace("tried, model: new}}", "one}}").replace(
+    '"1": {backend: one}', '"1": {backend: tried, model: new}'
+)
+"""The worker answers clients, and the echo is tried."""
+
+
+def echo(script: str = "a, b, c", shadow: str = SHADOW) -> str:
+    return ECHO.replace("SCRIPT", script).replace("SHADOW", shadow)
+
+
+def tried(
+    *workers: ScriptedWorker, dialect: str = "openai", shadow: str = SHADOW, text: str = TRIED
+) -> str:
+    urls = ", ".join(f'"{worker.url}"' for worker in workers)
+    return text.replace("DIALECT", dialect).replace("WORKERS", urls).replace("SHADOW", shadow)
+
+
+PROBED = b"HTTP/1.1 200 OK\r\ncontent-length: 0\r\n\r\n"
+"""What answers a probe."""
+HELLO = [{"role": "user", "content": "hi"}]
+CHUNK = '{"id":"c","object":"chat.completion.chunk","created":1,"model":"new","choices":[%s]}'
+
+
+def said(text: str | None = None, finish: str | None = None) -> bytes:
+    delta = {} if text is None else {"content": text}
+    choice = json.dumps({"index": 0, "delta": delta, "finish_reason": finish})
+    return b"data: " + (CHUNK % choice).encode() + b"\n\n"
+
+
+STREAM = [said("a"), said("b"), said("c"), said(finish="stop"), b"data: [DONE]\n\n"]
+
+
+class Shadowing(Struct):
+    """A gateway that serves, and what it told of exchanges and shadows."""
+
+    app: App
+    urls: list[str]
+    http: httpx.AsyncClient
+    shadows: Shadows
+    records: list[Record]
+    told: list[Shadowed]
+    more: asyncio.Event
+
+    async def until_told(self, times: int = 1) -> Shadowed:
+        """The last of them, once there are so many."""
+        async with asyncio.timeout(10):
+            while len(self.told) < times:
+                self.more.clear()
+                await self.more.wait()
+        return self.told[-1]
+
+    async def stop(self) -> None:
+        if not self.http.is_closed:
+            await self.http.aclose()
+            await self.app.stop()
+
+    async def ask(
+        self, headers: Mapping[str, str] | None = None, **fields: object
+    ) -> httpx.Response:
+        body = {"model": "chat", "messages": HELLO, "temperature": 0, **fields}
+        return await self.http.post("/v1/chat/completions", json=body, headers=headers)
+
+
+Begin = Callable[[str], Awaitable[Shadowing]]
+
+
+@asynccontextmanager
+async def gateways() -> AsyncIterator[Begin]:
+    """Starts them; stops them all at the end."""
+    running: list[Shadowing] = []
+
+    async def start(text: str) -> Shadowing:
+        records: list[Record] = []
+        told: list[Shadowed] = []
+        more = asyncio.Event()
+        shadows = Shadows(time.monotonic, told.append, lambda _: more.set())
+        numbers = iter(range(1000))
+        outside = replace(
+            surroundings(),
+            observe=records.append,
+            shadows=shadows,
+            now=lambda: 1_700_000_000.0,
+            new_id=lambda: f"id-{next(numbers)}",
+        )
+        app = App(load(text, "test.yaml", env=os.environ), outside)
+        urls = await app.start()
+        http = httpx.AsyncClient(base_url=urls[0], timeout=30)
+        running.append(Shadowing(app, urls, http, shadows, records, told, more))
+        return running[-1]
+
+    yield start
+    for one in running:
+        await one.stop()
+
+
+def shown(answer: httpx.Response) -> tuple[int, bytes, dict[str, str]]:
+    """All that a client sees, but for dates and times."""
+    times = ("date", "openai-processing-ms")
+    headers = {name: text for name, text in answer.headers.items() if name not in times}
+    return answer.status_code, answer.content, headers
+
+
+FLOOD = [said("x" * 50_000)] * 40
+TROUBLE: dict[str, Reply] = {
+    "is silent": [HANG],
+    "hangs in its head": [b"HTTP/1.1 200 OK\r\n", HANG],
+    "hangs in its answer": [CHUNKED + chunk(STREAM[0]), HANG],
+    "closes": [CLOSE],
+    "resets": [RESET],
+    "is cut": [CHUNKED + chunk(STREAM[0]), CLOSE],
+    "has no end": [chunked(*STREAM[:3])],
+    "fails": [whole(b'{"error":{"message":"broken"}}', "500 Internal Server Error")],
+    "is at its limit": [whole(b'{"error":{"message":"slow"}}', "429 Too Many Requests")],
+    "refuses": [whole(b'{"error":{"message":"no"}}', "400 Bad Request")],
+    "talks nonsense": [chunked(b"data: nonsense\n\n")],
+    "speaks no HTTP": [b"hello\r\n\r\n"],
+    "floods": [chunked(*FLOOD, *STREAM)],
+    "is slow": [CHUNKED + chunk(STREAM[0]), 0.2, b"".join(map(chunk, STREAM[1:])) + b"0\r\n\r\n"],
+}
+WELL = ("floods", "is slow")

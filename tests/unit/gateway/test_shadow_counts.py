@@ -1,0 +1,46 @@
+"""What is counted of shadows."""
+
+from prometheus_client.registry import CollectorRegistry
+
+from gateway.noting import Arm, Fate, Shadowed
+from gateway.shadow_counts import ShadowCounts
+
+
+def told(outcome: Fate, error: str = "", *, equal: bool | None = None, name: str = "c") -> Shadowed:
+    shadow = Arm(name, "2", outcome, error)
+    return Shadowed("r", "r-shadow", Arm("c", "1"), shadow, equal=equal)
+
+
+def test_shadows_are_counted_by_their_end() -> None:
+    counts, registry = ShadowCounts(), CollectorRegistry()
+    registry.register(counts)
+    for one in (
+        told("ok", equal=True),
+        told("ok", equal=False),
+        told("ok"),
+        told("dropped"),
+        told("worker_error", "WorkerFailed"),
+    ):
+        counts.tell(one)
+
+    def value(name: str, **labels: str) -> float | None:
+        labels = {"model": "c", "version": "2"} | labels
+        return registry.get_sample_value(f"interlingua_shadow_{name}_total", labels)
+
+    assert value("requests", outcome="ok") == 3
+    assert value("requests", outcome="dropped") == 1
+    assert value("requests", outcome="worker_error") == 1
+    assert value("errors", error="WorkerFailed") == 1
+    assert value("errors", error="") is None
+    assert (value("compared"), value("equal")) == (2, 1)
+
+
+def test_names_without_end_do_not_fill_the_memory() -> None:
+    counts = ShadowCounts()
+    for n in range(1010):
+        counts.tell(told("ok", name=f"m{n}"))
+    families = {family.name: family.samples for family in counts.collect()}
+
+    samples = families["interlingua_shadow_requests"]
+    assert len(samples) == 1001
+    assert [one.value for one in samples if one.labels["model"] == "_other"] == [10]
