@@ -1,8 +1,13 @@
 """Who answers in a model's stead."""
 
+import json
+from typing import Any
+
 import pytest
 
+from gateway.translation import Translation
 from tests.conftest import Serve
+from tests.fakes import ScriptedWorker, whole
 
 FRONT = """
 listeners: [{address: "127.0.0.1:0", dialects: [openai]}]
@@ -25,8 +30,9 @@ models:
 """
 
 
-def ask(model: str, *, stream: bool = False) -> dict[str, object]:
-    return {"model": model, "stream": stream, "messages": [{"role": "user", "content": "hi"}]}
+def ask(model: str, *, stream: bool = False, **more: object) -> dict[str, object]:
+    messages = [{"role": "user", "content": "hi"}]
+    return {"model": model, "stream": stream, "messages": messages} | more
 
 
 @pytest.mark.parametrize("stream", [True, False])
@@ -77,3 +83,209 @@ async def test_the_clients_own_fault_goes_no_further(serve: Serve) -> None:
     answer = await front.http.post("/v1/chat/completions", json=ask("chat") | {"temperature": 9})
     assert answer.status_code == 400
     assert front.records[0].fell_back == ()
+
+
+# --- only those that are able ---------------------------------------------------------------------
+
+ABLE = """
+listeners: [{address: "127.0.0.1:0", dialects: [openai, databricks, ovms]}]
+backends:
+  gone: {dialect: openai, workers: ["http://127.0.0.1:1"]}
+  text: {dialect: triton, profile: plain, workers: ["http://127.0.0.1:1"]}
+  talk: {dialect: tgi, workers: ["http://127.0.0.1:1"]}
+  well: {kind: echo, script: [fine]}
+  short: {kind: echo, script: [fine], context: 3}
+models:
+  chat: {backend: gone, fallback: [plain, spare]}
+  hopeless: {backend: gone, fallback: [plain]}
+  worse: {backend: gone, fallback: [plain, also-gone, plain-too]}
+  plain: {backend: text}
+  plain-too: {backend: text}
+  also-gone: {backend: talk}
+  spare: {backend: well}
+  strict: {backend: gone, fallback: [picky, brief, spare]}
+  picky: {backend: text, on_loss: reject}
+  brief: {backend: well, limits: {max_tokens: 8}}
+  vectors: {backend: gone, task: embedding, fallback: [no-vectors, still-none, more-vectors]}
+  no-vectors: {backend: talk, task: embedding}
+  still-none: {backend: npu, task: embedding}
+  more-vectors: {backend: well, task: embedding}
+  full: {backend: short, fallback: [untold, small, large]}
+  stuck: {backend: short, fallback: [untold, small]}
+  untold: {backend: well}
+  small: {backend: well, limits: {context: 3}}
+  large: {backend: well, limits: {context: 100}}
+  numbers: {backend: gone, fallback: [plain, small, large]}
+  narrow: {backend: gone, fallback: [full-too, small, large]}
+  full-too: {backend: short}
+"""
+ABLE = ABLE.replace(
+    "  well:", '  npu: {dialect: mindie, workers: ["http://127.0.0.1:1"]}\n  well:', 1
+)
+TOOLS = {"tools": [{"type": "function", "function": {"name": "look"}}]}
+SCHEMA = {"type": "json_schema", "json_schema": {"name": "s", "schema": {"type": "object"}}}
+IMAGE = [{"type": "image_url", "image_url": {"url": "https://pictures.test/cat.png"}}]
+
+
+@pytest.mark.parametrize("stream", [True, False])
+@pytest.mark.parametrize(
+    ("asked", "lacking"),
+    [
+        (TOOLS, "lacks tools"),
+        (TOOLS | {"tool_choice": "auto", "parallel_tool_calls": False}, "lacks tools"),
+        ({"response_format": SCHEMA}, "lacks structured output"),
+        ({"response_format": {"type": "json_object"}}, "lacks structured output"),
+        ({"logprobs": True, "top_logprobs": 2}, "lacks logprobs"),
+        (TOOLS | {"logprobs": True}, "lacks logprobs, tools"),
+        ({"temperature": 0.5, "top_k": 3, "logit_bias": {"5": 1}}, "Overloaded"),
+        (TOOLS | {"tool_choice": "none"}, "Overloaded"),
+    ],
+)
+async def test_one_that_lacks_what_is_asked_is_passed_over(
+    serve: Serve, asked: dict[str, object], lacking: str, *, stream: bool
+) -> None:
+    front = await serve(ABLE)
+
+    answer = await front.http.post("/v1/chat/completions", json=ask("chat", stream=stream) | asked)
+
+    assert answer.status_code == 200
+    assert "fine" in answer.text
+    [record] = front.records
+    assert record.fell_back == ("chat@1 Overloaded", f"plain@1 {lacking}")
+    assert (record.model, record.diverted, record.outcome) == ("spare", "chat@1", "ok")
+
+
+async def test_when_nobody_is_able_the_first_says_why(serve: Serve) -> None:
+    front = await serve(ABLE)
+    answer = await front.http.post("/v1/chat/completions", json=ask("hopeless") | TOOLS)
+    plain = await front.http.post("/v1/chat/completions", json=ask("gone-too") | TOOLS)
+
+    assert (answer.status_code, plain.status_code) == (503, 404)
+    record = front.records[0]
+    assert record.fell_back == ("plain@1 lacks tools",)
+    assert (record.model, record.version, record.error) == ("hopeless", "1", "Overloaded")
+    assert record.diverted == ""
+
+
+async def test_who_was_asked_and_failed_last_says_why(serve: Serve) -> None:
+    front = await serve(ABLE)
+    answer = await front.http.post("/v1/chat/completions", json=ask("worse") | TOOLS)
+
+    assert answer.status_code == 503
+    [record] = front.records
+    told = ("worse@1 Overloaded", "plain@1 lacks tools", "plain-too@1 lacks tools")
+    assert record.fell_back == told
+    assert (record.model, record.diverted) == ("also-gone", "worse@1")
+
+
+async def test_what_a_target_refuses_by_itself_is_lacking_too(serve: Serve) -> None:
+    front = await serve(ABLE)
+    message = {"role": "user", "content": [{"type": "text", "text": "what is it?"}, *IMAGE]}
+    answer = await front.http.post("/v1/chat/completions", json=ask("chat", messages=[message]))
+
+    assert answer.status_code == 503
+    [record] = front.records
+    assert record.fell_back == ("plain@1 lacks images", "spare@1 Unsupported")
+    assert (record.model, record.error, record.diverted) == ("chat", "Overloaded", "")
+
+
+async def test_a_limit_or_a_rule_of_another_model_is_not_the_clients_fault(serve: Serve) -> None:
+    front = await serve(ABLE)
+    asked = ask("strict") | {"max_tokens": 9, "top_k": 3, "logit_bias": {"5": 1}}
+    answer = await front.http.post("/v1/chat/completions", json=asked)
+
+    assert answer.status_code == 200
+    told = ("strict@1 Overloaded", "picky@1 Unsupported", "brief@1 InvalidParameter")
+    assert front.records[0].fell_back == told
+
+
+async def test_vectors_come_from_who_gives_them(serve: Serve) -> None:
+    front = await serve(ABLE)
+    answer = await front.http.post("/v1/embeddings", json={"model": "vectors", "input": "hi"})
+
+    assert answer.json()["data"][0]["embedding"]
+    told = ("vectors@1 Overloaded", "no-vectors@1 Unsupported", "still-none@1 Unsupported")
+    assert front.records[0].fell_back == told
+
+
+# --- prompts that are too long --------------------------------------------------------------------
+
+
+async def test_token_ids_that_do_not_fit_are_not_sent(serve: Serve) -> None:
+    front = await serve(ABLE)
+    for length, model in ((3, "small"), (4, "large")):
+        body = {"model": "numbers", "prompt": list(range(length))}
+        answer = await front.http.post("/v1/completions", json=body)
+        assert answer.status_code == 200
+        assert front.records[-1].model == model
+    told = ("numbers@1 Overloaded", "plain@1 Unsupported", "small@1 lacks context")
+    assert front.records[-1].fell_back == told
+
+
+@pytest.mark.parametrize("stream", [True, False])
+async def test_a_prompt_that_is_too_long_goes_where_more_is_declared(
+    serve: Serve, *, stream: bool
+) -> None:
+    front = await serve(ABLE)
+    messages = [{"role": "user", "content": "one two three four"}]
+    answer = await front.http.post(
+        "/v1/chat/completions", json=ask("full", stream=stream) | {"messages": messages}
+    )
+
+    assert answer.status_code == 200
+    assert "fine" in answer.text
+    told = ("full@1 ContextTooLong", "untold@1 lacks context", "small@1 lacks context")
+    assert front.records[0].fell_back == told
+    assert front.records[0].model == "large"
+
+
+async def test_where_no_more_is_declared_the_client_hears_of_its_length(serve: Serve) -> None:
+    front = await serve(ABLE)
+    messages = [{"role": "user", "content": "one two three four"}]
+    answer = await front.http.post("/v1/chat/completions", json=ask("stuck", messages=messages))
+
+    assert answer.status_code == 400
+    assert answer.json()["error"]["code"] == "context_length_exceeded"
+    assert front.records[0].fell_back == ("untold@1 lacks context", "small@1 lacks context")
+
+
+async def test_one_that_is_too_short_in_its_stead_leads_to_a_longer_one(serve: Serve) -> None:
+    front = await serve(ABLE)
+    messages = [{"role": "user", "content": "one two three four"}]
+    answer = await front.http.post("/v1/chat/completions", json=ask("narrow", messages=messages))
+
+    assert answer.status_code == 200
+    told = ("narrow@1 Overloaded", "full-too@1 ContextTooLong", "small@1 lacks context")
+    assert front.records[0].fell_back == told
+    assert front.records[0].model == "large"
+
+
+async def test_what_was_passed_on_is_read_only_for_who_answers_in_its_stead(
+    serve: Serve, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    read: list[str] = []
+
+    class Reading(Translation):
+        def __init__(self, *given: Any) -> None:
+            read.append(given[2].named)
+            super().__init__(*given)
+
+    monkeypatch.setattr("gateway.answering.Translation", Reading)
+    reply = whole(
+        b'{"id":"c","object":"chat.completion","created":1,"model":"m","choices":[{"index":0,'
+        b'"message":{"role":"assistant","content":"ok"},"finish_reason":"stop"}]}'
+    )
+    probed = b"HTTP/1.1 200 OK\r\ncontent-length: 0\r\n\r\n"
+    async with ScriptedWorker([reply], probed=probed) as worker:
+        text = ABLE.replace(
+            "{kind: echo, script: [fine]}", f'{{dialect: openai, workers: ["{worker.url}"]}}'
+        )
+        front = await serve(text)
+        alone = await front.http.post("/v1/chat/completions", json=ask("spare", own="x"))
+        assert (alone.status_code, read) == (200, [])
+        answer = await front.http.post("/v1/chat/completions", json=ask("chat", own="x"))
+
+    assert answer.status_code == 200
+    assert read == ["plain@1", "spare@1"]
+    sent = [json.loads(one.body) for one in worker.requests]
+    assert sent == [ask("spare", own="x"), ask("spare", own="x")]

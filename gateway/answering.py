@@ -1,0 +1,175 @@
+"""How a request that has found its target is answered: by that one, or by one in its stead.
+
+relay       the client's own bytes, where the target's workers speak the client's dialect, or
+translate   the one internal request (gateway/relaying.py, gateway/translation.py)
+exchange    the answer, into the sink (gateway/exchange.py)
+instead     another target that is able to, where this one fails (gateway/instead.py, abilities.py)
+shadow      a copy beside it all, whose answer nobody gets (gateway/shadow.py)
+"""
+
+from collections.abc import Coroutine, Iterator
+from functools import partial
+from typing import Any
+
+from msgspec import Struct
+from msgspec.structs import replace
+
+from gateway.abilities import lacking
+from gateway.core.context import Context
+from gateway.core.errors import ClientError, GatewayError
+from gateway.core.ports import About, Call, Dialect, Envelope
+from gateway.exchange import Answering, Exchange
+from gateway.instead import NO_ROOM, Trail, lacks, passes_on
+from gateway.noting import Noted, Overheard
+from gateway.relaying import Relaying, relaying
+from gateway.router import Ask, Route, Router, Shadow
+from gateway.seam import Sink
+from gateway.shadow import Original, Pair, Shadows
+from gateway.telemetry import Record
+from gateway.translation import Translation
+from gateway.watching.telling import Asking
+from gateway.watching.watch import Watch
+
+
+class Asked(Struct, frozen=True):
+    """What an exchange is about, whichever target answers."""
+
+    dialect: Dialect
+    call: Call
+    envelope: Envelope
+    context: Context
+    sink: Sink
+    record: Record
+    watch: Watch | None
+    noted: Noted | None = None
+    """What is to be told of the answer."""
+
+
+class Answers:
+    """Gives them."""
+
+    def __init__(self, router: Router, body: int, shadows: Shadows | None) -> None:
+        """``body`` is the size of the largest, in bytes, as it is explained."""
+        self.running: dict[tuple[str, str, str], Exchange] = {}
+        """By dialect, key, and the client's own name for the request."""
+        self._router = router
+        self._body = body
+        self._shadows = shadows
+
+    def alone(self) -> "Answers":
+        """The same for what must not be seen here: nothing is stopped by it, and nothing copied."""
+        return Answers(self._router, self._body, None)
+
+    def give(self, asked: Asked, route: Route, ask: Ask) -> Coroutine[Any, Any, None]:
+        """Ask the route's target, and in its stead those that it falls back to."""
+        shadow = route.model.shadow
+        pair = None if shadow is None else self._cast(asked, route, shadow, ask)
+        if pair is None:
+            return self._give(asked, route, ask)
+        return self._beside(pair, replace(asked, noted=pair.main), route, ask)
+
+    async def _beside(self, pair: Pair, asked: Asked, route: Route, ask: Ask) -> None:
+        with pair.beside():
+            await self._give(asked, route, ask)
+
+    def _cast(self, asked: Asked, route: Route, shadow: Shadow, ask: Ask) -> Pair | None:
+        """Have a copy of the request answered, too, if it is drawn for that."""
+        if self._shadows is None or (copied := self._router.copied(route, shadow, ask)) is None:
+            return None
+        original = Original(asked.dialect, asked.call, route, asked.context, asked.record)
+        return self._shadows.cast(original, copied, shadow)
+
+    async def _give(self, asked: Asked, route: Route, ask: Ask) -> None:
+        if asked.watch is not None:
+            rest = self._router.after(route, ask)
+            asked.watch.follow((one, self._able(asked, one)) for one in rest)
+        try:
+            await self._exchange(asked, route, self._answering(asked, route))
+        except GatewayError as error:
+            if asked.sink.started or not passes_on(error):
+                raise
+            rest = self._router.after(route, ask)
+            await self._instead(asked, Trail(route, error), rest)
+
+    async def _instead(self, asked: Asked, trail: Trail, rest: Iterator[Route]) -> None:
+        """Ask those who answer in a target's stead, but for those that are not able to.
+
+        Raises what the last one said that failed.
+        """
+        record, stream = asked.record, asked.envelope.stream
+        for route in rest:
+            answering = self._able(asked, route) if trail.fits(route) else NO_ROOM
+            if isinstance(answering, str):
+                trail.passed_over(route, answering)
+                continue
+            trail.tell(record, route)
+            label(record, route, stream)
+            try:
+                await self._exchange(asked, route, answering)
+            except GatewayError as error:
+                if asked.sink.started or not trail.went_on(route, error):
+                    raise
+            else:
+                return
+        trail.tell(record, trail.route)
+        label(record, trail.route, stream)
+        raise trail.error
+
+    def _answering(self, asked: Asked, route: Route) -> Answering:
+        """How a target answers. Raises ClientError."""
+        about = self._about(asked, route)
+        translate = partial(Translation, asked.dialect, asked.call, route, about)
+        relayed = relaying(asked.dialect, asked.call, route, about, translate)
+        return translate() if relayed is None else relayed
+
+    def _able(self, asked: Asked, route: Route) -> Answering | str:
+        """How a target answers in another's stead; or why it can't."""
+        about = self._about(asked, route)
+        try:
+            translation = Translation(asked.dialect, asked.call, route, about)
+        except ClientError as error:
+            return type(error).__name__
+        losses = translation.plan.losses
+        if missing := lacking(translation.request, losses, route.model.info.context):
+            return lacks(*missing)
+        relayed = relaying(asked.dialect, asked.call, route, about, lambda: translation)
+        return translation if relayed is None else relayed
+
+    @staticmethod
+    def _about(asked: Asked, route: Route) -> About:
+        target = route.target
+        began, model = int(asked.call.began), asked.envelope.model
+        return About(asked.record.id, began, model, target.version, target.model, asked.context)
+
+    async def _exchange(self, asked: Asked, route: Route, answering: Answering) -> None:
+        record, stream = asked.record, asked.envelope.stream
+        record.stream = answering.streams if isinstance(answering, Relaying) else stream
+        record.losses = answering.losses
+        request = answering.request
+        if request.timeout is not None:
+            asked.context.deadline.shorten(request.timeout)
+        if asked.watch is not None:
+            asked.watch.answers(
+                Asking(asked.dialect, asked.call, route, answering, asked.context, self._body)
+            )
+        if asked.noted is not None:
+            answering = Overheard(answering, asked.noted)
+        exchange = Exchange(answering, asked.context, asked.sink, record)
+        client_id = asked.envelope.client_id or request.client_id or ""
+        name = (asked.dialect.name, record.key, client_id)
+        self.running[name] = exchange
+        try:
+            await exchange.run(stream=record.stream)
+        finally:
+            if self.running.get(name) is exchange:
+                del self.running[name]
+
+
+def label(record: Record, route: Route, stream: bool) -> None:  # noqa: FBT001 - a label's value
+    """Note which target is asked."""
+    record.model = route.model.info.name
+    record.version = route.target.version
+    record.backend = route.target.backend_name
+    record.rule = route.why.rule
+    record.sticky = "pinned" if route.pinned else route.why.sticky
+    record.stream = stream

@@ -1,0 +1,89 @@
+"""Who answers in a target's stead: which errors lead on, and what is told of the way. Pure."""
+
+import math
+
+from gateway.abilities import CONTEXT
+from gateway.core.errors import (
+    ContextTooLong,
+    DeadlineExceeded,
+    GatewayError,
+    InvalidParameter,
+    Overloaded,
+    RateLimited,
+    Unsupported,
+    WorkerError,
+)
+from gateway.router import Route
+from gateway.telemetry import Record
+
+
+def passes_on(error: GatewayError) -> bool:
+    """Whether another target may do better: the fault is not the client's, and time is left.
+
+    A prompt that is too long for one may fit another.
+    """
+    match error:
+        case DeadlineExceeded(which=which):
+            return which != "total"
+        case Overloaded() | WorkerError() | RateLimited() | ContextTooLong():
+            return True
+        case _:
+            return False
+
+
+class Trail:
+    """The targets that one request was to be answered by, and why they did not."""
+
+    def __init__(self, route: Route, error: GatewayError) -> None:
+        """``route`` was asked first, and failed with ``error``, which ``passes_on``."""
+        self.route = route
+        """The last that was asked and failed."""
+        self.error = error
+        """What it said, which the client hears if nobody is left."""
+        self._first = route.named
+        self._whys = {route.named: type(error).__name__}
+        self._least = -1.0
+        """What was told to be too little room for the prompt, in tokens."""
+        if isinstance(error, ContextTooLong):
+            known = _room(route, error)
+            self._least = math.inf if known is None else known
+
+    def fits(self, route: Route) -> bool:
+        """Whether the prompt may fit a target's context, after what was heard of its length."""
+        return self._least < 0 or (route.model.info.context or 0) > self._least
+
+    def passed_over(self, route: Route, why: str) -> None:
+        """A target can't do what the request asks, so it was not asked."""
+        self._whys[route.named] = why
+
+    def went_on(self, route: Route, error: GatewayError) -> bool:
+        """A target in the first one's stead failed: whether the next may be asked.
+
+        Where it could not do what was asked, what the one before it said is still what counts.
+        """
+        self._whys[route.named] = type(error).__name__
+        if isinstance(error, ContextTooLong):
+            self._least = max(self._least, _room(route, error) or 0)
+        elif passes_on(error):
+            self.route, self.error = route, error
+        return passes_on(error) or isinstance(error, InvalidParameter | Unsupported)
+
+    def tell(self, record: Record, route: Route) -> None:
+        """Note how ``route`` came to be the one that answers, or fails last."""
+        record.diverted = "" if route.named == self._first else self._first
+        record.fell_back = tuple(
+            f"{named} {why}" for named, why in self._whys.items() if named != route.named
+        )
+
+
+def lacks(*abilities: str) -> str:
+    """Why a target is passed over."""
+    return f"lacks {', '.join(abilities)}"
+
+
+NO_ROOM = lacks(CONTEXT)
+
+
+def _room(route: Route, error: ContextTooLong) -> int | None:
+    """How many tokens a target takes, where that is known."""
+    return route.model.info.context if error.limit is None else error.limit

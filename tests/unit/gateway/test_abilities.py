@@ -1,0 +1,149 @@
+"""What a request needs, and which worker dialects say that they lack it."""
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+from msgspec import Raw
+from msgspec.structs import replace
+
+from gateway.abilities import lacking
+from gateway.core.errors import Unsupported
+from gateway.core.loss import Loss
+from gateway.core.types import (
+    AudioPart,
+    EmbedRequest,
+    FilePart,
+    GenerateRequest,
+    ImagePart,
+    JsonSchema,
+    Logprobs,
+    Message,
+    Part,
+    Stopping,
+    TextPart,
+    Tool,
+    ToolCall,
+    VideoPart,
+)
+from gateway.emulation import planned
+from gateway.making import load, make_dialect
+from protocols import DIALECTS
+
+TALK = GenerateRequest(
+    model="m", kind="chat", messages=(Message("user", (TextPart("hi"),)),), source="elsewhere"
+)
+TEXT = GenerateRequest(model="m", kind="completion", prompts=("hi",), source="elsewhere")
+
+
+def of(path: str, reason: Any = "dropped", detail: str = "") -> Loss:
+    return Loss(path, reason, detail, path)
+
+
+@pytest.mark.parametrize(
+    ("losses", "missing"),
+    [
+        ((), ()),
+        ((of("sampling.top_k"), of("priority"), Loss("own", "dropped")), ()),
+        ((of("tools"), of("tool_choice")), ("tools", "tool choice")),
+        ((of("tools", "approximated"),), ("tools",)),
+        ((of("tools", "renamed"), of("tools", "emulated")), ()),
+        ((of("logprobs.top", "clamped"), of("logprobs.prompt")), ("logprobs",)),
+        ((of("output"), of("adapter")), ("structured output", "adapters")),
+        ((of("insert_before"), of("dimensions")), ("infilling", "dimensions")),
+        ((of("messages", "approximated", "no chat template"),), ()),
+        ((of("messages", detail="audio, names, videos"),), ("audio", "videos")),
+        ((of("messages", detail="files, images, tool calls"),), ("files", "images", "tools")),
+    ],
+)
+def test_only_what_is_needed_is_lacking(losses: tuple[Loss, ...], missing: tuple[str]) -> None:
+    assert lacking(TALK, losses, None) == missing
+
+
+def test_tools_that_are_not_to_be_called_are_not_needed() -> None:
+    idle = replace(TALK, tools=(Tool("look"),), tool_choice="none")
+    assert lacking(idle, (of("tools"),), None) == ()
+    assert lacking(idle, (of("tools"), of("output")), None) == ("structured output",)
+
+
+@pytest.mark.parametrize(
+    ("request_", "context", "missing"),
+    [
+        (replace(TEXT, prompts=((1, 2, 3),)), 3, ()),
+        (replace(TEXT, prompts=((1, 2, 3),)), 2, ("context",)),
+        (replace(TEXT, prompts=((1,), (1, 2, 3))), 2, ("context",)),
+        (replace(TEXT, prompts=((1, 2, 3),)), None, ()),
+        (replace(TEXT, prompts=("a long text of many words",)), 1, ()),
+        (replace(TEXT, prompts=((1, 2, 3),), stopping=Stopping(overflow="truncate")), 2, ()),
+        (replace(TEXT, prompts=((1, 2, 3),), stopping=Stopping(truncate_prompt=2)), 2, ()),
+        (replace(TEXT, prompts=((1, 2, 3),), stopping=Stopping(overflow="error")), 2, ("context",)),
+        (TALK, 0, ()),
+        (EmbedRequest(model="m", inputs=("a", (1, 2, 3))), 2, ("context",)),
+        (EmbedRequest(model="m", inputs=((1, 2, 3),), truncate=2), 2, ()),
+        (EmbedRequest(model="m", inputs=((1, 2, 3),), overflow="truncate"), 2, ()),
+    ],
+)
+def test_only_counted_tokens_are_too_many(
+    request_: Any, context: int | None, missing: tuple[str, ...]
+) -> None:
+    assert lacking(request_, (), context) == missing
+
+
+# --- a law over all worker dialects ---------------------------------------------------------------
+
+
+def every_worker() -> Iterator[Any]:
+    for name, reference in DIALECTS.items():
+        for profile in load(reference).profiles:
+            dialect = make_dialect(name, profile, {})
+            if hasattr(dialect, "encode"):
+                yield pytest.param(dialect, id=f"{name}-{profile}")
+
+
+every_worker_dialect = pytest.mark.parametrize("dialect", list(every_worker()))
+MARK = "needle"
+NEEDED: dict[str, GenerateRequest] = {
+    "tools": replace(TALK, tools=(Tool(MARK),)),
+    "structured output": replace(TALK, output=JsonSchema(Raw(b'{"const":"needle"}'))),
+    "logprobs": replace(TALK, logprobs=Logprobs(2)),
+}
+MEDIA: dict[str, Part] = {
+    "images": ImagePart(f"https://{MARK}.test/a.png"),
+    "audio": AudioPart(MARK, "wav"),
+    "videos": VideoPart(f"https://{MARK}.test/a.mp4"),
+    "files": FilePart(MARK),
+}
+NEEDED |= {
+    name: replace(TALK, messages=(Message("user", (TextPart("hi"), part)),))
+    for name, part in MEDIA.items()
+}
+CALLED = replace(
+    TALK,
+    messages=(
+        *TALK.messages,
+        Message("assistant", tool_calls=(ToolCall("call_1", MARK, "{}"),)),
+        Message("tool", (TextPart("42"),), tool_call_id="call_1"),
+    ),
+)
+
+
+def missing(dialect: Any, request: GenerateRequest) -> tuple[str, ...]:
+    return lacking(request, planned(request, dialect.losses(request, {})).losses, None)
+
+
+@every_worker_dialect
+@pytest.mark.parametrize("ability", NEEDED)
+def test_what_is_not_sent_is_lacking(dialect: Any, ability: str) -> None:
+    request = NEEDED[ability]
+    try:
+        body = dialect.encode(request).body
+    except Unsupported:
+        return
+    said = b"logprobs" if ability == "logprobs" else MARK.encode()
+    assert (said in body) or (ability in missing(dialect, request))
+    assert missing(dialect, TALK) == ()
+
+
+@every_worker_dialect
+def test_calls_that_are_not_sent_are_lacking(dialect: Any) -> None:
+    assert MARK.encode() in dialect.encode(CALLED).body or "tools" in missing(dialect, CALLED)

@@ -1,0 +1,139 @@
+"""Which errors lead to another target, and what is told of the way."""
+
+import pytest
+
+from backends.echo import EchoBackend
+from gateway.core.catalog import ModelInfo
+from gateway.core.errors import (
+    ClientGone,
+    ContentRefused,
+    ContextTooLong,
+    DeadlineExceeded,
+    GatewayError,
+    InternalError,
+    InvalidParameter,
+    Overloaded,
+    RateLimited,
+    Unsupported,
+    WorkerFailed,
+    WorkerUnreachable,
+)
+from gateway.instead import Trail, lacks, passes_on
+from gateway.metrics import Metrics
+from gateway.router import Route, Target, compile_model
+from gateway.telemetry import Record, silent
+
+
+def route(name: str, context: int | None = None) -> Route:
+    target = Target("1", name, EchoBackend(), "echo")
+    model = compile_model(ModelInfo(name, (), context=context), {"1": target}, {"1": 1})
+    return Route(model, target)
+
+
+BUSY = Overloaded("busy")
+DOWN = WorkerUnreachable("gone")
+
+
+@pytest.mark.parametrize(
+    ("error", "leads_on"),
+    [
+        (BUSY, True),
+        (DOWN, True),
+        (WorkerFailed("500"), True),
+        (RateLimited("429"), True),
+        (ContextTooLong("long"), True),
+        (DeadlineExceeded("slow", which="first_token"), True),
+        (DeadlineExceeded("late", which="total"), False),
+        (Unsupported("no"), False),
+        (InvalidParameter("no", param="n"), False),
+        (ContentRefused("no"), False),
+        (ClientGone("left"), False),
+        (InternalError("bug"), False),
+    ],
+)
+def test_only_what_is_not_the_clients_fault_leads_on(
+    error: GatewayError, *, leads_on: bool
+) -> None:
+    assert passes_on(error) is leads_on
+
+
+def told(trail: Trail, at: Route) -> tuple[tuple[str, ...], str]:
+    record = Record("r")
+    trail.tell(record, at)
+    return record.fell_back, record.diverted
+
+
+def test_the_way_is_told_in_its_order_without_its_end() -> None:
+    trail = Trail(route("a"), BUSY)
+    trail.passed_over(route("b"), lacks("tools", "images"))
+
+    assert told(trail, route("c")) == (("a@1 Overloaded", "b@1 lacks tools, images"), "a@1")
+    assert trail.went_on(route("c"), DOWN)
+    assert (trail.route.named, trail.error) == ("c@1", DOWN)
+    assert told(trail, trail.route) == (("a@1 Overloaded", "b@1 lacks tools, images"), "a@1")
+    assert told(Trail(route("a"), BUSY), route("a")) == ((), "")
+
+
+@pytest.mark.parametrize("error", [Unsupported("no"), InvalidParameter("no", param="n")])
+def test_who_can_not_does_not_have_the_last_word(error: GatewayError) -> None:
+    trail = Trail(route("a"), BUSY)
+
+    assert trail.went_on(route("b"), error)
+    assert (trail.route.named, trail.error) == ("a@1", BUSY)
+
+
+@pytest.mark.parametrize("error", [ContentRefused("no"), ClientGone("left"), InternalError("bug")])
+def test_some_words_are_the_last(error: GatewayError) -> None:
+    assert not Trail(route("a"), BUSY).went_on(route("b"), error)
+
+
+@pytest.mark.parametrize(
+    ("context", "limit", "other", "fits"),
+    [
+        (8, None, 9, True),
+        (8, None, 8, False),
+        (8, None, None, False),
+        (8, 4, 5, True),
+        (8, 16, 9, False),
+        (None, 4, 5, True),
+        (None, None, 1_000_000, False),
+    ],
+)
+def test_too_long_for_one_needs_more_by_declaration(
+    context: int | None, limit: int | None, other: int | None, *, fits: bool
+) -> None:
+    trail = Trail(route("a", context), ContextTooLong("long", limit=limit))
+    assert trail.fits(route("b", other)) is fits
+    assert Trail(route("a", context), BUSY).fits(route("b", other))
+
+
+@pytest.mark.parametrize(
+    ("context", "limit", "fits"), [(8, None, False), (8, 4, True), (None, 4, True), (4, None, True)]
+)
+def test_too_long_in_its_stead_rules_out_what_is_shorter(
+    context: int | None, limit: int | None, *, fits: bool
+) -> None:
+    trail = Trail(route("a"), BUSY)
+    assert trail.went_on(route("b", context), ContextTooLong("long", limit=limit))
+
+    assert trail.error is BUSY
+    assert trail.fits(route("c", 5)) is fits
+    assert trail.fits(route("c")) is False
+
+
+def test_too_long_for_nobody_knows_what_leaves_who_declares_something() -> None:
+    trail = Trail(route("a"), BUSY)
+    assert trail.went_on(route("b"), ContextTooLong("long"))
+    assert trail.fits(route("c", 1))
+    assert not trail.fits(route("c"))
+
+
+def test_who_was_passed_over_is_counted_by_what_was_lacking() -> None:
+    metrics = Metrics(silent, dict)
+    lacked = ("chat@1 Overloaded", "my model@1 lacks tools, images")
+    metrics.observe(Record("r", model="spare", version="1", fell_back=lacked))
+    page = metrics.page().decode()
+
+    for target, why in (("chat@1", "Overloaded"), ("my model@1", "lacks tools, images")):
+        labels = f'error="{why}",target="{target}"'
+        assert f"interlingua_fallbacks_total{{{labels}}} 1.0" in page
