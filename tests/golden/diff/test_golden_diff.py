@@ -1,0 +1,92 @@
+"""Pairs of configurations, and what `interlingua diff` tells of them.
+
+To write one anew: interlingua diff OLD NEW > told.txt, and read it.
+"""
+
+from functools import cache
+from pathlib import Path
+
+import msgspec
+import pytest
+from click.testing import CliRunner
+
+from gateway.cli import main
+from gateway.config import Difference, difference, read
+
+HERE = Path(__file__).parent
+PAIRS = sorted(path.parent for path in HERE.glob("*/told.txt"))
+SECRETS = ("canary-one", "canary-two", "1111", "3333")
+every_pair = pytest.mark.parametrize("folder", PAIRS, ids=lambda path: path.name)
+
+
+def ask(folder: Path, *more: str) -> tuple[int, str]:
+    """The command's exit code, and what it said."""
+    got = CliRunner().invoke(main, ["diff", f"{folder}/old.yaml", f"{folder}/new.yaml", *more])
+    return got.exit_code, got.output
+
+
+@cache
+def compared(folder: Path, before: str = "old", after: str = "new") -> Difference:
+    return difference(*(read(f"{folder}/{name}.yaml", env={}) for name in (before, after)))
+
+
+@every_pair
+def test_what_is_told_of_a_pair(folder: Path) -> None:
+    code, said = ask(folder)
+    told = (folder / "told.txt").read_text("utf-8")
+    assert said.replace(f"{folder}/", "") == told
+    assert code == (0 if folder.name == "nothing" else 1)
+    assert not any(secret in said for secret in SECRETS)
+
+
+@every_pair
+def test_the_same_as_one_document(folder: Path) -> None:
+    code, said = ask(folder, "--json")
+    assert msgspec.json.decode(said, type=Difference) == msgspec.json.decode(
+        msgspec.json.encode(compared(folder)), type=Difference
+    )
+    assert code == (0 if folder.name == "nothing" else 1)
+    assert not any(secret in said for secret in SECRETS)
+
+
+@every_pair
+def test_what_comes_one_way_goes_the_other(folder: Path) -> None:
+    """Read backwards, the same names differ, and the same users move back."""
+    there, back = compared(folder), compared(folder, "new", "old")
+    for kind, group in there.groups.items():
+        assert (group.come, group.go) == (back.groups[kind].go, back.groups[kind].come)
+        assert group.change.keys() == back.groups[kind].change.keys()
+    moves = {(one.before, one.after, one.percent) for each in there.users for one in each.moves}
+    returns = {(one.after, one.before, one.percent) for each in back.users for one in each.moves}
+    assert moves == returns
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("models: {a: {backend: one}}\n", "new.yaml:1:1: 'backends' is missing; add it"),
+        (None, "new.yaml:1:1: the file can't be read: No such file or directory"),
+    ],
+    ids=["wrong", "missing"],
+)
+def test_a_bad_file_is_told_apart_from_a_difference(
+    tmp_path: Path, text: str | None, said: str
+) -> None:
+    (tmp_path / "old.yaml").write_text((HERE / "nothing/old.yaml").read_text("utf-8"))
+    if text is not None:
+        (tmp_path / "new.yaml").write_text(text)
+    code, told = ask(tmp_path)
+    assert code == 2
+    assert told == f"{tmp_path}/{said}\n"
+
+
+def test_a_weight_that_is_raised_moves_users_to_its_arm_alone() -> None:
+    """From 90:10 to 60:20:20 nobody comes back to the first, and none goes from 3."""
+    [sharing] = compared(HERE / "split").users
+    assert {(one.before, one.after) for one in sharing.moves} == {
+        ("1", "2"),
+        ("1", "3"),
+        ("2", "3"),
+    }
+    came = sum(one.percent for one in sharing.moves if one.after == "3")
+    assert abs(came - 20) < 0.4
