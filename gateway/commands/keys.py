@@ -1,0 +1,50 @@
+"""``interlingua keys``: API keys, of which the configuration knows only the digest."""
+
+import hashlib
+import secrets
+from typing import Final
+
+import click
+import msgspec
+
+from gateway.config.units import name as check_name
+
+_PREFIX: Final = "il-"
+"""By which a key is known for one, wherever it turns up."""
+_BYTES: Final = 32
+
+
+@click.group()
+def keys() -> None:
+    """API keys, of which the configuration knows only the digest."""
+
+
+@keys.command()
+@click.option("--name", help="Whose it is; left out, it is called by its digest.")
+@click.option("--json", "as_json", is_flag=True, help="Print the key and its digest as JSON.")
+def new(name: str | None, *, as_json: bool) -> None:
+    """Make a key, and the lines by which the configuration knows it.
+
+    The key is shown this once and kept nowhere: 256 bits of chance, in letters that a URL, a header
+    and a shell take as they are. The admin listener takes the digest, too: `admin: {sha256: …}`.
+
+    Exit codes: 0 good, 2 wrong usage.
+    """
+    if name is not None:
+        try:
+            check_name(name)
+        except ValueError as error:
+            raise click.BadParameter(f"{name!r} {error}", param_hint="--name") from None
+    key = _PREFIX + secrets.token_urlsafe(_BYTES)
+    digest = hashlib.sha256(key.encode()).hexdigest()
+    called = name or f"key-{digest[:8]}"
+    if as_json:
+        click.echo(msgspec.json.encode({"name": called, "key": key, "sha256": digest}))
+        return
+    click.echo("This key is shown once; below it are its lines in the configuration.\n", err=True)
+    click.echo(f"{key}\n\nkeys:\n  - {{name: {_written(called)}, sha256: {_written(digest)}}}")
+
+
+def _written(text: str) -> str:
+    """In quotes, since a name or a digest may look like a number, or like no text at all."""
+    return f'"{text}"'

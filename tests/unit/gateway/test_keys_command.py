@@ -1,0 +1,73 @@
+"""``interlingua keys``: what it makes is a key that the gateway knows again."""
+
+import hashlib
+import json
+import re
+
+import pytest
+from click.testing import CliRunner, Result
+
+from gateway.auth import Keyring, Principal
+from gateway.cli import main
+from gateway.config import load
+
+CONFIG = """\
+listeners: [{address: "0.0.0.0:8000", dialects: [openai]}]
+backends: {e: {kind: echo}}
+models: {m: {backend: e}}
+"""
+
+
+def new(*arguments: str) -> Result:
+    return CliRunner().invoke(main, ["keys", "new", *arguments])
+
+
+def test_its_lines_are_the_end_of_a_configuration_and_the_key_is_good_there() -> None:
+    result = new("--name", "web-app")
+    assert result.exit_code == 0
+    key, empty, lines = result.stdout.split("\n", 2)
+    assert empty == ""
+    assert key not in lines
+    assert key not in result.stderr
+
+    [known] = load(CONFIG + lines, "gateway.yaml", env={}).keys
+
+    assert known.name == "web-app"
+    keyring = Keyring([Principal(known.name, known.sha256)])
+    found = keyring.authenticate({"authorization": f"Bearer {key}"})
+    assert found is not None
+    assert found.name == "web-app"
+
+
+def test_as_json() -> None:
+    result = new("--name", "web-app", "--json")
+    told = json.loads(result.stdout)
+    assert result.stderr == ""
+    assert set(told) == {"name", "key", "sha256"}
+    assert told["name"] == "web-app"
+    assert told["sha256"] == hashlib.sha256(told["key"].encode()).hexdigest()
+
+
+def test_a_key_is_long_known_for_one_and_never_the_same() -> None:
+    keys = {json.loads(new("--json").stdout)["key"] for _ in range(50)}
+    assert len(keys) == 50
+    assert all(re.fullmatch(r"il-[A-Za-z0-9_-]{43}", key) for key in keys)
+
+
+def test_one_without_a_name_is_called_by_its_digest() -> None:
+    told = json.loads(new("--json").stdout)
+    assert told["name"] == f"key-{told['sha256'][:8]}"
+
+
+@pytest.mark.parametrize("name", ["", "a b", "a" * 101, "a,b: {"])
+def test_a_name_that_no_configuration_takes_is_refused(name: str) -> None:
+    result = new("--name", name)
+    assert result.exit_code == 2
+    assert "--name" in result.stderr
+    assert result.stdout == ""
+
+
+def test_a_name_that_looks_like_a_number_stays_a_name() -> None:
+    lines = new("--name", "017").stdout.partition("\n")[2]
+    [known] = load(CONFIG + lines, "gateway.yaml", env={}).keys
+    assert known.name == "017"
