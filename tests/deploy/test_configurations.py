@@ -1,0 +1,31 @@
+"""Every configuration under deploy/ is a good one."""
+
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner
+
+from gateway.cli import main
+from tests.deploy.tools import DEPLOY, ROOT, read
+
+DIGESTS = {"INTERLINGUA_KEY_SHA256": "a" * 64, "INTERLINGUA_ADMIN_SHA256": "b" * 64}
+PLACES = (DEPLOY / "compose", DEPLOY / "kubernetes")
+FILES = [
+    str(path.relative_to(ROOT))
+    for place in PLACES
+    for path in sorted(place.rglob("*.yaml"))
+    if "listeners:" in path.read_text("utf-8")
+]
+
+
+def test_they_are_found() -> None:
+    assert len(FILES) == 4
+
+
+@pytest.mark.parametrize("file", FILES)
+def test_it_is_good(file: str) -> None:
+    path = ROOT / Path(file)
+    keys = read(path).get("keys")
+    arguments = ["check", str(path)] if keys else ["check", "--insecure-no-auth", str(path)]
+    said = CliRunner().invoke(main, arguments, env=DIGESTS)
+    assert said.exit_code == 0, said.output

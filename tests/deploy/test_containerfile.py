@@ -1,0 +1,150 @@
+"""The Containerfile. No container engine is here: what it runs is run in a folder."""
+
+import os
+import re
+import shlex
+import shutil
+import subprocess
+import sys
+from collections.abc import Mapping
+from fnmatch import fnmatch
+from pathlib import Path
+from typing import Any
+
+import pytest
+from msgspec import Struct, json
+
+from tests.deploy.processes import Stage
+from tests.deploy.tools import DEPLOY, ROOT, good, run
+
+FILE = DEPLOY / "Containerfile"
+ECHO = """
+listeners: [{address: "${LISTEN}", dialects: [openai]}]
+backends: {e: {kind: echo}}
+models: {m: {backend: e}}
+"""
+
+
+class Built(Struct):
+    """One stage: what it is made of, and its instructions in their order."""
+
+    base: str
+    steps: list[tuple[str, str]]
+
+    def all(self, name: str) -> list[str]:
+        return [text for given, text in self.steps if given == name]
+
+
+def stages(text: str) -> dict[str, Built]:
+    """By their names."""
+    found: dict[str, Built] = {}
+    last = Built("", [])
+    lines = [line for line in text.splitlines() if not line.startswith("#")]
+    for line in re.sub(r"\\\n", " ", "\n".join(lines)).splitlines():
+        name, _, rest = line.partition(" ")
+        if name == "FROM":
+            base, _, called = rest.partition(" AS ")
+            last = found[called] = Built(base, [])
+        elif name:
+            last.steps.append((name, rest.strip()))
+    return found
+
+
+STAGES = stages(FILE.read_text("utf-8"))
+
+
+def test_it_is_a_good_containerfile() -> None:
+    assert good("hadolint", FILE) == ""
+
+
+def test_what_is_wrong_with_one_is_found(tmp_path: Path) -> None:
+    file = tmp_path / "Containerfile"
+    file.write_text(FILE.read_text("utf-8").replace("COPY gateway", "ADD gateway"))
+    assert "DL3020" in run("hadolint", file).stdout
+
+
+def test_what_is_built_runs_as_nobody_and_holds_no_secret() -> None:
+    assert [*STAGES][-1] == "gateway", "the last one is what is built when none is named"
+    for name in ("gateway", "torch"):
+        assert STAGES[name].base == "runtime"
+        assert {given for given, _ in STAGES[name].steps} <= {"COPY", "ENV"}
+    runtime = STAGES["runtime"]
+    assert runtime.all("USER") == ["65532:65532"]
+    assert runtime.all("STOPSIGNAL") == ["SIGTERM"]
+    assert runtime.all("COPY") + runtime.all("RUN") == []
+    assert re.findall(r"(?i)password|secret|token", FILE.read_text("utf-8")) == []
+
+
+def copied() -> set[str]:
+    """What stages take from the folder that is built."""
+    lines = [line for stage in STAGES.values() for line in stage.all("COPY")]
+    return {
+        one for line in lines if not line.startswith("--from") for one in shlex.split(line)[:-1]
+    }
+
+
+def test_only_what_is_copied_leaves_the_folder() -> None:
+    lines = (ROOT / ".dockerignore").read_text("utf-8").splitlines()
+    rules = [line for line in lines if line and not line.startswith("#")]
+    assert rules[0] == "*"
+    assert {one.removeprefix("!") for one in rules if one.startswith("!")} == copied()
+    assert [one for one in copied() if not (ROOT / one).exists()] == []
+    assert any(fnmatch("gateway/__pycache__", one) for one in rules[1:])
+
+
+def environment(stage: Built) -> Mapping[str, str]:
+    return dict(part.split("=", 1) for line in stage.all("ENV") for part in shlex.split(line))
+
+
+def build(place: Path, name: str) -> None:
+    """Do what a stage says, with what it is based on, below ``place``."""
+    stage = STAGES[name]
+    if stage.base in STAGES:
+        build(place, stage.base)
+    env = {**os.environ, **environment(STAGES["empty"])}
+    env = {key: value.replace("/src", f"{place}/src") for key, value in env.items()}
+    env["PATH"] = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
+    source = place / "src"
+    source.mkdir(exist_ok=True)
+    for given, text in stage.steps:
+        if given == "COPY":
+            *sources, target = shlex.split(text)
+            for one in sources:
+                to = source / (target if (ROOT / one).is_dir() else one)
+                copy = shutil.copytree if (ROOT / one).is_dir() else shutil.copy
+                copy(ROOT / one, to)
+        elif given == "RUN":
+            command = text.replace("/opt/", f"{place}/opt/")
+            subprocess.run(["/bin/sh", "-ec", command], check=True, cwd=source, env=env)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(400)
+def test_what_it_installs_serves_and_tells_that_it_is_well(stage: Stage, tmp_path: Path) -> None:
+    build(tmp_path, "build")
+    own = tmp_path / "opt" / "interlingua" / "bin"
+    assert not (own / "pip").exists()
+    found = subprocess.run(
+        [own / "python", "-c", "import jinja2, importlib.util as u; print(u.find_spec('torch'))"],
+        check=True,
+        capture_output=True,
+        text=True,
+    )
+    assert found.stdout == "None\n"
+
+    (tmp_path / "gateway.yaml").write_text(ECHO)
+    runtime: Any = STAGES["runtime"]
+    [entry], [command] = runtime.all("ENTRYPOINT"), runtime.all("CMD")
+    assert json.decode(entry) == ["interlingua"]
+    running = stage.start(json.decode(command), tmp_path, [str(own / json.decode(entry)[0])])
+    assert health(f"{running.url}/health", own) == 0
+    assert running.command.stop() == 0
+    assert health(f"{running.url}/health", own) != 0
+
+
+def health(url: str, own: Path) -> int:
+    """How the image's own check ends."""
+    [line] = STAGES["runtime"].all("HEALTHCHECK")
+    command = json.decode(line.partition("CMD ")[2], type=list[str])
+    env = {"PATH": str(own), "INTERLINGUA_HEALTH": url}
+    return subprocess.run(command, check=False, capture_output=True, env=env).returncode

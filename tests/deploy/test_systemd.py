@@ -1,0 +1,138 @@
+"""The unit and what is beside it; its parts are tried, since systemd is not process 1 here."""
+
+import os
+import platform
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import httpx
+import pytest
+
+from gateway.config.shape import Limits
+from tests.deploy.processes import Stage, ask, ready, said_back, until
+from tests.deploy.sandbox import settings
+from tests.deploy.tools import DEPLOY, good, need, run, tool
+
+UNIT = DEPLOY / "systemd" / "interlingua.service"
+SANDBOX = Path(__file__).with_name("sandbox.py")
+ECHO = """
+listeners: [{address: "${LISTEN}", dialects: [openai]}]
+admin: {address: "${ADMIN}"}
+backends: {e: {kind: echo}}
+models: {m: {backend: e}}
+"""
+POOL = ECHO.replace("{kind: echo}", '{dialect: openai, workers: [{dns: "localhost:${WORKER}"}]}')
+
+
+@pytest.fixture
+def unit(tmp_path: Path) -> Path:
+    """The unit, with the programs of this environment."""
+    text = UNIT.read_text("utf-8")
+    assert text.count("/opt/interlingua/bin/") == 2
+    file = tmp_path / UNIT.name
+    file.write_text(text.replace("/opt/interlingua/bin", str(Path(sys.executable).parent)))
+    return file
+
+
+def test_systemd_finds_nothing_wrong(unit: Path) -> None:
+    said = run("systemd-analyze", "verify", "--man=no", unit)
+    assert (said.returncode, said.stderr) == (0, "")
+
+
+def test_what_systemd_does_not_know_is_found(unit: Path) -> None:
+    unit.write_text(unit.read_text("utf-8").replace("ProtectClock=", "ProtectClocks="))
+    assert "ProtectClocks" in run("systemd-analyze", "verify", "--man=no", unit).stderr
+
+
+def test_it_is_hardly_exposed(unit: Path) -> None:
+    """The threshold is ten times the exposure's level."""
+    measure = ("security", "--offline=yes", "--no-pager")
+    good("systemd-analyze", *measure, "--threshold=20", unit)
+    assert run("systemd-analyze", *measure, "--threshold=5", unit).returncode == 1
+
+
+def test_it_has_time_to_drain() -> None:
+    assert float(settings(UNIT)["TimeoutStopSec"][0]) >= Limits().drain + 5
+
+
+def test_a_reload_looks_at_the_file_first(unit: Path, tmp_path: Path) -> None:
+    check, hup = settings(unit)["ExecReload"]
+    assert hup == "/bin/kill -HUP $MAINPID"
+    file = tmp_path / "gateway.yaml"
+    command = check.replace("/etc/interlingua", str(tmp_path)).split()
+    env = os.environ | {"LISTEN": "127.0.0.1:0", "ADMIN": "127.0.0.1:0"}
+    ended = []
+    for text in (ECHO, "backends: {}"):
+        file.write_text(text)
+        ended.append(subprocess.run(command, check=False, capture_output=True, env=env).returncode)
+    assert ended == [0, 1]
+
+
+def test_its_user_may_read_the_configuration_and_not_change_it(tmp_path: Path) -> None:
+    need(os.geteuid() == 0, "only root may make users")
+    (tmp_path / "etc").mkdir()
+    good("systemd-sysusers", f"--root={tmp_path}", UNIT.with_name("sysusers.conf"))
+    good("systemd-tmpfiles", "--create", f"--root={tmp_path}", UNIT.with_name("tmpfiles.conf"))
+    user, _, number, group, *_ = (tmp_path / "etc" / "passwd").read_text("utf-8").split(":")
+    assert (settings(UNIT)["User"], settings(UNIT)["Group"]) == ([user], [user])
+    place = (tmp_path / "etc" / "interlingua").stat()
+    assert (place.st_uid, place.st_gid, place.st_mode & 0o777) == (0, int(group), 0o750)
+    assert int(number) > 0
+
+
+def sandboxed(unit: Path, *command: str) -> list[str]:
+    """A command under what can be had of the unit without systemd."""
+    need(os.geteuid() == 0, "only root may make a file system read-only")
+    release = tuple(map(int, platform.release().split(".")[:2]))
+    need(release >= (6, 3), "this kernel can't keep memory from becoming code")
+    without = [f"--{which}=-all" for which in ("bounding-set", "inh-caps", "ambient-caps")]
+    return [
+        *(tool("unshare"), "--mount", "--ipc"),
+        *("/bin/sh", "-ec", 'mount --make-rprivate /; mount -o remount,bind,ro /; exec "$@"', "sh"),
+        *(tool("setpriv"), *without),
+        *(sys.executable, str(SANDBOX), str(unit), *command),
+    ]
+
+
+@pytest.mark.parametrize(
+    "tried",
+    [
+        "open('/etc/interlingua-was-here', 'w')",
+        "import socket; socket.socket(socket.AF_NETLINK)",
+        "import os; os.setpriority(os.PRIO_PROCESS, 0, 1)",
+        "import os; os.chroot('/')",
+        "import mmap; mmap.mmap(-1, 4096, prot=mmap.PROT_WRITE | mmap.PROT_EXEC)",
+    ],
+)
+def test_the_sandbox_refuses_what_it_should(tried: str, unit: Path) -> None:
+    done = "import sys; sys.exit(0)"
+    assert subprocess.run(sandboxed(unit, sys.executable, "-c", done), check=False).returncode == 0
+    said = subprocess.run(
+        sandboxed(unit, sys.executable, "-c", tried), check=False, capture_output=True, text=True
+    )
+    assert said.returncode == 1
+    assert "Error" in said.stderr
+
+
+def test_the_gateway_does_without_what_the_unit_takes(
+    unit: Path, stage: Stage, tmp_path: Path
+) -> None:
+    """It serves, finds a worker by DNS, reloads and stops."""
+    program = sandboxed(unit, sys.executable, "-m", "gateway")
+    command = ("serve", "/etc/interlingua/gateway.yaml")
+    files = [tmp_path / name / "gateway.yaml" for name in ("worker", "gateway")]
+    for file, text in zip(files, (ECHO, POOL), strict=True):
+        file.parent.mkdir()
+        file.write_text(text)
+    worker = stage.start(command, files[0].parent, program)
+    port = worker.url.rpartition(":")[2]
+    gateway = stage.start(command, files[1].parent, program, WORKER=port)
+    ready(gateway)
+    assert said_back(ask(gateway, "m")) == "say this back"
+
+    files[1].write_text(POOL.replace("models: {m: {", "models: {n: {model: m, "))
+    gateway.command.process.send_signal(signal.SIGHUP)
+    until(lambda: ask(gateway, "n").status_code == httpx.codes.OK, gateway.command.said())
+    assert [gateway.command.stop(), worker.command.stop()] == [0, 0]

@@ -1,0 +1,57 @@
+"""The tools that read what is under deploy/: where they are, and what is done without one."""
+
+import os
+import shutil
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, Final
+
+import pytest
+import yaml
+
+ROOT: Final = Path(__file__).parents[2]
+DEPLOY: Final = ROOT / "deploy"
+HOME: Final = ROOT / ".venv-deploy"
+_PLACES: Final = (HOME / "bin", HOME / "debian" / "usr" / "bin")
+
+
+def need(there: object, reason: str) -> None:
+    """Skip the test unless it is ``there``; where every test must be run, fail it."""
+    if there:
+        return
+    if os.environ.get("CI") == "true":
+        pytest.fail(reason, pytrace=False)
+    pytest.skip(reason)
+
+
+def tool(name: str) -> str:
+    """The path of a tool: our own, or else the system's."""
+    own = next((place / name for place in _PLACES if (place / name).exists()), None)
+    found = str(own) if own else None if name == "python" else shutil.which(name)
+    need(found, f"there is no {name} here; make deploy installs what can be had")
+    assert found is not None
+    return found
+
+
+def run(name: str, *arguments: object) -> subprocess.CompletedProcess[str]:
+    """What a tool says of something, and the code it ends with."""
+    command = [tool(name), *map(str, arguments)]
+    return subprocess.run(command, check=False, capture_output=True, text=True, cwd=ROOT)
+
+
+def good(name: str, *arguments: object) -> str:
+    """What a tool prints that finds nothing wrong."""
+    said = run(name, *arguments)
+    assert said.returncode == 0, said.stdout + said.stderr
+    return said.stdout
+
+
+def read(path: Path) -> Any:
+    """A YAML file."""
+    return yaml.safe_load(path.read_text("utf-8"))
+
+
+def manifests(text: str) -> Iterator[dict[str, Any]]:
+    """Those of a rendering."""
+    return (one for one in yaml.safe_load_all(text) if one)
