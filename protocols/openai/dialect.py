@@ -144,7 +144,8 @@ class OpenAI:
         self.roots: tuple[str, ...] = (prefix,)
         self.endpoints: tuple[Endpoint, ...] = endpoints(prefix)
         self.probe = WireRequest(f"{prefix}/models", b"", method="GET")
-        self._reading: Reading = msgspec.structs.replace(READING, unknown=unknown)
+        self._plain = chosen.reading is READING
+        self._reading: Reading = msgspec.structs.replace(chosen.reading, unknown=unknown)
         self._style = Style(headers=_VERSION, elapsed_header="openai-processing-ms")
         self._writer = Writer(chosen, prefix, powers=powers)
         self._relays = openai_relays(chosen, prefix, self._writer.forwards, READING)
@@ -242,6 +243,11 @@ class OpenAI:
         """See ``gateway.core.ports.WorkerDialect``."""
         return self._writer.encode(self._known(request))
 
+    @property
+    def _forwards(self) -> bool:
+        """Whether its clients' own bytes are for any worker: they mean what OpenAI's would."""
+        return self._plain and self._reading.unknown == "forward"
+
     def _own(self, request: Request) -> bool:
         return request.source in ("", self.name)
 
@@ -251,7 +257,7 @@ class OpenAI:
 
     def relay(self, client: Dialect, call: Call, about: About) -> Relay | None:
         """See ``gateway.core.ports.Relaying``."""
-        if not isinstance(client, OpenAI) or client._reading.unknown != "forward":  # noqa: SLF001
+        if not isinstance(client, OpenAI) or not client._forwards:  # noqa: SLF001
             return None
         headers = heading(client._style, about, ())  # noqa: SLF001
         known = {"timeout": timeout_in(call.headers)}

@@ -1,8 +1,8 @@
 """What the workers that speak this dialect take, by profile.
 
 Sources: OpenAI's specification 2.3.0; vLLM 0.32's and SGLang's protocol modules; llama.cpp's
-server (tools/server). A worker's row gives the range that the worker takes: what lies outside is
-clamped, and reported.
+server (tools/server); for our own workers, ``own``. A worker's row gives the range that the worker
+takes: what lies outside is clamped, and reported.
 """
 
 from collections.abc import Callable, Mapping
@@ -10,9 +10,11 @@ from typing import Any
 
 from msgspec import Struct
 
-from gateway.core.types import Grammar, OutputFormat, Regex
+from gateway.core.types import Grammar, OutputFormat, Part, Regex
 from protocols.openai.guides import write_structured_outputs
 from protocols.openai.messages import Writing
+from protocols.openai.own import OWN, UNSEEN, written
+from protocols.openai.requests import READING, Reading
 from protocols.openai.tables import CHAT_EXTENSIONS, EFFORTS, EMBEDDING, EXTENSIONS, SHARED, row
 from protocols.openai.tools import write_response_format
 from protocols.params import Param
@@ -46,6 +48,10 @@ class Profile(Struct, frozen=True, kw_only=True):
     """It can say an answer's token ids."""
     powers: tuple[Param, ...] = ()
     """Rows that are only written where the operator lets clients have them."""
+    unseen: Mapping[type[Part], str] = {}
+    """Parts of messages that its workers pass over, and what they are called."""
+    reading: Reading = READING
+    """What a listener of this profile reads from its clients."""
 
 
 SEED = Param(wire="seed", field="sampling.seed", type="int", low=0, high=2**64 - 1)
@@ -162,5 +168,15 @@ PROFILES: Mapping[str, Profile] = {
         completion=_LLAMACPP_BOTH,
         writing=Writing(reasoning=True),
         guide=_llamacpp_guide,
+    ),
+    "interlingua": Profile(
+        chat=(SEED, *written(OWN.chat)),
+        completion=(SEED, *written(OWN.completion)),
+        embedding=written(OWN.embedding),
+        unseen=UNSEEN,
+        guide=_vllm_guide,
+        token_ids=True,
+        powers=(_PRIORITY, *_rows("chat_template")),
+        reading=OWN,
     ),
 }

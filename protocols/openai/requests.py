@@ -305,7 +305,8 @@ def _shared(
     if raw := given(fields.get("logit_bias")):
         values.set("sampling.logit_bias", _logit_bias(raw))
     if values.get("asked.beam_search"):
-        values.set("sampling.beam_width", values.get("n") or 1)
+        width = values.get("sampling.beam_width") or values.get("n") or 1
+        values.set("sampling.beam_width", width)
     values.set("want.usage", _usage(fields, stream=bool(values.get("stream"))))
 
 

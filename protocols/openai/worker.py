@@ -1,6 +1,6 @@
 """Writing requests for workers, and telling what they can't carry."""
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import msgspec
@@ -235,10 +235,18 @@ class Writer:
             found.append(Loss(names.get("want.token_ids", "return_token_ids"), "dropped"))
         custom = any(tool.kind == "custom" for tool in request.tools)
         if chat and custom and not self._profile.custom_tools:
-            found.append(Loss(names.get("tools", "tools"), "dropped", "custom tools"))
+            found.append(Loss(names.get("tools", "tools"), "dropped", "custom tools", "tools"))
+        if self._profile.unseen:
+            found.extend(self._passed_over(request, names))
         if not self._profile.writing.reasoning and any(map(_thinks, request.messages)):
             found.append(Loss("messages", "dropped", "earlier reasoning"))
         return tuple(found)
+
+    def _passed_over(self, request: GenerateRequest, names: Mapping[str, str]) -> Iterator[Loss]:
+        parts = {type(part) for message in request.messages for part in message.parts}
+        if unseen := [told for kind, told in self._profile.unseen.items() if kind in parts]:
+            where = names.get("messages", "messages")
+            yield Loss(where, "dropped", ", ".join(unseen), "messages")
 
     def _structures(self, request: GenerateRequest, *, chat: bool) -> dict[str, Carry]:
         """What is carried beside the table, by this request."""

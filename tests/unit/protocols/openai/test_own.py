@@ -1,0 +1,248 @@
+"""What a gateway says to our own workers, they read as it was meant: nothing lost, nothing bent."""
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from msgspec import Raw
+
+from gateway.core.ports import About, Call
+from gateway.core.types import (
+    AudioPart,
+    Choice,
+    EmbedRequest,
+    GenerateRequest,
+    Grammar,
+    ImagePart,
+    JsonObject,
+    JsonSchema,
+    Logprobs,
+    Message,
+    NamedTool,
+    OutputFormat,
+    ReasoningPart,
+    Regex,
+    Request,
+    Sampling,
+    Stopping,
+    Templating,
+    TextPart,
+    Tool,
+    Want,
+)
+from protocols.openai import OpenAI
+
+MakeCall = Callable[..., Call]
+SAID = (Message("user", (TextPart("hi"),)),)
+WORKER = OpenAI("interlingua")
+
+SAMPLING: dict[str, Any] = {
+    "temperature": 3.5,
+    "top_p": 0.25,
+    "top_k": 7,
+    "min_p": 0.5,
+    "typical_p": 0.75,
+    "seed": 2**64 - 1,
+    "repetition_penalty": 1.5,
+    "presence_penalty": 2.5,
+    "frequency_penalty": -3.5,
+    "logit_bias": {5: 50.0},
+    "allowed_token_ids": (1, 2),
+    "bad_words": ("a", "b"),
+    "watermark": True,
+    "beam_width": 4,
+    "diversity_penalty": 0.5,
+    "length_penalty": -1.5,
+}
+STOPPING: dict[str, Any] = {
+    "max_tokens": 9,
+    "min_tokens": 3,
+    "stop": ("a", "b", "c", "d", "e"),
+    "stop_token_ids": (4, 5),
+    "include_stop": True,
+    "ignore_eos": True,
+    "truncate_prompt": 100,
+    "skip_special_tokens": False,
+}
+REST: dict[str, Any] = {
+    "n": 200,
+    "best_of": 300,
+    "logprobs": Logprobs(-1),
+    "want": Want(token_ids=True),
+}
+OTHERWISE = {
+    "do_sample": "greedy is temperature 0",
+    "overflow": "truncation is truncate_prompt_tokens -1",
+    "spaces_between_special_tokens": "the engine does not heed it",
+}
+"""What is not written under its own name, and why."""
+
+
+def chat(**fields: Any) -> GenerateRequest:
+    return GenerateRequest(**{"model": "m", "kind": "chat", "messages": SAID, **fields})
+
+
+def text(**fields: Any) -> GenerateRequest:
+    given: dict[str, Any] = {
+        "templating": Templating(mode="raw"),
+        "stopping": Stopping(max_tokens=1),
+    }
+    return GenerateRequest(
+        **{"model": "m", "kind": "completion", "prompts": ("a b",), **given, **fields}
+    )
+
+
+@pytest.fixture
+def heard(make_call: MakeCall) -> Callable[[Request], Any]:
+    """A request as the worker reads it."""
+
+    def read(request: Request) -> Any:
+        assert WORKER.losses(request, {}) == ()
+        wire = WORKER.encode(request)
+        variants = {"chat/completions": "chat", "completions": "completion"}
+        variant = variants.get(wire.path.removeprefix("/v1/"), "embedding")
+        return WORKER.decode(make_call(variant, wire.body))
+
+    return read
+
+
+@pytest.mark.parametrize("kind", [chat, text])
+@pytest.mark.parametrize("name", SAMPLING)
+def test_how_a_token_is_picked(
+    heard: Callable[[Request], Any], kind: Callable[..., GenerateRequest], name: str
+) -> None:
+    asked = Sampling(**{name: SAMPLING[name]})
+    assert heard(kind(sampling=asked)).sampling == asked
+
+
+@pytest.mark.parametrize("kind", [chat, text])
+@pytest.mark.parametrize("name", STOPPING)
+def test_when_a_choice_ends(
+    heard: Callable[[Request], Any], kind: Callable[..., GenerateRequest], name: str
+) -> None:
+    asked = Stopping(**{"max_tokens": 1, name: STOPPING[name]})
+    assert heard(kind(stopping=asked)).stopping == asked
+
+
+def test_no_field_is_forgotten() -> None:
+    for struct, said in ((Sampling, SAMPLING), (Stopping, STOPPING)):
+        assert set(struct.__struct_fields__) - set(OTHERWISE) == set(said)
+
+
+@pytest.mark.parametrize("kind", [chat, text])
+@pytest.mark.parametrize("name", REST)
+def test_the_rest(
+    heard: Callable[[Request], Any], kind: Callable[..., GenerateRequest], name: str
+) -> None:
+    assert getattr(heard(kind(**{name: REST[name]})), name) == REST[name]
+
+
+@pytest.mark.parametrize(("kind", "mode"), [(chat, "chat"), (text, "raw")])
+def test_special_tokens(
+    heard: Callable[[Request], Any], kind: Callable[..., GenerateRequest], mode: Any
+) -> None:
+    asked = Templating(mode=mode, add_special_tokens=False)
+    assert heard(kind(templating=asked)).templating == asked
+
+
+def test_what_is_written_as_something_else(heard: Callable[[Request], Any]) -> None:
+    greedy = chat(sampling=Sampling(do_sample=False))
+    assert heard(greedy).sampling == Sampling(temperature=0.0)
+    fitted = chat(stopping=Stopping(overflow="truncate"))
+    assert heard(fitted).stopping == Stopping(truncate_prompt=-1)
+
+
+@pytest.mark.parametrize(
+    ("fields", "width"),
+    [
+        ({"use_beam_search": True}, 1),
+        ({"use_beam_search": True, "n": 3}, 3),
+        ({"use_beam_search": True, "n": 3, "beam_width": 5}, 5),
+        ({"beam_width": 5}, 5),
+        ({}, None),
+    ],
+)
+def test_beams_by_either_name(
+    make_call: MakeCall, fields: dict[str, Any], width: int | None
+) -> None:
+    body = {"model": "m", "messages": [{"role": "user", "content": "hi"}], **fields}
+    told = WORKER.decode(make_call("chat", body))
+    assert isinstance(told, GenerateRequest)
+    assert told.sampling.beam_width == width
+
+
+@pytest.mark.parametrize("kind", [chat, text])
+@pytest.mark.parametrize(
+    "output",
+    [
+        JsonObject(),
+        JsonSchema(Raw(b'{"type":"object"}'), "s", strict=True),
+        Regex("a+"),
+        Choice(("a", "b")),
+        Grammar("root ::= 'a'"),
+    ],
+)
+def test_forms_of_the_output(
+    heard: Callable[[Request], Any], kind: Callable[..., GenerateRequest], output: OutputFormat
+) -> None:
+    assert heard(kind(output=output)).output == output
+
+
+def test_tools(heard: Callable[[Request], Any]) -> None:
+    tools = (Tool("f", parameters=Raw(b'{"type":"object"}')), Tool("g"))
+    told = heard(chat(tools=tools, tool_choice=NamedTool("g"), parallel_tools=False))
+    assert (told.tools, told.tool_choice, told.parallel_tools) == (tools, NamedTool("g"), False)
+
+
+@pytest.mark.parametrize(
+    "field",
+    [
+        {"instruction": "query: "},
+        {"dimensions": 8},
+        {"normalize": False},
+        {"truncate": 5},
+        {"overflow": "truncate"},
+    ],
+)
+def test_vectors(heard: Callable[[Request], Any], field: dict[str, Any]) -> None:
+    told = heard(EmbedRequest(model="m", inputs=("a",), **field))
+    for name, value in field.items():
+        assert getattr(told, name) == value
+
+
+def test_what_only_operators_open(make_call: MakeCall) -> None:
+    request = chat(priority=3, templating=Templating(template="T"))
+    assert {loss.path for loss in WORKER.losses(request, {})} == {
+        "priority", "templating.template",
+    }  # fmt: skip
+    open_ = OpenAI("interlingua", powers=True)
+    assert open_.losses(request, {}) == ()
+    told = open_.decode(make_call("chat", open_.encode(request).body))
+    assert isinstance(told, GenerateRequest)
+    assert (told.priority, told.templating.template) == (3, "T")
+
+
+def test_what_the_engine_passes_over_is_told() -> None:
+    parts = (TextPart("hi"), ImagePart("https://x/y.png"), AudioPart("AA=="), ReasoningPart("so"))
+    asked = chat(
+        messages=(*SAID, Message("user", parts)),
+        stopping=Stopping(spaces_between_special_tokens=True),
+    )
+    told = {(loss.field, loss.reason, loss.detail) for loss in WORKER.losses(asked, {})}
+    assert told == {
+        ("messages", "dropped", "images, audio"),
+        ("messages", "dropped", "earlier reasoning"),
+        ("spaces_between_special_tokens", "dropped", ""),
+    }
+
+
+def test_bytes_are_passed_on_to_our_workers_but_not_from_their_listeners(
+    make_call: MakeCall, about: About
+) -> None:
+    """What OpenAI's clients may not ask has to be refused by who speaks with them."""
+    plain = OpenAI()
+    body = {"model": "m", "messages": [{"role": "user", "content": "hi"}], "top_k": 5}
+    call = make_call("chat", body)
+    assert WORKER.relay(plain, call, about) is not None
+    assert plain.relay(WORKER, call, about) is None
+    assert WORKER.relay(WORKER, call, about) is None
