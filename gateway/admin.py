@@ -6,6 +6,9 @@ GET     /metrics                        what all exchanges came to, for Promethe
 GET     /-/workers                      what is known of each backend's workers
 POST    /-/workers                      ``{"backend", "url", "weight"?, "max_concurrency"?}``
 DELETE  /-/workers?backend=B&url=U
+POST    /-/reload                       200 with the new ``{"hash"}``; 422 with ``{"complaints"}``
+POST    /-/explain                      what would become of a request; its body is a Question
+GET     /-/explain/{id}                 what became of one of the last that asked to be explained
 
 What it refuses it tells as ``{"error": {"message": "...", "field": "..." or null}}``. The first two
 tell nothing and are open to all; for everything else the key is asked for before anything is read.
@@ -16,9 +19,11 @@ import hashlib
 import hmac
 import logging
 import re
-from collections.abc import Awaitable, Callable, Iterable, Mapping
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from functools import partial
 from http import HTTPStatus
-from typing import Annotated, Any, Final, Protocol, runtime_checkable
+from typing import Annotated, Any, Final, Protocol, TypeVar, runtime_checkable
+from urllib.parse import urlsplit
 
 import msgspec
 from aiohttp import hdrs, web
@@ -29,6 +34,7 @@ from gateway.config.addresses import literal, split_address
 from gateway.config.addresses import worker as check_url
 from gateway.core.catalog import Catalog
 from gateway.core.errors import Malformed
+from gateway.watching.question import Question
 from protocols.body import read_object
 
 log = logging.getLogger("interlingua")
@@ -71,6 +77,32 @@ class WorkerSet(Protocol):
         """Remove a worker; whether there was one. Raises ValueError with why it can't be."""
 
 
+class Reloaded(Protocol):
+    """How a reload ended."""
+
+    @property
+    def hash(self) -> str:
+        """That of the configuration which is served now."""
+
+    @property
+    def filename(self) -> str:
+        """What was read."""
+
+    @property
+    def complaints(self) -> Sequence[Any]:
+        """What is wrong with it, each with its line and column; nothing where it is served."""
+
+
+class Explaining(Protocol):
+    """Who can tell what becomes of requests."""
+
+    def find(self, id: str, /) -> Any | None:  # noqa: A002 - what it is called everywhere
+        """What is known of one that asked for it."""
+
+    async def explain(self, question: Question) -> Any:
+        """What would become of one. Raises LookupError with what is wrong with the question."""
+
+
 class Answering(Protocol):
     """A backend, as far as readiness goes."""
 
@@ -95,6 +127,9 @@ class _Addition(Struct, frozen=True, forbid_unknown_fields=True):
     url: str
     weight: Annotated[int, Meta(ge=1, le=1000)] = 1
     max_concurrency: Annotated[int, Meta(ge=1, le=100_000)] | None = None
+
+
+Body = TypeVar("Body", _Addition, Question)
 
 
 class _Refused(Exception):
@@ -125,6 +160,8 @@ class Admin:
         pools: Mapping[str, WorkerSet],
         metrics: Callable[[], bytes] = bytes,
         sha256: str | None = None,
+        reload: Callable[[], Awaitable[Reloaded]] | None = None,
+        explain: Explaining | None = None,
     ) -> None:
         self._host, self._port = split_address(address)
         self._here = _is_here(self._host)
@@ -134,6 +171,8 @@ class Admin:
         self._obstacle = obstacle
         self._pools = pools
         self._metrics = metrics
+        self._reload = reload
+        self._explain = explain
         self._runner = web.AppRunner(
             self.application(),
             handle_signals=False,
@@ -152,7 +191,16 @@ class Admin:
         made.router.add_get("/metrics", self._count)
         made.router.add_post("/-/workers", self._add)
         made.router.add_delete("/-/workers", self._remove)
+        if self._reload is not None:
+            made.router.add_post("/-/reload", partial(self._renew, self._reload))
+        if self._explain is not None:
+            made.router.add_post("/-/explain", partial(self._foretell, self._explain))
+            made.router.add_get("/-/explain/{id:.+}", partial(self._recall, self._explain))
         return made
+
+    def rekey(self, sha256: str | None) -> None:
+        """Ask for another key from now on."""
+        self._sha256 = sha256.lower() if sha256 is not None else None
 
     async def listen(self) -> str:
         """Bind; gives the URL, with the port that the system chooses for 0."""
@@ -203,7 +251,7 @@ class Admin:
         return _reply(HTTPStatus.OK, {"backends": known})
 
     async def _add(self, request: web.Request) -> web.Response:
-        wanted = await _read(request)
+        wanted = await _read(request, _Addition)
         pool = self._pool(wanted.backend)
         try:
             worker = Worker(check_url(wanted.url), wanted.weight, wanted.max_concurrency)
@@ -238,6 +286,35 @@ class Admin:
             raise _Refused(HTTPStatus.NOT_FOUND, "the backend has no such worker", "url")
         return web.Response(status=HTTPStatus.NO_CONTENT)
 
+    async def _renew(
+        self, reload: Callable[[], Awaitable[Reloaded]], request: web.Request
+    ) -> web.Response:
+        origin = request.headers.get(hdrs.ORIGIN, "")
+        if origin and urlsplit(origin).netloc != request.headers.get(hdrs.HOST):
+            # It has no body, so a page elsewhere could send it: its browser says where it is from.
+            raise _Refused(HTTPStatus.FORBIDDEN, "a page that is from elsewhere can't ask for it")
+        told = await reload()
+        if not told.complaints:
+            return _reply(HTTPStatus.OK, {"hash": told.hash})
+        message = f"{told.filename} is wrong; the configuration stays as it was"
+        wrong = {"message": message, "field": None}
+        given = {"error": wrong, "complaints": told.complaints, "hash": told.hash}
+        return _reply(HTTPStatus.UNPROCESSABLE_ENTITY, given)
+
+    async def _foretell(self, explain: Explaining, request: web.Request) -> web.Response:
+        question = await _read(request, Question)
+        try:
+            return _reply(HTTPStatus.OK, await explain.explain(question))
+        except LookupError as error:
+            raise _Refused(HTTPStatus.BAD_REQUEST, str(error.args[0])) from None
+
+    async def _recall(self, explain: Explaining, request: web.Request) -> web.Response:
+        found = explain.find(request.match_info["id"])
+        if found is None:
+            message = "no request of this id is among the last that were explained"
+            raise _Refused(HTTPStatus.NOT_FOUND, message, "id")
+        return _reply(HTTPStatus.OK, found)
+
     def _pool(self, name: str) -> WorkerSet:
         if name not in self._pools:
             known = ", ".join(self._pools) or "none"
@@ -265,7 +342,7 @@ async def _tell(request: web.Request, handler: Serve) -> web.StreamResponse:
     return answer
 
 
-async def _read(request: web.Request) -> _Addition:
+async def _read(request: web.Request, kind: type[Body]) -> Body:
     """The body. A form that a page elsewhere may send unasked is refused by its type."""
     encoded = request.headers.get(hdrs.CONTENT_ENCODING, "identity").lower() != "identity"
     if request.content_type != "application/json" or encoded:
@@ -277,7 +354,7 @@ async def _read(request: web.Request) -> _Addition:
         raise _Refused(HTTPStatus.REQUEST_TIMEOUT, "the body took too long") from None
     try:
         read_object(body)  # tells better what is wrong with it
-        return msgspec.json.decode(body, type=_Addition)
+        return msgspec.json.decode(body, type=kind)
     except Malformed as error:
         raise _Refused(HTTPStatus.BAD_REQUEST, error.message) from None
     except msgspec.ValidationError as error:

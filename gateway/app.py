@@ -1,35 +1,37 @@
 """The one place where the parts meet. Everything is passed in; nothing is global."""
 
 import asyncio
-import functools
-import importlib
 import itertools
+import logging
 import os
 import random
 import ssl
 import time
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, cast
+from contextlib import suppress
+from typing import Protocol, cast, runtime_checkable
 
-import msgspec
-from msgspec.structs import asdict, replace
+from msgspec.structs import replace
 
-from backends import KINDS
-from gateway import __version__, openapi
 from gateway import config as c
 from gateway.admin import Admin, WorkerSet, obstacle
-from gateway.auth import Keyring, Principal
-from gateway.core.catalog import ModelInfo
-from gateway.core.context import Timeouts
-from gateway.core.ports import Backend, Dialect, Reply
-from gateway.crew import crew, spared
-from gateway.front.reference import Front
-from gateway.paths import Mount, Paths
-from gateway.router import ANY, Defaults, Model, Router, Target, compile_model
-from gateway.rules import Rule, When
-from gateway.server import Server, Settings, Surroundings
+from gateway.core.errors import WorkerError
+from gateway.core.ports import Backend, Warming
+from gateway.explaining.dry import Explainer
+from gateway.front import FRONTS, Front
+from gateway.making import load
+from gateway.reload import Origin, Reloader, Told
+from gateway.router import Router
+from gateway.server import Surroundings
+from gateway.shadow import Shadows
+from gateway.snapshot import Snapshot
 from gateway.telemetry import log_line
-from protocols import DIALECTS
+from gateway.watching.kept import Kept
+
+log = logging.getLogger("interlingua")
+
+Trust = Mapping[c.Seat, ssl.SSLContext | None]
+"""Each listener's certificate; None where connections are plain."""
 
 
 def surroundings() -> Surroundings:
@@ -42,210 +44,270 @@ def surroundings() -> Surroundings:
         new_id=lambda: f"{start}{next(numbers):08x}",
         draw=random.random,  # noqa: TID251 - as above
         observe=log_line,
+        shadows=Shadows(time.monotonic, log_line),
     )
 
 
+@runtime_checkable
+class Handmade(Protocol):
+    """A backend whose workers the admin may have changed."""
+
+    @property
+    def by_hand(self) -> Sequence[str]:
+        """The URLs that the admin added or removed."""
+
+
 def counted(
-    outside: Surroundings, backends: Callable[[], Mapping[str, Backend]]
-) -> tuple[Surroundings, Callable[[], bytes]]:
-    """The surroundings in which each exchange is counted, and the page that tells the counts."""
-    from gateway.metrics import Crew, Metrics  # noqa: PLC0415 - nobody else needs its library
+    outside: Surroundings, backends: Callable[[], Mapping[str, Backend]], digest: str
+) -> tuple[Surroundings, Callable[[], bytes], Callable[[Told], None]]:
+    """The surroundings in which exchanges are counted, the page of counts, and what counts reloads.
+
+    ``digest`` is the configuration's.
+    """
+    from gateway.engines import Engine, Engines  # noqa: PLC0415 - nobody else needs its library
+    from gateway.metrics import Crew, Metrics  # noqa: PLC0415 - as above
+    from gateway.reloads import Reloads  # noqa: PLC0415 - as above
+    from gateway.shadow_counts import ShadowCounts  # noqa: PLC0415 - as above
 
     def crews() -> Mapping[str, Crew]:
         return {name: one for name, one in backends().items() if isinstance(one, Crew)}
 
+    def engines() -> Mapping[str, Engine]:
+        return {name: one for name, one in backends().items() if isinstance(one, Engine)}
+
     metrics = Metrics(outside.observe, crews)
-    return replace(outside, observe=metrics.observe), metrics.page
+    reloads = Reloads(digest, outside.now)
+    shadows = ShadowCounts()
+    outside.shadows.also(shadows.tell)
+    metrics.also(reloads)
+    metrics.also(shadows)
+    metrics.also(Engines(engines))
+    return replace(outside, observe=metrics.observe), metrics.page, reloads.tell
 
 
 class App:
-    """A running gateway: listeners, router and backends made from one configuration."""
+    """A running gateway: listeners, router and backends made from one configuration.
 
-    def __init__(self, config: c.Config, outside: Surroundings) -> None:
-        self._config = config
+    With its ``origin`` the configuration can be read anew, and another take its place.
+    """
+
+    def __init__(
+        self, config: c.Config, outside: Surroundings, *, origin: Origin | None = None
+    ) -> None:
         page: Callable[[], bytes] = bytes
+        tell: Callable[[Told], None] = _untold
+        digest = origin.loaded.hash if origin else ""
         if config.admin is not None:
-            outside, page = counted(outside, lambda: self.backends)
-        self.backends = {
-            name: make_backend(settings, outside, name, asked_of(name, config))
-            for name, settings in config.backends.items()
-        }
-        created = int(outside.now())
-        models = {
-            name: make_model(name, model, self.backends, config.defaults, created)
-            for name, model in config.models.items()
-        }
-        rules = [make_rule(rule) for rule in config.routes]
-        self.router = Router(models, draw=outside.draw, rules=rules)
-        aliases = {alias: name for name, one in config.models.items() for alias in one.aliases}
-        keyring = Keyring([make_principal(key, aliases) for key in config.keys])
-        settings = Settings(config.limits.body, make_timeouts(config.defaults.timeouts))
-        self._fronts: list[tuple[c.Listener, Front]] = []
-        for listener in config.listeners:
-            mounts = [make_mount(one) for one in listener.dialects]
-            server = Server(
-                Paths(mounts),
-                self.router,
-                keyring,
-                replace(settings, dialect_header=listener.dialect_header),
-                outside,
-                pages=make_pages(mounts, keyed=bool(config.keys)),
-            )
-            front = Front(
-                server.serve,
-                header_limit=config.limits.header,
-                connections=config.limits.connections,
-            )
-            self._fronts.append((listener, front))
+            outside, page, tell = counted(outside, lambda: self.backends, digest)
+        kept = Kept(outside.clock, outside.draw)
+        self._explainer = Explainer(kept, lambda: self._now.by_address, outside.clock)
+        self._outside = outside = replace(outside, explain=kept.watch)
+        self._now = Snapshot(config, outside, digest)
+        self._living = [self._now]
+        """Those that have exchanges, or may have; the last is the one that is served."""
+        self._retiring: set[asyncio.Task[None]] = set()
+        self._closing: list[Backend] = []
+        self._leaving: list[Front] = []
+        self._fronts = {seat: self._make_front(self._now, seat) for seat in self._now.servers}
+        self.reloader = None if origin is None else Reloader(origin, self.take, tell)
+        self._pools: dict[str, WorkerSet] = {}
+        self._show_pools()
         self._admin = None if config.admin is None else self._make_admin(config.admin, page)
 
-    async def start(self) -> list[str]:
-        """Start the backends and bind the listeners; gives their URLs, the admin's last."""
+    @property
+    def backends(self) -> dict[str, Backend]:
+        """Those that are asked now, by their names."""
+        return self._now.backends
+
+    @property
+    def router(self) -> Router:
+        """The table that requests follow now."""
+        return self._now.router
+
+    async def start(self, *, warmed: bool = False) -> list[str]:
+        """Start the backends and bind the listeners; gives their URLs, the admin's last.
+
+        With ``warmed`` nothing listens before every backend is at its best. Raises OSError, and
+        WorkerError for one that never will be.
+        """
         await asyncio.gather(*(backend.start() for backend in self.backends.values()))
+        if warmed:
+            slow = [one for one in self.backends.values() if isinstance(one, Warming)]
+            await asyncio.gather(*(backend.warm() for backend in slow))
         urls = []
-        for listener, front in self._fronts:
-            host, _, port = listener.address.rpartition(":")
-            tls = make_tls(listener.tls) if listener.tls else None
-            bound = await front.listen(host.strip("[]"), int(port), tls)
-            urls.append(f"{'https' if tls else 'http'}://{host}:{bound}")
+        trust = served(self._now.config)
+        for seat, listener in c.seats(self._now.config).items():
+            urls.append(await bind(self._fronts[seat], listener, trust[seat]))
         if self._admin is not None:
             urls.append(await self._admin.listen())
         return urls
 
     async def stop(self) -> None:
         """Take no more connections, let what runs come to its end, and let everything go."""
+        if self.reloader is not None:
+            await self.reloader.aclose()
+        for task in self._retiring:
+            task.cancel()
+        await asyncio.gather(*self._retiring, return_exceptions=True)
         self.router.ready = False
-        drain = self._config.limits.drain
-        await asyncio.gather(*(front.drain(drain) for _, front in self._fronts))
-        await asyncio.gather(*(front.close() for _, front in self._fronts))
-        await asyncio.gather(*(backend.aclose() for backend in self.backends.values()))
+        drain = self._now.config.limits.drain
+        fronts = [*self._fronts.values(), *self._leaving]
+        await asyncio.gather(*(front.drain(drain) for front in fronts))
+        await asyncio.gather(*(front.close() for front in fronts))
+        await self._outside.shadows.aclose()
+        left = (*self.backends.values(), *self._closing)
+        await asyncio.gather(*(backend.aclose() for backend in left))
         if self._admin is not None:
             await self._admin.close()
 
+    # --- another configuration --------------------------------------------------------------------
+
+    async def take(self, loaded: c.Loaded) -> None:
+        """Serve this configuration from now on.
+
+        What is new is started, warmed and bound before a request comes to it, and what runs keeps
+        what it began with. Raises ConfigError, having changed nothing.
+        """
+        if wrong := [*c.fixed(self._now.config, loaded.config)]:
+            raise loaded.refusal(*wrong)
+        trust = served(loaded.config)
+        now = Snapshot(loaded.config, self._outside, loaded.hash, former=self._now)
+        new = {seat: self._make_front(now, seat) for seat in now.servers.keys() - self._fronts}
+        try:
+            await self._warm(now, loaded)
+            await self._bind(new, trust, loaded)
+        except BaseException:
+            await asyncio.gather(*(front.close() for front in new.values()))
+            await asyncio.gather(*(one.aclose() for one in self._added(now).values()))
+            raise
+        self._swap(now, new, trust)
+
+    async def _warm(self, now: Snapshot, loaded: c.Loaded) -> None:
+        """Start the backends that are new, and let them get ready. Raises ConfigError."""
+        added, within = self._added(now), now.config.limits.warm
+        whys = await asyncio.gather(*(warm(name, one, within) for name, one in added.items()))
+        said = zip(added, whys, strict=True)
+        wrong = [(("backends", name), f"it can't be used: {why}") for name, why in said if why]
+        if wrong:
+            raise loaded.refusal(*wrong)
+
+    async def _bind(self, new: Mapping[c.Seat, Front], trust: Trust, loaded: c.Loaded) -> None:
+        """Bind the listeners that are new. Raises ConfigError."""
+        for number, (seat, listener) in enumerate(c.seats(loaded.config).items()):
+            if seat not in new:
+                continue
+            try:
+                url = await bind(new[seat], listener, trust[seat])
+            except OSError as error:
+                why = f"the gateway can't listen there: {c.reason(error)}"
+                raise loaded.refusal((("listeners", number, "address"), why)) from None
+            log.info("listening on %s", url)
+
+    def _added(self, now: Snapshot) -> Mapping[str, Backend]:
+        """The backends that are not those of the configuration before."""
+        here = {id(one) for one in self.backends.values()}
+        return {name: one for name, one in now.backends.items() if id(one) not in here}
+
+    def _swap(self, now: Snapshot, new: Mapping[c.Seat, Front], trust: Trust) -> None:
+        """From here on requests meet ``now``: nothing is awaited in between."""
+        old, self._now = self._now, now
+        self._living = [*(one for one in self._living if one.running), now]
+        gone = [self._fronts.pop(seat) for seat in old.servers.keys() - now.servers.keys()]
+        self._leaving += gone
+        limits = now.config.limits
+        for seat, front in self._fronts.items():
+            now.servers[seat].take_over(old.servers[seat])
+            front.serve = now.entrance(seat)
+            front.limit(header_limit=limits.header, connections=limits.connections)
+            front.trust(trust[seat])
+        self._fronts |= new
+        self._show_pools()
+        if self._admin is not None and now.config.admin is not None:
+            self._admin.rekey(now.config.admin.sha256)
+        ended = {
+            name: one for name, one in old.backends.items() if one is not now.backends.get(name)
+        }
+        self._closing += ended.values()
+        for name, backend in ended.items():
+            for url in backend.by_hand if isinstance(backend, Handmade) else ():
+                log.warning("%s: what the admin said of %s ends with this reload", name, url)
+        retiring = self._retire(list(ended.values()), gone, old.config.limits.drain)
+        task = asyncio.get_running_loop().create_task(retiring)
+        self._retiring.add(task)
+        task.add_done_callback(self._retiring.discard)
+
+    async def _retire(self, ended: list[Backend], gone: Sequence[Front], drain: float) -> None:
+        """Let go of these, once the exchanges that they may have are over or had their time."""
+        holding = [now for now in self._living if now is not self._now and now.holds(ended)]
+        await asyncio.gather(self._over(holding, drain), *(front.drain(drain) for front in gone))
+        await asyncio.gather(*(front.close() for front in gone))
+        self._leaving = [front for front in self._leaving if front not in gone]
+        await asyncio.gather(*(one.aclose() for one in ended))
+        self._closing = [one for one in self._closing if one not in ended]
+
+    async def _over(self, holding: Sequence[Snapshot], within: float) -> None:
+        """Wait for their exchanges and for the shadows of these, so many seconds at most."""
+        with suppress(TimeoutError):
+            async with asyncio.timeout(within):
+                for one in holding:
+                    await one.over()
+                await self._outside.shadows.over()
+
+    # --- parts ------------------------------------------------------------------------------------
+
+    def _make_front(self, now: Snapshot, seat: c.Seat) -> Front:
+        limits, kind = now.config.limits, load(FRONTS[c.seats(now.config)[seat].front])
+        made = kind(now.entrance(seat), header_limit=limits.header, connections=limits.connections)
+        return cast("Front", made)
+
+    def _show_pools(self) -> None:
+        """To the admin, who holds on to the mapping."""
+        self._pools.clear()
+        self._pools.update(
+            {name: one for name, one in self.backends.items() if isinstance(one, WorkerSet)}
+        )
+
     def _make_admin(self, told: c.Admin, metrics: Callable[[], bytes]) -> Admin:
-        backends = self.backends
         return Admin(
             told.address,
-            obstacle=lambda: obstacle(self.router, backends.values()),
-            pools={name: one for name, one in backends.items() if isinstance(one, WorkerSet)},
+            obstacle=lambda: obstacle(self.router, self.backends.values()),
+            pools=self._pools,
             metrics=metrics,
             sha256=told.sha256,
+            reload=self.reloader.reload if self.reloader else None,
+            explain=self._explainer,
         )
 
 
-def load(reference: str) -> Any:
-    """What ``module:name`` names."""
-    module, _, name = reference.partition(":")
-    return getattr(importlib.import_module(module), name)
+async def warm(name: str, backend: Backend, within: float) -> str:
+    """Start a backend, and let it get ready for so many seconds; why it never will, or ""."""
+    try:
+        await backend.start()
+        async with asyncio.timeout(within):
+            if isinstance(backend, Warming):
+                await backend.warm()
+    except TimeoutError:
+        log.warning("%s is not ready after %g s, and is taken as it is", name, within)
+    except WorkerError as error:
+        return error.message
+    return ""
 
 
-def make_dialect(name: str, profile: str | None, options: Mapping[str, Any]) -> Dialect:
-    """The dialect of this name and profile."""
-    return cast("Dialect", load(DIALECTS[name])(profile, **options))
+async def bind(front: Front, listener: c.Listener, tls: ssl.SSLContext | None) -> str:
+    """Let it listen; gives its URL. Raises OSError."""
+    host, _, port = listener.address.rpartition(":")
+    bound = await front.listen(host.strip("[]"), int(port), tls)
+    return f"{'https' if tls else 'http'}://{host}:{bound}"
 
 
-def make_mount(dialect: c.ListenerDialect) -> Mount:
-    """A dialect, where a listener has it."""
-    return Mount(make_dialect(dialect.name, dialect.profile, dialect.options), dialect.prefix)
-
-
-def make_pages(mounts: Sequence[Mount], *, keyed: bool) -> dict[str, Callable[[], Reply]]:
-    """What a listener answers by itself; the larger page is made when it is first asked for."""
-    health = Reply(200, b'{"status":"ok"}')
-
-    @functools.cache
-    def told() -> Reply:
-        return Reply(200, openapi.document(mounts, version=__version__, keyed=keyed))
-
-    return {"/health": lambda: health, "/openapi.json": told}
-
-
-def make_backend(
-    settings: c.Backend, outside: Surroundings, name: str = "", models: Sequence[str] = ()
-) -> Backend:
-    """The backend that these settings describe. ``models`` are what it is asked for."""
-    make = load(KINDS[settings.kind])
-    match settings:
-        case c.Pool():
-            dialect = make_worker_dialect(settings)
-            told = crew(name, settings, dialect, models)
-            backend = make(clock=outside.clock, draw=outside.draw, **told)
-        case _:
-            given = msgspec.to_builtins(settings)
-            backend = make(**{key: value for key, value in given.items() if key != "kind"})
-    return cast("Backend", backend)
-
-
-def asked_of(backend: str, config: c.Config) -> list[str]:
-    """The models that a backend is asked for, by its own names."""
-    targets = [
-        (target.backend, target.model or name)
-        for name, model in config.models.items()
-        for target in model.targets().values()
-    ]
-    named = (model for asked, model in targets if asked == backend and model != ANY)
-    return list(dict.fromkeys(named))
-
-
-def make_worker_dialect(pool: c.Pool) -> Dialect:
-    """What a pool's workers are spoken to in."""
-    options: dict[str, Any] = dict(pool.options)
-    if pool.fields is not None:
-        options["fields"] = pool.fields
-    if pool.template is not None:
-        from gateway.templating import ChatTemplate  # noqa: PLC0415 - jinja2 may not be installed
-
-        options["renderer"] = ChatTemplate(pool.template)
-    return spared(pool, make_dialect(pool.dialect, pool.profile, options))
-
-
-def make_model(
-    name: str, model: c.Model, backends: Mapping[str, Backend], defaults: c.Defaults, created: int
-) -> Model:
-    """A public model, compiled for the router."""
-    targets = {
-        version: Target(version, target.model or name, backends[target.backend], target.backend)
-        for version, target in model.targets().items()
+def served(config: c.Config) -> Trust:
+    """Every listener's certificate, as it is in its file now."""
+    return {
+        seat: c.served(listener.tls.cert, listener.tls.key) if listener.tls else None
+        for seat, listener in c.seats(config).items()
     }
-    info = ModelInfo(
-        name,
-        (),
-        model.task,
-        model.aliases,
-        created,
-        model.limits.context,
-        model.limits.max_tokens,
-        model.options,
-    )
-    silent = Defaults(model.defaults.sampling(), model.defaults.stopping())
-    on_loss = model.on_loss or defaults.on_loss
-    salt, sticky = (model.split.name or "", model.split.sticky or ()) if model.split else ("", ())
-    compiled = compile_model(info, targets, model.weights(), on_loss, silent, salt=salt)
-    return replace(compiled, dialect=model.dialect, fallback=model.fallback or (), sticky=sticky)
 
 
-def make_rule(rule: c.Rule) -> Rule:
-    """An exception, as the router tries it."""
-    when = rule.when
-    headers = {name.lower(): text for name, text in when.header.items()}
-    share = 1.0 if when.share is None else when.share
-    compiled = When(when.dialect, headers, when.body, when.key, when.tag, share)
-    return Rule(rule.name, when.model, compiled, rule.use.model, rule.use.version)
-
-
-def make_principal(key: c.Key, aliases: Mapping[str, str]) -> Principal:
-    """The holder of a configured key. ``aliases`` gives the model that each stands for."""
-    models = frozenset(aliases.get(name, name) for name in key.models) if key.models else None
-    return Principal(key.name, key.sha256, models, key.dialect, frozenset(key.tags))
-
-
-def make_timeouts(timeouts: c.Timeouts) -> Timeouts:
-    """The limits of an exchange, from the configuration."""
-    return Timeouts(**asdict(timeouts))
-
-
-def make_tls(tls: c.Tls) -> ssl.SSLContext:
-    """A server's TLS context."""
-    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-    context.load_cert_chain(tls.cert, tls.key)
-    return context
+def _untold(told: Told) -> None:
+    """Nobody counts."""
+    del told

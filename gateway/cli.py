@@ -3,10 +3,15 @@
 import click
 
 from gateway import __version__
+from gateway.commands.ab import ab
 from gateway.commands.check import check, schema
 from gateway.commands.conform import conform
+from gateway.commands.diff import diff
 from gateway.commands.docs import docs
+from gateway.commands.explain import explain_
+from gateway.commands.keys import keys
 from gateway.commands.serve import serve
+from gateway.commands.worker import worker
 
 
 @click.group(context_settings={"help_option_names": ["-h", "--help"]})
@@ -18,5 +23,5 @@ def main() -> None:
     """
 
 
-for command in (serve, check, schema, conform, docs):
+for command in (serve, worker, check, schema, conform, diff, docs, ab, explain_, keys):
     main.add_command(command)

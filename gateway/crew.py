@@ -4,7 +4,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, cast
 
-from msgspec.structs import asdict
+from msgspec.structs import asdict, replace
 
 from backends.http import HttpUpstream
 from backends.upstream import Worker
@@ -29,7 +29,7 @@ def crew(name: str, told: c.Pool, dialect: Dialect, models: Sequence[str]) -> Ma
         "dialect": dialect,
         "settings": settings,
         "upstream": HttpUpstream(ca=told.tls.ca if told.tls else None),
-        "read": _reader(told),
+        "readers": {one.file: _reader(one, told) for one in told.workers if one.file is not None},
     }
 
 
@@ -80,10 +80,20 @@ def _source(one: c.Worker, pool: c.Pool) -> dict[str, Any]:
     return {"dns": asked, "template": {"scheme": one.scheme, **_common(one, pool)}}
 
 
-def _reader(pool: c.Pool) -> Callable[[bytes], Sequence[Worker]]:
-    """Reads a file that lists workers, as the configuration would."""
+def _reader(listed: c.Worker, pool: c.Pool) -> Callable[[bytes], Sequence[Worker]]:
+    """Reads a file that lists workers, as the configuration would.
+
+    What stands beside the file's name holds for each of them that says nothing else.
+    """
+    plain = c.Worker()
 
     def read(data: bytes) -> Sequence[Worker]:
-        return [_worker(one, pool) for one in c.workers(data, "workers", env={})]
+        found = []
+        for one in c.workers(data, "workers", env={}):
+            weight = listed.weight if one.weight == plain.weight else one.weight
+            most = one.max_concurrency or listed.max_concurrency
+            whole = replace(one, weight=weight, max_concurrency=most, auth=one.auth or listed.auth)
+            found.append(_worker(whole, pool))
+        return found
 
     return read

@@ -7,6 +7,7 @@ end. An end is never made up.
 
 import asyncio
 import math
+from collections.abc import Sequence
 from contextlib import aclosing
 from typing import Protocol
 
@@ -21,9 +22,23 @@ from gateway.core.errors import (
 )
 from gateway.core.loss import Loss
 from gateway.core.ports import Encoder, Headers, Pieces, Reply
-from gateway.core.types import Done, Request, Text, Usage
+from gateway.core.types import (
+    CallStart,
+    Done,
+    End,
+    Event,
+    FinishReason,
+    Refusal,
+    Request,
+    Text,
+    Thought,
+    Usage,
+)
 from gateway.seam import Sink
 from gateway.telemetry import Record
+
+_SAYING = frozenset({Text, Thought, Refusal, CallStart})
+"""What begins an answer that streams."""
 
 
 class Answering(Protocol):
@@ -95,7 +110,8 @@ class Exchange:
         """
         sink, record, answering = self._sink, self._record, self._answering
         loop = asyncio.get_running_loop()
-        done = False
+        done = said = False
+        ended: list[FinishReason] = []
         self._listen()
         async with aclosing(answering.pieces()) as pieces:
             async for data, events in pieces:
@@ -105,11 +121,13 @@ class Exchange:
                         record.tokens += event.tokens
                     elif type(event) is Usage:
                         record.usage = event
+                    elif type(event) is End:
+                        ended.append(event.reason)
                     elif type(event) is Done:
                         done = True
                 if out:
-                    if not sink.started:
-                        self._open()
+                    if not said:
+                        said = self._begin(events)
                     sink.write(out)
                     if sink.pressure:
                         self._since = loop.time()
@@ -117,6 +135,7 @@ class Exchange:
                         self._since = math.inf
         if not done:
             raise StreamBroken("the answer stopped before its end")
+        record.finish = tuple(ended)
         if not sink.started:
             self._open()
         sink.finish()
@@ -146,12 +165,24 @@ class Exchange:
                     body = data
         answer = fold.result()
         self._record.usage = answer.usage
+        self._record.finish = tuple(choice.reason for choice in answer.choices)
         send(self._sink, self._answering.whole(answer, body), self._record)
+
+    def _begin(self, events: Sequence[Event]) -> bool:
+        """Open the answer, if it is not open; whether these events say something of it."""
+        if not self._sink.started:
+            self._open()
+        if said := any(type(event) in _SAYING for event in events):
+            self._record.first_token = self._elapsed()
+        return said
 
     def _open(self) -> None:
         self._record.status = 200
-        self._record.first_byte = self._context.clock() - self._context.began
+        self._record.first_byte = self._elapsed()
         self._sink.start(200, (("x-request-id", self._record.id), *self._answering.opening()))
+
+    def _elapsed(self) -> float:
+        return self._context.clock() - self._context.began
 
     def _give_up(self) -> None:
         """Leave the answer as it is: what more is written would not be read either."""

@@ -45,11 +45,15 @@ def fit(request: Request, route: Route, names: Mapping[str, str], source: str) -
     return fitted if most is None else _within(fitted, most, names)
 
 
-def _filled(section: Section, defaults: Mapping[str, Any]) -> Section:
-    """``section``, with a default wherever the client was silent."""
-    silent = {
+def unsaid(section: Sampling | Stopping, defaults: Mapping[str, Any]) -> Mapping[str, Any]:
+    """The defaults that hold for ``section``: those of fields of which the client was silent."""
+    return {
         name: default for name, default in defaults.items() if getattr(section, name) in (None, ())
     }
+
+
+def _filled(section: Section, defaults: Mapping[str, Any]) -> Section:
+    silent = unsaid(section, defaults)
     return replace(section, **silent) if silent else section
 
 

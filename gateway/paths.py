@@ -48,7 +48,7 @@ class Paths:
     """The paths of one listener's dialects; of two dialects with one path, the first has it."""
 
     def __init__(self, mounts: Sequence[Mount]) -> None:
-        self._mounts = mounts
+        self.mounts = mounts
         self._tables = [_Table(mount) for mount in mounts]
         claims = [claim for mount in mounts for claim in set(claimed(mount))]
         self._shared = len(claims) > len(set(claims))
@@ -79,11 +79,11 @@ class Paths:
         """The mount in whose words to speak of a path that is no endpoint's."""
         owners = [
             (len(mount.prefix + root), mount)
-            for mount in self._mounts
+            for mount in self.mounts
             for root in mount.dialect.roots
             if path.startswith(mount.prefix + root)
         ]
-        return max(owners, key=lambda owner: owner[0])[1] if owners else self._mounts[0]
+        return max(owners, key=lambda owner: owner[0])[1] if owners else self.mounts[0]
 
     def claims(self, path: str) -> bool:
         """Whether a dialect has this very path."""

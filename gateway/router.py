@@ -4,6 +4,7 @@ All that the configuration decides is decided once, when the table is compiled; 
 and draws.
 """
 
+import copy
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, Literal
 
@@ -13,7 +14,7 @@ from msgspec.structs import replace
 from gateway.core.catalog import ModelInfo, VersionInfo
 from gateway.core.errors import ModelNotFound, VersionNotFound
 from gateway.core.ports import Backend
-from gateway.rules import Rule, first
+from gateway.rules import Rule, Tell, first
 from gateway.splits import Split
 from gateway.traits import Traits
 
@@ -45,6 +46,20 @@ class Target(Struct, frozen=True):
     backend_name: str
 
 
+class Shadow(Struct, frozen=True):
+    """Which part of the requests to the model ``of`` is copied for another target.
+
+    ``to`` is a version of it, or another model. There are ``most`` copies at a time, each
+    ``within`` so many seconds.
+    """
+
+    of: str
+    to: str
+    share: float
+    most: int = 4
+    within: float = 60.0
+
+
 class Model(Struct, frozen=True):
     """A public model, compiled."""
 
@@ -61,6 +76,7 @@ class Model(Struct, frozen=True):
     """What a client is held to its version by, in this order; by luck without any."""
     rules: tuple[Rule, ...] = ()
     """The exceptions that its requests may be, in their order."""
+    shadow: Shadow | None = None
 
 
 class Why(Struct, frozen=True):
@@ -87,6 +103,8 @@ class Route(Struct, frozen=True):
     why: Why = _BY_LUCK
     instead: str = ""
     """The model that was asked for, where a rule led to another."""
+    split: str = ""
+    """The split that chose the version, by its name."""
 
     @property
     def asked(self) -> str:
@@ -120,7 +138,14 @@ class Router:
         for model in self._models:
             self._by_name.update(dict.fromkeys(model.info.aliases, model))
         self._draw = draw
+        self._tell: Tell | None = None
         self.ready = ready
+
+    def watched(self, tell: Tell, draw: Callable[[], float]) -> "Router":
+        """The same table, for one request: ``tell`` hears of each rule that is tried."""
+        made = copy.copy(self)
+        made._tell, made._draw = tell, draw  # noqa: SLF001 - its own
+        return made
 
     def route(self, name: str, version: str | None = None, ask: Ask = Traits) -> Route:
         """The route for ``name``, which may pin a version as ``name@version``.
@@ -132,7 +157,8 @@ class Router:
             return Route(model, model.targets[pinned], pinned=True)
         if model.rules or model.sticky:
             return self._choose(model, ask())
-        return Route(model, model.targets[model.split.pick(self._draw())])
+        split = model.split
+        return Route(model, model.targets[split.pick(self._draw())], split=split.told)
 
     def after(self, route: Route, ask: Ask = Traits) -> Iterator[Route]:
         """Who answers in its stead, each target once. Nobody does for a version that was pinned.
@@ -154,6 +180,21 @@ class Router:
             if found.named not in seen:
                 seen.add(found.named)
                 yield found
+
+    def copied(self, route: Route, shadow: Shadow, ask: Ask = Traits) -> Route | None:
+        """Where a copy of a request goes, if this one is drawn for its model's shadow.
+
+        None is made of one that pinned its version, and none goes where its original does.
+        """
+        if route.pinned or self._draw() >= shadow.share:
+            return None
+        target = route.model.targets.get(shadow.to)
+        if target is None:
+            model = self._by_name[shadow.to]
+            found = self._split(model, ask() if model.sticky else Traits(), _BY_LUCK)
+        else:
+            found = Route(route.model, target)
+        return None if found.named == route.named else found
 
     def dialect(self, name: str) -> str | None:
         """What the clients of a model speak, where the configuration says so."""
@@ -195,7 +236,7 @@ class Router:
 
     def _choose(self, model: Model, traits: Traits) -> Route:
         """By the first rule that holds, or else by the split."""
-        match = first(model.rules, traits, model.sticky, self._draw)
+        match = first(model.rules, traits, model.sticky, self._draw, self._tell)
         if match is None:
             return self._split(model, traits, _BY_LUCK)
         rule = match.rule
@@ -213,7 +254,8 @@ class Router:
         else:
             arm = model.split.hold(who)
             version, why = arm.version, Why(why.rule, source, arm.bucket)
-        return Route(model, model.targets[version], why=why, instead=instead)
+        split = model.split.told
+        return Route(model, model.targets[version], why=why, instead=instead, split=split)
 
     @staticmethod
     def _now(model: Model) -> ModelInfo:

@@ -26,15 +26,25 @@ class When(Struct, frozen=True):
     share: float = 1.0
     """How many of those for whom the rest holds, from 0 to 1."""
 
-    def holds(self, traits: Traits) -> bool:
-        """Whether it does for a request, its share left aside. The body comes last."""
-        return (
-            self.dialect in (None, traits.dialect)
-            and self.key in (None, traits.key)
-            and (self.tag is None or self.tag in traits.tags)
-            and all(traits.headers.get(name) == text for name, text in self.headers.items())
-            and all(_same(traits.field(name), value) for name, value in self.body.items())
-        )
+    def unmet(self, traits: Traits) -> str:
+        """What does not hold for a request, its share left aside; "" where all does.
+
+        ``dialect``, ``key``, ``tag``, ``header:NAME`` or ``body:FIELD``: the first of them. The
+        body comes last.
+        """
+        if self.dialect not in (None, traits.dialect):
+            return "dialect"
+        if self.key not in (None, traits.key):
+            return "key"
+        if self.tag is not None and self.tag not in traits.tags:
+            return "tag"
+        for name, text in self.headers.items():
+            if traits.headers.get(name) != text:
+                return f"header:{name}"
+        for name, value in self.body.items():
+            if not _same(traits.field(name), value):
+                return f"body:{name}"
+        return ""
 
 
 class Rule(Struct, frozen=True):
@@ -50,15 +60,30 @@ class Rule(Struct, frozen=True):
 
 
 class Match(Struct, frozen=True):
-    """A rule that holds, and what its share was taken by, if it has one."""
+    """A rule that holds but for its share, and what that is taken by, if it has one."""
 
     rule: Rule
     sticky: str = ""
     bucket: int | None = None
+    lies: float = 0.0
+    """Where the request lies between 0 and 1; below the share it is of it."""
+
+    @property
+    def within(self) -> bool:
+        """Whether the rule is followed."""
+        return self.lies < self.rule.when.share
+
+
+Tell = Callable[[Rule, str, Match | None], None]
+"""Is told of each rule that was tried: what of it does not hold, or else its match."""
 
 
 def first(
-    rules: Sequence[Rule], traits: Traits, sticky: Sequence[str], draw: Callable[[], float]
+    rules: Sequence[Rule],
+    traits: Traits,
+    sticky: Sequence[str],
+    draw: Callable[[], float],
+    tell: Tell | None = None,
 ) -> Match | None:
     """The first rule that holds.
 
@@ -66,21 +91,24 @@ def first(
     same are taken each time; or else by luck.
     """
     for rule in rules:
-        if rule.when.holds(traits) and (found := _within(rule, traits, sticky, draw)):
+        unmet = rule.when.unmet(traits)
+        found = None if unmet else _match(rule, traits, sticky, draw)
+        if tell is not None:
+            tell(rule, unmet, found)
+        if found is not None and found.within:
             return found
     return None
 
 
-def _within(
-    rule: Rule, traits: Traits, sticky: Sequence[str], draw: Callable[[], float]
-) -> Match | None:
-    """Whether a request is of the rule's share: as an arm of no name, in a split of the rule's."""
+def _match(rule: Rule, traits: Traits, sticky: Sequence[str], draw: Callable[[], float]) -> Match:
+    """Where a request lies in a rule's share: as an arm of no name, in a split of the rule's."""
     if rule.when.share >= 1:
         return Match(rule)
     source, who = traits.first(sticky)
-    number = bucket(rule.name, "", who) if source else None
-    lies = draw() if number is None else part(number)
-    return Match(rule, source, number) if lies < rule.when.share else None
+    if not source:
+        return Match(rule, lies=draw())
+    number = bucket(rule.name, "", who)
+    return Match(rule, source, number, part(number))
 
 
 def _same(found: Scalar | None, wanted: Scalar) -> bool:

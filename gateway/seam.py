@@ -27,9 +27,13 @@ class Request(Protocol):
 class Sink(Protocol):
     """Takes one answer. ``start``, ``write`` and ``finish`` only note what is to be sent."""
 
-    started: bool
-    pressure: bool
-    """Whether ``drain`` must be awaited before writing more."""
+    @property
+    def started(self) -> bool:
+        """Whether ``start`` was called."""
+
+    @property
+    def pressure(self) -> bool:
+        """Whether ``drain`` must be awaited before writing more."""
 
     def start(self, status: int, headers: Headers) -> None:
         """Begin the answer."""

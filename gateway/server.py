@@ -3,21 +3,22 @@
 find        which dialect and endpoint the path belongs to, before anything of the body is read
 admit       who asks
 peek        which model (protocols/<dialect>)
-route       which target (gateway/router.py), and which in its stead
-relay       the client's own bytes, where the target's workers speak the client's dialect, or
-translate   the one internal request (gateway/relaying.py, gateway/translation.py)
-exchange    the answer, into the sink (gateway/exchange.py)
+route       which target (gateway/router.py)
+answer      by that target, or by one in its stead (gateway/answering.py)
 
 Whatever goes wrong while nothing was sent is told in the caller's dialect, by ``refuse``.
 """
 
 import asyncio
+import copy
 import logging
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Coroutine, Iterator, Mapping
+from typing import Any
 
 from msgspec import Struct
 from msgspec.structs import replace
 
+from gateway.answering import Answers, Asked, label
 from gateway.arrival import decompress, request_id, seconds
 from gateway.auth import Keyring, Principal, authorize
 from gateway.core.context import Clock, Context, Deadline, Timeouts
@@ -25,14 +26,10 @@ from gateway.core.errors import (
     DeadlineExceeded,
     GatewayError,
     InternalError,
-    Overloaded,
-    RateLimited,
     RequestNotFound,
     Unsupported,
-    WorkerError,
 )
 from gateway.core.ports import (
-    About,
     Call,
     Dialect,
     Envelope,
@@ -40,15 +37,16 @@ from gateway.core.ports import (
     Tokenizer,
     Tokenizing,
 )
-from gateway.exchange import Answering, Exchange, note, send
+from gateway.exchange import note, send
 from gateway.paths import Found, Paths
-from gateway.relaying import relaying
 from gateway.router import Route, Router
 from gateway.seam import Request as HttpRequest
 from gateway.seam import Sink
+from gateway.shadow import Shadows
 from gateway.telemetry import Observer, Record
 from gateway.traits import Traits
-from gateway.translation import Translation
+from gateway.watching.kept import Explain, nobody
+from gateway.watching.watch import HEADER, Watch
 
 log = logging.getLogger("interlingua")
 
@@ -60,6 +58,10 @@ class Settings(Struct, frozen=True):
     timeouts: Timeouts = Timeouts()
     dialect_header: bool = False
     """Whether a request may name its dialect where several have its path."""
+    explain: bool = False
+    """Whether who has no key may have requests explained."""
+    config: str = ""
+    """The configuration's hash, for the record."""
 
 
 class Surroundings(Struct, frozen=True):
@@ -72,17 +74,9 @@ class Surroundings(Struct, frozen=True):
     draw: Callable[[], float]
     """A number in [0, 1), for splits."""
     observe: Observer
-
-
-class _Asked(Struct, frozen=True):
-    """What an exchange is about, whichever target answers."""
-
-    dialect: Dialect
-    call: Call
-    envelope: Envelope
-    context: Context
-    sink: Sink
-    record: Record
+    shadows: Shadows
+    explain: Explain = nobody
+    """What looks on where a request asks for it and its key may."""
 
 
 class _Asker(Struct, frozen=True):
@@ -92,6 +86,7 @@ class _Asker(Struct, frozen=True):
     call: Call
     principal: Principal | None
     peer: str
+    watch: Watch | None
 
     def traits(self) -> Traits:
         """What the choice of a target may go by."""
@@ -114,7 +109,7 @@ class Server:
         pages: Mapping[str, Callable[[], Reply]],
     ) -> None:
         """``pages``: what the gateway itself answers, to anybody, unless a dialect has the path."""
-        self._paths = paths
+        self.paths = paths
         self._pages = {path: page for path, page in pages.items() if not paths.claims(path)}
         self._router = router
         self._keyring = keyring
@@ -123,12 +118,30 @@ class Server:
         self._now = surroundings.now
         self._new_id = surroundings.new_id
         self._observe = surroundings.observe
-        self._running: dict[tuple[str, str, str], Exchange] = {}
+        self._explain = surroundings.explain
+        self.answers = Answers(router, settings.body, surroundings.shadows)
+
+    def take_over(self, former: "Server") -> None:
+        """What runs at ``former`` may be stopped by its clients here, too."""
+        self.answers.running = former.answers.running
+
+    def tried(self, key: str | None, explain: Explain, observe: Observer) -> "Server":
+        """The same for a request of nobody's, as if it had the key of this name. Raises KeyError.
+
+        What runs here can't be stopped there.
+        """
+        made = copy.copy(self)
+        keyring = self._keyring if key is None else self._keyring.posing(key)
+        made._keyring, made.answers = keyring, self.answers.alone()  # noqa: SLF001 - its own
+        made._explain, made._observe = explain, observe  # noqa: SLF001 - as above
+        return made
 
     async def serve(self, http: HttpRequest, sink: Sink) -> None:
         """Answer one request. Raises only what cancels its task."""
         began = self._clock()
-        record = Record(request_id(http.headers) or self._new_id(), path=http.path[:200])
+        record = Record(request_id(http.headers) or self._new_id(), self._now())
+        record.path = http.path[:200]
+        record.config = self._settings.config
         try:
             await self._serve(http, sink, record)
         except asyncio.CancelledError:
@@ -143,11 +156,11 @@ class Server:
             send(sink, page(), record)
             return
         try:
-            found = self._paths.find(http.method, http.path)
+            found = self.paths.find(http.method, http.path)
             if found.rivals:
                 found = found.among(self._meant(http, found))
         except GatewayError as error:
-            dialect = self._paths.owner(http.path).dialect
+            dialect = self.paths.owner(http.path).dialect
             record.dialect = dialect.name
             self._refuse(dialect, error, None, sink, record)
             return
@@ -155,8 +168,14 @@ class Server:
         record.dialect = mount.dialect.name
         try:
             principal = self._admit(call, record)
+            watch = None
+            if http.headers.get(HEADER) == "1":
+                watch = self._explain(record, principal, open_to_all=self._settings.explain)
+                sink = sink if watch is None else watch.over(sink)
             call = replace(call, body=await self._body(http))
-            asker = _Asker(mount.dialect, call, principal, http.peer)
+            if watch is not None:
+                watch.read(mount.dialect, call, principal, http.peer)
+            asker = _Asker(mount.dialect, call, principal, http.peer, watch)
             match call.endpoint.task:
                 case "inform":
                     send(sink, mount.dialect.inform(call, self._router), record)
@@ -183,16 +202,8 @@ class Server:
         yield self._router.dialect(found.params.get("model", "")) or ""
 
     def _call(self, found: Found, http: HttpRequest, record: Record) -> Call:
-        return Call(
-            found.endpoint,
-            found.params,
-            http.headers,
-            http.query,
-            b"",
-            http.path,
-            record.id,
-            self._now(),
-        )
+        endpoint, params, headers = found.endpoint, found.params, http.headers
+        return Call(endpoint, params, headers, http.query, b"", http.path, record.id, self._now())
 
     def _admit(self, call: Call, record: Record) -> Principal | None:
         if call.endpoint.open:
@@ -207,61 +218,23 @@ class Server:
             return decompress(body, encoding, self._settings.body)
         return body
 
-    async def _generate(self, asker: _Asker, sink: Sink, record: Record) -> None:
-        """Ask the route's target, and in its stead those that it falls back to."""
+    def _generate(self, asker: _Asker, sink: Sink, record: Record) -> Coroutine[Any, Any, None]:
         dialect, call = asker.dialect, asker.call
         envelope, route = self._route(asker, record)
-        asked = _Asked(dialect, call, envelope, self._context(call, record), sink, record)
-        rest = self._router.after(route, asker.traits)
-        while True:
-            try:
-                await self._exchange(asked, route)
-            except GatewayError as error:
-                following = next(rest, None)
-                if sink.started or following is None or not _passes_on(error):
-                    raise
-                record.fell_back += (f"{route.named} {type(error).__name__}",)
-                route = following
-                self._label(record, route, envelope.stream)
-            else:
-                return
-
-    async def _exchange(self, asked: _Asked, route: Route) -> None:
-        call, record = asked.call, asked.record
-        about = About(
-            record.id,
-            int(call.began),
-            asked.envelope.model,
-            route.target.version,
-            route.target.model,
-            asked.context,
-        )
-
-        def translate() -> Translation:
-            return Translation(asked.dialect, call, route, about)
-
-        relayed = relaying(asked.dialect, call, route, about, translate)
-        answering: Answering = translate() if relayed is None else relayed
-        record.stream = asked.envelope.stream if relayed is None else relayed.streams
-        record.losses = answering.losses
-        request = answering.request
-        if request.timeout is not None:
-            asked.context.deadline.shorten(request.timeout)
-        exchange = Exchange(answering, asked.context, asked.sink, record)
-        client_id = asked.envelope.client_id or request.client_id or ""
-        name = (asked.dialect.name, record.key, client_id)
-        self._running[name] = exchange
-        try:
-            await exchange.run(stream=record.stream)
-        finally:
-            if self._running.get(name) is exchange:
-                del self._running[name]
+        watch, context = asker.watch, self._context(call, record, asker.watch)
+        asked = Asked(dialect, call, envelope, context, sink, record, watch)
+        return self.answers.give(asked, route, asker.traits)
 
     def _route(self, asker: _Asker, record: Record) -> tuple[Envelope, Route]:
+        watch = asker.watch
+        router = self._router if watch is None else watch.router(self._router)
         envelope = asker.dialect.peek(asker.call)
-        route = self._router.route(envelope.model, envelope.version, asker.traits)
+        route = router.route(envelope.model, envelope.version, asker.traits)
+        if watch is not None:
+            watch.routed(router, envelope, route, asker.traits())
         authorize(asker.principal, route.asked)
-        self._label(record, route, envelope.stream)
+        label(record, route, envelope.stream)
+        record.split = route.split
         return envelope, route
 
     async def _tokenize(self, asker: _Asker, sink: Sink, record: Record) -> None:
@@ -271,7 +244,7 @@ class Server:
         if not isinstance(dialect, Tokenizing) or not isinstance(backend, Tokenizer):
             raise Unsupported(f"the model {route.model.info.name!r} does not tell its tokens")
         text = dialect.text(call)
-        context = self._context(call, record)
+        context = self._context(call, record, asker.watch)
         try:
             async with asyncio.timeout(context.deadline.remaining()):
                 tokens = await backend.tokenize(text, context)
@@ -287,12 +260,12 @@ class Server:
         envelope = dialect.peek(call)
         self._router.find(envelope.model, envelope.version)
         asked = envelope.client_id or ""
-        running = self._running.get((dialect.name, record.key, asked)) if asked else None
+        running = self.answers.running.get((dialect.name, record.key, asked)) if asked else None
         if running is None:
             raise RequestNotFound("no running request has this id", id=asked)
         running.stop()
 
-    def _context(self, call: Call, record: Record) -> Context:
+    def _context(self, call: Call, record: Record, watch: Watch | None) -> Context:
         timeouts = self._settings.timeouts
         deadline = Deadline(self._clock, timeouts.total)
         if (asked := seconds(call.headers.get("x-interlingua-timeout"))) is not None:
@@ -305,16 +278,8 @@ class Server:
             record.key or None,
             call.headers.get("traceparent"),
             self._clock(),
+            watch,
         )
-
-    @staticmethod
-    def _label(record: Record, route: Route, stream: bool) -> None:  # noqa: FBT001 - a label's value
-        record.model = route.model.info.name
-        record.version = route.target.version
-        record.backend = route.target.backend_name
-        record.rule = route.why.rule
-        record.sticky = "pinned" if route.pinned else route.why.sticky
-        record.stream = stream
 
     def _refuse(
         self, dialect: Dialect, error: GatewayError, call: Call | None, sink: Sink, record: Record
@@ -324,14 +289,3 @@ class Server:
             record.outcome = "truncated"
             return
         send(sink, dialect.refuse(error, call), record)
-
-
-def _passes_on(error: GatewayError) -> bool:
-    """Whether another target may do better: the fault is not the client's, and time is left."""
-    match error:
-        case DeadlineExceeded(which=which):
-            return which != "total"
-        case Overloaded() | WorkerError() | RateLimited():
-            return True
-        case _:
-            return False

@@ -41,6 +41,8 @@ class Split:
         self._arms = list(self._weights)
         self._edges = list(itertools.accumulate(self._weights.values()))
         self._name = name
+        self.told = name if len(self._arms) > 1 else ""
+        """What it is called where it is told of; "" where there is nothing to share out."""
 
     def pick(self, draw: float) -> str:
         """The version at ``draw``, which is in [0, 1)."""
@@ -48,9 +50,18 @@ class Split:
 
     def hold(self, who: str) -> Arm:
         """The arm that someone is held to."""
-        buckets = {arm: bucket(self._name, arm, who) for arm in self._arms}
+        buckets = self.buckets(who)
         chosen = min(buckets, key=lambda arm: score(buckets[arm], self._weights[arm]))
         return Arm(chosen, buckets[chosen])
+
+    def buckets(self, who: str) -> Mapping[str, int]:
+        """Each arm's ``n`` for someone."""
+        return {arm: bucket(self._name, arm, who) for arm in self._arms}
+
+    @property
+    def weights(self) -> Mapping[str, int]:
+        """Each arm's, of which none is 0."""
+        return self._weights
 
 
 def bucket(name: str, arm: str, who: str) -> int:

@@ -11,7 +11,7 @@ import msgspec
 from msgspec import Struct
 
 from gateway.core.loss import Loss
-from gateway.core.types import Usage
+from gateway.core.types import FinishReason, Usage
 
 Outcome = Literal["ok", "client_error", "worker_error", "gateway_error", "cancelled", "truncated"]
 
@@ -20,6 +20,8 @@ class Record(Struct, omit_defaults=True):
     """One exchange. Times are in seconds."""
 
     id: str
+    began: float = 0.0
+    """In Unix seconds."""
     dialect: str = ""
     path: str = ""
     model: str = ""
@@ -33,18 +35,28 @@ class Record(Struct, omit_defaults=True):
     error: str = ""
     """The class of the error."""
     first_byte: float | None = None
+    first_token: float | None = None
+    """Of a stream: until something of an answer was passed on, and not only its heading."""
     duration: float = 0.0
     usage: Usage | None = None
     tokens: int = 0
     """Of the answer, as far as they were passed on in a stream."""
+    finish: tuple[FinishReason, ...] = ()
+    """Why each choice ended."""
     rule: str = ""
     """The rule that was followed, by its name."""
     sticky: str = ""
     """What held the client to its version: ``header:NAME``, ``body:FIELD``, ``key``, ``address``;
     ``pinned`` where it named the version."""
+    split: str = ""
+    """The split that shared it out, by its name; "" where a pin, a rule or nothing had to."""
+    diverted: str = ""
+    """Where it was sent first, if another target answered in its stead: ``model@version``."""
     fell_back: tuple[str, ...] = ()
     """The targets that were tried before this one, and why they failed: ``model@version Error``."""
     losses: tuple[Loss, ...] = ()
+    config: str = ""
+    """What the SHA-256 of the configuration begins with."""
 
 
 Observer = Callable[[Record], None]
@@ -55,7 +67,7 @@ def silent(record: Record) -> None:
     del record
 
 
-def log_line(record: Record) -> None:
+def log_line(record: Struct) -> None:
     """One JSON line on standard error."""
     sys.stderr.buffer.write(_encode(record) + b"\n")
     sys.stderr.buffer.flush()

@@ -52,6 +52,8 @@ class Work(Struct, frozen=True):
     """Makes what reads the answer, a new one for each attempt."""
     read_error: ReadError
     deadline: Deadline
+    aside: bool = False
+    """Nobody waits for it, and what comes of it is no sign of how well a worker is."""
 
 
 class Means(Struct, frozen=True):
@@ -199,7 +201,7 @@ class Attempt:
         How long a whole text takes says more about the text than about the worker.
         """
         request = self._work.request
-        if request.stream or isinstance(request, EmbedRequest):
+        if not self._work.aside and (request.stream or isinstance(request, EmbedRequest)):
             now = self._means.clock()
             self._member.smoothed.add(now, now - self._began)
 
@@ -209,7 +211,8 @@ class Attempt:
                 self._timed()
         elif not self.accepted or isinstance(error, StreamBroken):
             self._over = True
-        self._member.failed(error, pushed_back=self._pushed_back)
+        if not self._work.aside:
+            self._member.failed(error, pushed_back=self._pushed_back)
 
 
 class Translated:

@@ -19,8 +19,9 @@ from backends.pool.member import Member, WorkerReport
 from backends.pool.policy import Ask, make_policy, prefix_of
 from backends.pool.probing import Probing
 from backends.pool.retry import Retry
-from backends.pool.roster import USUAL_PRIORITY, Limits, Roster, Wish
+from backends.pool.roster import LAST_PRIORITY, USUAL_PRIORITY, Limits, Roster, Wish
 from backends.pool.settings import PoolSettings, SourceSettings
+from backends.pool.showing import UNSEEN, Shown
 from backends.pool.stopping import Stopping
 from backends.upstream import Upstream, Worker
 from gateway.core.context import Clock, Context, Deadline
@@ -39,6 +40,7 @@ from gateway.core.ports import (
     WorkerDialect,
 )
 from gateway.core.types import Event, Request
+from gateway.core.watching import Watch
 
 _PASSED_ON: Final = ("content-type", "accept", "req-id")
 """The headers of a dialect's own that a worker sees."""
@@ -50,9 +52,12 @@ class PoolBackend:
     """Answers by asking one of several workers, which all speak one dialect.
 
     ``settings`` are PoolSettings or a mapping of the same shape. ``draw`` gives a number from 0 up
-    to 1. ``upstream`` is how workers are reached; it is started and closed here. ``read`` reads the
-    files that list workers.
+    to 1. ``upstream`` is how workers are reached; it is started and closed here. ``readers`` read
+    the files that list workers, each its own.
     """
+
+    chooses = True
+    """See ``gateway.core.ports.Choosing``."""
 
     def __init__(
         self,
@@ -63,7 +68,7 @@ class PoolBackend:
         draw: Callable[[], float],
         settings: PoolSettings | Mapping[str, Any] | None = None,
         upstream: Upstream | None = None,
-        read: Read | None = None,
+        readers: Mapping[str, Read] | None = None,
     ) -> None:
         told = msgspec.convert(settings or {}, PoolSettings)
         self._dialect = dialect
@@ -93,7 +98,7 @@ class PoolBackend:
         self._salt = f"{int(draw() * 2**32):08x}"
         self._numbers = itertools.count()
         self._started = False
-        sources = [_source(one, read) for one in told.sources]
+        sources = [_source(one, readers or {}) for one in told.sources]
         self._discovery = Discovery(told.name, workers, sources, self.replace)
 
     @property
@@ -128,6 +133,16 @@ class PoolBackend:
         """See ``Discovery.remove``."""
         return self._discovery.remove(url)
 
+    @property
+    def by_hand(self) -> Sequence[str]:
+        """See ``Discovery.by_hand``."""
+        return self._discovery.by_hand
+
+    async def warm(self) -> None:
+        """Wait until each worker was probed, if they are."""
+        if self._probing is not None:
+            await self._probing.looked()
+
     async def start(self) -> None:
         """Get the HTTP client ready, begin to probe, and look for workers for a little while."""
         await self._upstream.start()
@@ -159,7 +174,7 @@ class PoolBackend:
         """
         dialect = self._dialect
         deadline = self._deadline(context)
-        if self._learner is not None:
+        if self._learner is not None and not _is_dry(context):
             members = self._roster.choices(Wish(set()))
             await self._learner.know(request.model, members, deadline)
         if self._cancelling is not None:
@@ -172,6 +187,7 @@ class PoolBackend:
             lambda: Translated(dialect.decoder(request)),
             dialect.read_error,
             deadline,
+            aside=context.give_way is not None,
         )
         async with aclosing(self._pieces(work, context)) as pieces:
             async for _, events in pieces:
@@ -196,9 +212,12 @@ class PoolBackend:
         """The answer to ``work``, of the first worker that gives one."""
         retry = Retry(self._settings.retries, self._budget)
         wish = self._wish(work.request, context, retry.tried)
+        show = UNSEEN if context.watch is None else self._shown(context.watch, work, wish)
+        show.before()
         self._budget.asked(self._clock())
         while True:
             place = await self._roster.take(wish, work.deadline)
+            show.asked(place.member)
             attempt = Attempt(place.member, work, self._means)
             said = False
             try:
@@ -209,20 +228,25 @@ class PoolBackend:
             except GatewayError as error:
                 if said:
                     raise
+                show.failed(place.member, error)
                 retry.failed(place.member.key, error)
                 left = bool(self._roster.choices(wish))
                 now = self._clock()
-                if not left or not retry.may(error, now, accepted=attempt.accepted):
+                if work.aside or not left or not retry.may(error, now, accepted=attempt.accepted):
                     last = retry.last(error, left=left)
                     if last is error:
                         raise
                     raise last from error
+                show.before()
             else:
                 return
             finally:
                 self._roster.give_back(place)
                 if attempt.abandoned:
                     self._stop(place.member, work.request)
+
+    def _shown(self, watch: Watch, work: Work, wish: Wish) -> Shown:
+        return Shown(watch, self._settings, self._roster, wish, work)
 
     def _wish(self, request: Request, context: Context, tried: set[int]) -> Wish:
         """What is to be minded in choosing a worker."""
@@ -234,6 +258,8 @@ class PoolBackend:
                 ask = Ask(session=next(filter(None, named), context.principal))
             case _:
                 ask = Ask()
+        if context.give_way is not None:
+            return Wish(tried, ask, LAST_PRIORITY, context.give_way)
         priority = USUAL_PRIORITY if request.priority is None else request.priority
         return Wish(tried, ask, priority)
 
@@ -247,6 +273,10 @@ class PoolBackend:
             self._stopping.send(member.worker, self._cancelling.cancel(request))
 
 
+def _is_dry(context: Context) -> bool:
+    return context.watch is not None and context.watch.dry
+
+
 def _allowed(wire: WireRequest, context: Context) -> WireRequest:
     """``wire`` with no header that a worker need not see."""
     headers = [one for one in wire.headers if one[0].lower() in _PASSED_ON]
@@ -255,9 +285,9 @@ def _allowed(wire: WireRequest, context: Context) -> WireRequest:
     return WireRequest(wire.path, wire.body, tuple(headers), wire.method)
 
 
-def _source(told: SourceSettings, read: Read | None) -> Source:
+def _source(told: SourceSettings, readers: Mapping[str, Read]) -> Source:
     if told.dns is not None:
         return Dns(told.dns, told.template)
-    if told.file is None or read is None:
+    if told.file is None or told.file not in readers:
         raise ValueError("a source of workers is DNS, or a file and what reads it")
-    return File(told.file, read)
+    return File(told.file, readers[told.file])

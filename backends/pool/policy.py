@@ -65,11 +65,24 @@ class Ask(Struct, frozen=True):
 _NOTHING: Final = Ask()
 
 
+class Scores(Struct, frozen=True):
+    """Each worker's score, by its key, and which of them wins; ``drawn``: the least of two drawn.
+
+    A worker that is not compared has none.
+    """
+
+    wins: Literal["least", "most", "drawn"]
+    of: Mapping[int, float]
+
+
 class Policy(Protocol):
     """Picks one of the workers that may be asked, of which there is at least one."""
 
     def pick(self, loads: Sequence[LoadT], ask: Ask = _NOTHING, /) -> LoadT:
         """The one to ask."""
+
+    def scores(self, loads: Sequence[Load], ask: Ask = _NOTHING, /) -> Scores:
+        """What the next pick would compare; it changes nothing."""
 
 
 class RoundRobin:
@@ -85,13 +98,19 @@ class RoundRobin:
     def pick(self, loads: Sequence[LoadT], _ask: Ask = _NOTHING, /) -> LoadT:
         """The richest; of equals the first."""
         credit = self._credit
-        for load in loads:
-            credit[load.key] = credit.get(load.key, 0.0) + load.weight
+        credit.update(self._richer(loads))
         richest = max(loads, key=lambda load: credit[load.key])
         credit[richest.key] -= sum(load.weight for load in loads)
         if len(credit) > _REMEMBERED + 2 * len(loads):  # most of them are gone for good
             self._credit = {load.key: credit[load.key] for load in loads}
         return richest
+
+    def scores(self, loads: Sequence[Load], _ask: Ask = _NOTHING, /) -> Scores:
+        """What each would have, having gained."""
+        return Scores("most", self._richer(loads))
+
+    def _richer(self, loads: Sequence[Load]) -> dict[int, float]:
+        return {load.key: self._credit.get(load.key, 0.0) + load.weight for load in loads}
 
 
 class LeastLoad:
@@ -105,6 +124,10 @@ class LeastLoad:
         after = [_after(load) for load in loads]
         least = min(after)
         return self._turns.pick([load for load, n in zip(loads, after, strict=True) if n == least])
+
+    def scores(self, loads: Sequence[Load], _ask: Ask = _NOTHING, /) -> Scores:
+        """The requests for its weight that each would have."""
+        return Scores("least", {load.key: _after(load) for load in loads})
 
 
 class TwoChoices:
@@ -129,6 +152,14 @@ class TwoChoices:
         if one.latency is not None and other.latency is not None:
             mine, its = mine * one.latency, its * other.latency
         return one if mine <= its else other
+
+    def scores(self, loads: Sequence[Load], _ask: Ask = _NOTHING, /) -> Scores:
+        """How long each would let a request wait: seconds, or only requests where one is new."""
+        known = all(load.latency is not None for load in loads)
+        return Scores(
+            "drawn",
+            {load.key: _after(load) * ((load.latency or 0.0) if known else 1.0) for load in loads},
+        )
 
     def _drawn(self, loads: Sequence[LoadT]) -> LoadT:
         marks = list(accumulate(load.weight for load in loads))
@@ -155,14 +186,23 @@ class Placed:
         key = self._key(ask)
         if key is None:
             return self._otherwise.pick(loads)
+        return max(self._roomy(loads), key=lambda load: _score(key, load))
+
+    def scores(self, loads: Sequence[Load], ask: Ask = _NOTHING, /) -> Scores:
+        """Those for the key, of workers that have room."""
+        key = self._key(ask)
+        if key is None:
+            return self._otherwise.scores(loads)
+        return Scores("most", {load.key: _score(key, load) for load in self._roomy(loads)})
+
+    def _roomy(self, loads: Sequence[LoadT]) -> list[LoadT]:
         requests = 1 + sum(load.in_flight for load in loads)
-        part = self._bound * requests / sum(load.weight for load in loads)
-        free = [
+        part = self._bound * requests / (sum(load.weight for load in loads) or 1.0)
+        return [
             load
             for load in loads
             if load.in_flight < max(math.ceil(part * load.weight), self._least)
         ]
-        return max(free, key=lambda load: _score(key, load))
 
 
 def _after(load: Load) -> float:

@@ -47,15 +47,24 @@ class Probing:
         self._draw = draw
         self._lost = lost
         self._tasks: dict[Member, asyncio.Task[None]] = {}
+        self._looked: dict[Member, asyncio.Event] = {}
+        """Set when a worker was probed for the first time."""
 
     def watch(self, members: Sequence[Member]) -> None:
         """These are the workers from now on."""
         for member in self._tasks.keys() - set(members):
             self._tasks.pop(member).cancel()
+            self._looked.pop(member).set()
         for member in members:
             if member not in self._tasks:
+                self._looked[member] = asyncio.Event()
                 task = asyncio.get_running_loop().create_task(self._watch(member))
                 self._tasks[member] = task
+
+    async def looked(self) -> None:
+        """Wait until each of the workers was probed."""
+        for one in tuple(self._looked.values()):
+            await one.wait()
 
     async def aclose(self) -> None:
         """Probe no more."""
@@ -66,11 +75,13 @@ class Probing:
         await asyncio.gather(*tasks, return_exceptions=True)
 
     async def _watch(self, member: Member) -> None:
+        looked = self._looked[member]
         while True:
             try:
                 await self._look(member)
             except Exception:
                 log.exception("probing worker %s failed", member.worker.url)
+            looked.set()
             apart = 1.0 - _JITTER + 2.0 * _JITTER * self._draw()
             await asyncio.sleep(self._settings.every * apart)
 

@@ -1,21 +1,24 @@
 """Who may be asked: the workers of a pool, their free places, and who waits for one."""
 
 import asyncio
+import copy
 from bisect import insort
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Final
 
 from msgspec import Struct
 
 from backends.pool.health import Health, HealthSettings, eligible
 from backends.pool.member import Member, WorkerReport
-from backends.pool.policy import Ask, Policy
+from backends.pool.policy import Ask, Policy, Scores
 from backends.upstream import Queue, Worker
 from gateway.core.context import Clock, Deadline
 from gateway.core.errors import DeadlineExceeded, GatewayError, Overloaded
 
 USUAL_PRIORITY: Final = 128
 """Of a request that says nothing of it."""
+LAST_PRIORITY: Final = 256
+"""Of a request for whose answer nobody waits: below all that clients may say."""
 _LOOK_AGAIN: Final = 0.25
 """Seconds after which those who wait look whether time has brought a worker back."""
 _LEAST_WAIT: Final = 1.0
@@ -35,12 +38,13 @@ class Limits(Struct, frozen=True):
 class Wish(Struct, frozen=True):
     """What a request wants of a worker. One whose key is in ``tried`` will not do.
 
-    ``priority``: lower first.
+    ``priority``: lower first. ``give_way`` ends one that is to leave its place to those who wait.
     """
 
     tried: set[int]
     ask: Ask = Ask()
     priority: int = USUAL_PRIORITY
+    give_way: Callable[[], None] | None = None
 
 
 class Place(Struct, eq=False):
@@ -77,6 +81,8 @@ class Roster:
         """By URL; also those that are gone and still have requests."""
         self._members: list[Member] = []
         self._in_flight = 0
+        self._guests: dict[Place, Callable[[], None]] = {}
+        """Places that are to be left to those who wait, and what makes their holders leave."""
         self._waiters: list[_Waiter] = []
         self._numbers = 0
         self._timer: asyncio.TimerHandle | None = None
@@ -137,6 +143,12 @@ class Roster:
         tried = wish.tried
         return [one for one in found if one.key not in tried] if tried else found
 
+    def foresee(self, wish: Wish) -> tuple[Sequence[Member], Scores, Member | None]:
+        """Who has a place, how they compare, and who would be taken now; it changes nothing."""
+        free = self._free(wish)
+        likely = copy.deepcopy(self._policy).pick(free, wish.ask) if free else None
+        return free, self._policy.scores(free, wish.ask), likely
+
     async def take(self, wish: Wish, deadline: Deadline) -> Place:
         """A place at a worker that will do, to be given back.
 
@@ -163,10 +175,9 @@ class Roster:
 
     def give_back(self, place: Place) -> None:
         """The place is free again."""
-        member = place.member
         held = self._clock() - place.since
         self._takes = held if self._takes is None else self._takes + _NEW * (held - self._takes)
-        self._release(member)
+        self._release(place)
 
     def close(self) -> None:
         """Nobody is served any more."""
@@ -180,18 +191,27 @@ class Roster:
 
     def _pick(self, wish: Wish) -> Place | None:
         """A place, taken."""
-        most = self._limits.most
-        if most is not None and self._in_flight >= most:
-            return None
-        free = [one for one in self.choices(wish) if one.free]
+        free = self._free(wish)
         if not free:
             return None
         member = self._policy.pick(free, wish.ask)
         member.in_flight += 1
         self._in_flight += 1
-        return Place(member, self._clock())
+        place = Place(member, self._clock())
+        if wish.give_way is not None:
+            self._guests[place] = wish.give_way
+        return place
 
-    def _release(self, member: Member) -> None:
+    def _free(self, wish: Wish) -> list[Member]:
+        """Those that may be asked and have a place."""
+        most = self._limits.most
+        if most is not None and self._in_flight >= most:
+            return []
+        return [one for one in self.choices(wish) if one.free]
+
+    def _release(self, place: Place) -> None:
+        member = place.member
+        self._guests.pop(place, None)
         member.in_flight -= 1
         self._in_flight -= 1
         if member.gone and not member.in_flight:
@@ -203,7 +223,8 @@ class Roster:
     def _enqueue(self, wish: Wish) -> _Waiter:
         waiter = _Waiter(wish, self._numbers, asyncio.get_running_loop().create_future())
         self._numbers += 1
-        if len(self._waiters) >= self._limits.queue.max:
+        room = wish.give_way is None and self._make_room(wish)
+        if len(self._waiters) >= self._limits.queue.max and not room:
             last = self._waiters[-1] if self._waiters else waiter
             if _order(last) <= _order(waiter):
                 raise self._full()
@@ -212,6 +233,16 @@ class Roster:
         insort(self._waiters, waiter, key=_order)
         self._look_later()
         return waiter
+
+    def _make_room(self, wish: Wish) -> bool:
+        """Have one place left, if somebody has one who is to leave it."""
+        choices = self.choices(wish) if self._guests else ()
+        for place, give_way in self._guests.items():
+            if place.member in choices:
+                del self._guests[place]
+                give_way()
+                return True
+        return False
 
     def _serve(self) -> None:
         """Give out what is free, to whoever comes first and may have it.
@@ -233,7 +264,7 @@ class Roster:
         if waiter in self._waiters:
             self._waiters.remove(waiter)
         elif waiter.place.done() and not waiter.place.cancelled() and not waiter.place.exception():
-            self._release(waiter.place.result().member)
+            self._release(waiter.place.result())
 
     def _look_later(self) -> None:
         """Have a timer as long as somebody waits: health changes by itself."""

@@ -53,9 +53,10 @@ def made() -> Mapping[str, str]:
 
 def _local() -> Mapping[str, "Carrier"]:
     """What answers in this process's own stead, as the built-in configuration has it."""
-    from gateway.app import make_backend, surroundings  # noqa: PLC0415 - as above
+    from gateway.app import surroundings  # noqa: PLC0415 - as above
     from gateway.commands.serve import built_in  # noqa: PLC0415
     from gateway.config import load  # noqa: PLC0415
+    from gateway.making import make_backend  # noqa: PLC0415
 
     config = load(*built_in("local"), env={})
     return {

@@ -9,16 +9,20 @@ reader       the tree to the Structs            dialects  what the registry says
 ground       what the checks stand on           mounts    do the listeners make sense
 checks       does the rest                      resolve   what the file leaves unsaid
 rules        do the exceptions                  fallbacks do those in a model's stead
-loading      all of this, in its order          shown     a configuration as it may be shown
-json_schema  what may be written, for editors   capabilities  what a pool's workers do not do
+shadows      do those of requests               loading   all of this, in its order
+shown        a configuration as it may be shown  json_schema  what may be written, for editors
+difference   between two configurations         capabilities  what a pool's workers do not do
 """
 
 from gateway.config.addresses import split_address
 from gateway.config.capabilities import Capabilities, capabilities
+from gateway.config.certificates import reason, served
 from gateway.config.complaints import Complaint, ConfigError
+from gateway.config.difference import Difference, Seat, difference, fixed, seats
 from gateway.config.document import decode
 from gateway.config.json_schema import schema
-from gateway.config.loading import load, read, workers
+from gateway.config.loading import Loaded, Source, load, loaded, opened, read, workers
+from gateway.config.mounts import is_loopback
 from gateway.config.pools import Pool, Retries, Timeouts, Worker
 from gateway.config.shape import (
     Admin,
@@ -34,6 +38,7 @@ from gateway.config.shape import (
     Model,
     ModelLimits,
     Rule,
+    Shadow,
     Split,
     Target,
     Tls,
@@ -50,18 +55,23 @@ __all__ = [
     "Config",
     "ConfigError",
     "Defaults",
+    "Difference",
     "Echo",
     "Fail",
     "Key",
     "Limits",
     "Listener",
     "ListenerDialect",
+    "Loaded",
     "Model",
     "ModelLimits",
     "Pool",
     "Retries",
     "Rule",
+    "Seat",
     "Secret",
+    "Shadow",
+    "Source",
     "Split",
     "Target",
     "Timeouts",
@@ -70,10 +80,18 @@ __all__ = [
     "Worker",
     "capabilities",
     "decode",
+    "difference",
     "dump",
+    "fixed",
+    "is_loopback",
     "load",
+    "loaded",
+    "opened",
     "read",
+    "reason",
     "schema",
+    "seats",
+    "served",
     "split_address",
     "workers",
 ]

@@ -3,12 +3,12 @@
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from gateway.config import fallbacks, mounts, pool_checks, rules
+from gateway.config import certificates, fallbacks, mounts, pool_checks, rules, shadows
 from gateway.config.complaints import Steps, instead, quoted
 from gateway.config.dialects import mismatch
 from gateway.config.ground import Ground, known
 from gateway.config.pools import Pool
-from gateway.config.shape import Config, Key, Model, Split, numbered
+from gateway.config.shape import Config, Key, Model, Split, Torch, numbered
 
 _WHOLE = 100
 
@@ -16,10 +16,13 @@ _WHOLE = 100
 def check(config: Config, ground: Ground, *, insecure: bool) -> None:
     """Complain of whatever can be read and still can't be meant."""
     mounts.check(config, ground, insecure=insecure)
+    certificates.check(config, ground)
     if known(config.backends):
         for name, backend in config.backends.items():
             if known(backend) and isinstance(backend, Pool):
                 pool_checks.check(backend, ("backends", name), ground)
+            elif known(backend) and isinstance(backend, Torch):
+                _check_local(backend, ("backends", name), ground)
     if known(config.models):
         _check_aliases(config.models, ground)
         backends = list(config.backends) if known(config.backends) else None
@@ -27,9 +30,15 @@ def check(config: Config, ground: Ground, *, insecure: bool) -> None:
             if known(model):
                 _check_model(model, ("models", name), backends, ground)
         fallbacks.check(config.models, ground)
+        shadows.check(config, ground)
     if known(config.keys):
         _check_keys(config, ground)
     rules.check(config, ground)
+
+
+def _check_local(local: Torch, path: Steps, ground: Ground) -> None:
+    if known(local.template) and local.template is not None:
+        pool_checks.check_template(local.template, (*path, "template"), ground)
 
 
 # --- models --------------------------------------------------------------------------------------

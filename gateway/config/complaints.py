@@ -34,11 +34,17 @@ class Complaint(Struct, frozen=True, order=True):
 
 
 class ConfigError(Exception):
-    """A configuration that can't be used. Its text is one line for each complaint."""
+    """A configuration that can't be used. Its text is one line for each complaint.
 
-    def __init__(self, filename: str, complaints: Iterable[Complaint]) -> None:
+    ``files`` are those that it names, as far as it was read: mending one may mend it.
+    """
+
+    def __init__(
+        self, filename: str, complaints: Iterable[Complaint], files: Iterable[str] = ()
+    ) -> None:
         self.filename = filename
         self.complaints = sorted(set(complaints))
+        self.files = frozenset(files)
         super().__init__("\n".join(map(self.line, self.complaints)))
 
     def line(self, complaint: Complaint) -> str:

@@ -28,6 +28,8 @@ class Leaves:
         self._complaints = complaints
         self._env = env
         self._folder = os.path.dirname(complaints.filename)  # noqa: PTH120 - "" is to stay ""
+        self.files: dict[Steps, str] = {}
+        """The files that are named, by where."""
 
     def plain(self, node: yaml.Node, kind: types.Type, path: Steps) -> Any:
         """A text, a whole number, or one of several words."""
@@ -59,6 +61,8 @@ class Leaves:
         text = scalar.text
         if unit.path == "always" or (unit.path == "dotted" and text.startswith(".")):
             text = self._placed(text)
+        if unit.path == "always":
+            self.files[path] = text
         try:
             return unit.read(text)
         except ValueError as error:
@@ -95,8 +99,9 @@ class Leaves:
             if named not in self._env:
                 self._complain(value, f"{named} is not set in the environment; set it", steps)
             return self._env.get(named), f"what {named} holds"
+        where = self.files[steps] = self._placed(named)
         try:
-            with open(self._placed(named), encoding="utf-8") as file:  # noqa: PTH123
+            with open(where, encoding="utf-8") as file:  # noqa: PTH123
                 return file.read(_LONGEST).rstrip("\r\n"), f"what the file {quoted(named)} holds"
         except (OSError, ValueError) as error:
             why = getattr(error, "strerror", None) or "it is not a text"

@@ -1,26 +1,56 @@
 """A configuration from its text: parsed, read, checked and completed."""
 
-from collections.abc import Mapping
+import hashlib
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Annotated
 
 import msgspec.inspect
-from msgspec import Meta
+from msgspec import Meta, Struct
+from msgspec.structs import replace
 
 from gateway.config import checks
-from gateway.config.complaints import Complaints, ConfigError
+from gateway.config.complaints import START, Complaint, Complaints, ConfigError, Steps, written
 from gateway.config.dialects import Dialects
 from gateway.config.document import compose, decode
 from gateway.config.ground import Ground, known
 from gateway.config.pool_checks import check_listed
 from gateway.config.pools import Worker
-from gateway.config.reader import Reader
+from gateway.config.reader import Place, Reader
 from gateway.config.resolve import resolve
 from gateway.config.shape import Config
 from protocols import DIALECTS
 
 _SHAPE = msgspec.inspect.type_info(Config)
 _WORKERS = msgspec.inspect.type_info(Annotated[tuple[Worker, ...], Meta(min_length=1)])
+_HASH = 12
+
+
+class Loaded(Struct, frozen=True):
+    """A configuration, and the file that it was in.
+
+    ``hash`` is what its SHA-256 begins with. ``files`` are those that it names, but for lists of
+    workers, which pools watch themselves.
+    """
+
+    config: Config
+    filename: str
+    hash: str
+    files: frozenset[str]
+    places: Mapping[Steps, Place]
+
+    def refusal(self, *wrong: tuple[Steps, str]) -> ConfigError:
+        """What to raise where it can't be used, for what is at each path, or nearest above it."""
+        return ConfigError(self.filename, [self._complaint(*one) for one in wrong], self.files)
+
+    def _complaint(self, path: Steps, message: str) -> Complaint:
+        near = next(at for n in range(len(path), -1, -1) if (at := path[:n]) in self.places)
+        mark = self.places[near].value
+        return Complaint(mark.line, mark.column, message, written(path))
+
+
+Source = Callable[[], Loaded]
+"""Reads a configuration, each time anew. Raises ConfigError."""
 
 
 def load(text: str, filename: str, *, env: Mapping[str, str], insecure: bool = False) -> Config:
@@ -30,20 +60,47 @@ def load(text: str, filename: str, *, env: Mapping[str, str], insecure: bool = F
     ``insecure``, listeners beyond this machine need no keys. Raises ConfigError with all that is
     wrong.
     """
+    return _loaded(text, filename, env, insecure=insecure).config
+
+
+def loaded(data: bytes, filename: str, *, env: Mapping[str, str], insecure: bool = False) -> Loaded:
+    """The same of a file's bytes, with where everything is."""
+    found = _loaded(decode(data, filename), filename, env, insecure=insecure)
+    return replace(found, hash=hashlib.sha256(data).hexdigest()[:_HASH])
+
+
+def _loaded(text: str, filename: str, env: Mapping[str, str], *, insecure: bool) -> Loaded:
     complaints = Complaints(filename)
     reader = Reader(complaints, env)
     config: Config = reader.document(compose(text, complaints), _SHAPE)
+    files = frozenset(file for path, file in reader.files.items() if not _is_watched(path))
     dialects = Dialects(DIALECTS)
     if known(config):
         checks.check(config, Ground(complaints, reader.places, dialects), insecure=insecure)
     if complaints.found:
-        raise ConfigError(filename, complaints.found)
-    return resolve(config, reader.places, dialects)
+        raise ConfigError(filename, complaints.found, files)
+    config = resolve(config, reader.places, dialects)
+    return Loaded(config, filename, "", files, reader.places)
 
 
 def read(path: str, *, env: Mapping[str, str], insecure: bool = False) -> Config:
     """The configuration of a file. Raises ConfigError, and OSError where there is no such file."""
-    return load(decode(Path(path).read_bytes(), path), path, env=env, insecure=insecure)
+    return loaded(Path(path).read_bytes(), path, env=env, insecure=insecure).config
+
+
+def opened(path: str, *, env: Mapping[str, str], insecure: bool = False) -> Loaded:
+    """The same with where everything is. Raises ConfigError, also where there is no such file."""
+    try:
+        data = Path(path).read_bytes()
+    except OSError as error:
+        message = f"the file can't be read: {error.strerror}"
+        raise Complaints(path).fail(START, message) from None
+    return loaded(data, path, env=env, insecure=insecure)
+
+
+def _is_watched(path: Steps) -> bool:
+    """Whether it names a list of workers."""
+    return path[-1] == "file" and isinstance(path[-2], int)
 
 
 def workers(data: bytes, filename: str, *, env: Mapping[str, str]) -> tuple[Worker, ...]:

@@ -18,7 +18,7 @@ def check(config: Config, ground: Ground, *, insecure: bool) -> None:
     if known(config.admin) and config.admin is not None and known(config.admin.address):
         address, where = config.admin.address, ("admin", "address")
         _check_address(address, where, seen, ground)
-        if config.admin.sha256 is None and not _is_loopback(address):
+        if config.admin.sha256 is None and not is_loopback(address):
             ground.say(
                 where,
                 "whoever reaches this address could change the workers; "
@@ -32,7 +32,7 @@ def check(config: Config, ground: Ground, *, insecure: bool) -> None:
             continue
         if known(listener.address):
             _check_address(listener.address, (*path, "address"), seen, ground)
-            if not insecure and config.keys == () and not _is_loopback(listener.address):
+            if not insecure and config.keys == () and not is_loopback(listener.address):
                 ground.say(
                     (*path, "address"),
                     "whoever reaches this address may use every model, since there are no keys; "
@@ -56,7 +56,7 @@ def _check_address(address: str, path: Steps, seen: list[tuple[str, int]], groun
     seen.append((host, port))
 
 
-def _is_loopback(address: str) -> bool:
+def is_loopback(address: str) -> bool:
     host, _ = split_address(address)
     found = literal(host)
     return found.is_loopback if found is not None else host == "localhost"

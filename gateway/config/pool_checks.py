@@ -96,7 +96,7 @@ def _check_dialect(pool: Pool, path: Steps, ground: Ground) -> None:
             message = f"{name} has no use for it; remove it"
             ground.say((*path, key), message, key=True)
         elif key == "template" and known(pool.template) and pool.template is not None:
-            _check_template(pool.template, (*path, key), ground)
+            check_template(pool.template, (*path, key), ground)
     if known(pool.workers):
         _check_roots(pool, (*path, "workers"), ground)
     if known(pool.capabilities) and pool.capabilities is not None:
@@ -124,7 +124,8 @@ def _check_capabilities(pool: Pool, file: str, path: Steps, ground: Ground) -> N
         ground.say(path, message)
 
 
-def _check_template(place: str, path: Steps, ground: Ground) -> None:
+def check_template(place: str, path: Steps, ground: Ground) -> None:
+    """It must be one."""
     if importlib.util.find_spec("jinja2") is None:
         ground.say(path, "needs Jinja; install it with: pip install 'interlingua[templates]'")
         return

@@ -38,12 +38,16 @@ class Place(Struct, frozen=True):
 
 
 class Reader:
-    """Reads one document. ``places`` tells afterwards where everything was."""
+    """Reads one document. ``places`` tells afterwards where everything was.
+
+    ``files`` are those that the document names, by where it does.
+    """
 
     def __init__(self, complaints: Complaints, env: Mapping[str, str]) -> None:
         self._complaints = complaints
         self._leaves = Leaves(complaints, env)
         self.places: dict[Steps, Place] = {}
+        self.files: Mapping[Steps, str] = self._leaves.files
 
     def document(self, root: yaml.Node, kind: types.Type) -> Any:
         """The value of the whole document."""

@@ -27,6 +27,7 @@ from gateway.config.units import (
     Share,
     Size,
     Sticky,
+    TemplatePath,
     Text,
     Weight,
     WeightsPath,
@@ -70,6 +71,8 @@ class Listener(Section, frozen=True):
     dialects: Annotated[tuple[ListenerDialect, ...], Meta(min_length=1)]
     dialect_header: bool = False
     tls: Tls | None = None
+    front: Literal["native", "reference"] = "native"
+    """What speaks HTTP there: our own, or aiohttp's server, which that is held against."""
 
 
 class Admin(Section, frozen=True):
@@ -80,12 +83,16 @@ class Admin(Section, frozen=True):
 
 
 class Limits(Section, frozen=True):
-    """What the gateway takes in. ``drain`` is how long running answers may go on at the end."""
+    """What the gateway takes in. ``drain`` is how long running answers may go on at the end.
+
+    ``warm`` is how long a reload waits for a new backend to get ready: a model to be loaded.
+    """
 
     body: Size = 8 << 20
     header: Size = 16 << 10
     connections: Several = 10_000
     drain: Duration = 60.0
+    warm: Duration = 120.0
 
 
 class Key(Section, frozen=True):
@@ -98,6 +105,8 @@ class Key(Section, frozen=True):
     """What its holder speaks where several dialects have one path."""
     tags: tuple[Name, ...] = ()
     """What rules may know it by, with others."""
+    explain: bool = False
+    """Whether its holder may ask, by ``x-interlingua-explain: 1``, where requests go and why."""
 
 
 # --- who answers ---------------------------------------------------------------------------------
@@ -128,14 +137,43 @@ class Echo(Settings, frozen=True, tag=str.lower):
     fail: Fail | None = None
 
 
+class Watermark(Section, frozen=True):
+    """How texts are marked where a request asks for it: what transformers' detector is told."""
+
+    key: Annotated[int, Meta(ge=1, le=2**31 - 1)] = 15485863
+    """Whoever knows it can find the mark, and remove it; this one is known to all."""
+    ratio: Annotated[float, Meta(gt=0, le=0.99)] = 0.25
+    """The share of the vocabulary that is favoured, another one for each token."""
+    bias: Annotated[float, Meta(gt=0, le=100)] = 2.0
+    """How much: it is added to the logits."""
+    scheme: Literal["lefthash", "selfhash"] = "lefthash"
+    """Whether a token has a part in choosing its own list; that takes longer."""
+    width: Annotated[int, Meta(ge=1, le=64)] = 1
+    """How many tokens choose the next one's list; with lefthash it is always the last."""
+
+
 class Torch(Settings, frozen=True, tag=str.lower):
-    """A local model."""
+    """A local model.
+
+    ``task`` is what it is for, where its files would say something else. ``matryoshka`` are the
+    sizes to which its vectors may be cut; left out, those that its files name. ``memory`` is for
+    the keys and values of what is in work or may be wanted again; one whole context always fits.
+    """
 
     path: WeightsPath
+    task: Literal["generate", "embedding"] | None = None
     device: Device = "auto"
-    dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto"
+    dtype: Literal["auto", "float32", "bfloat16", "float16", "int8"] = "auto"
+    """int8 is for text on a processor: faster, smaller, and not quite the same answers."""
     max_concurrency: Several = 16
     threads: Annotated[int, Meta(ge=1, le=1024)] | None = None
+    memory: Size = 1 << 30
+    watermark: Watermark = Watermark()
+    template: TemplatePath | None = None
+    """A tokenizer's folder, or a chat template's file, in the place of the model's own."""
+    trust_templates: bool = False
+    """Whether a request may bring a chat template: it is a program, and costs what it costs."""
+    matryoshka: Annotated[tuple[Tokens, ...], Meta(min_length=1)] | None = None
 
 
 Backend = Echo | Torch | Pool
@@ -162,6 +200,19 @@ class Split(Section, frozen=True, kw_only=True):
     name: Name | None = None
     weights: Annotated[Mapping[Name, Weight], Meta(min_length=1)]
     sticky: Annotated[tuple[Sticky, ...], Meta(min_length=1)] | None = None
+
+
+class Shadow(Section, frozen=True, kw_only=True):
+    """A part of a model's requests is copied to another target, whose answers nobody gets.
+
+    ``to`` is a version of the model, or another model. At most ``max_concurrent`` copies run at a
+    time, and the others are left out; each has ``timeout`` for its whole answer.
+    """
+
+    to: Text
+    share: Share
+    max_concurrent: Several = 4
+    timeout: Duration = 60.0
 
 
 class ModelLimits(Section, frozen=True):
@@ -217,6 +268,7 @@ class Model(Section, frozen=True):
     fallback: Annotated[tuple[Text, ...], Meta(min_length=1)] | None = None
     """Who answers where the target can't: versions of this model, or other models, in this order.
     A version that a client pinned is never answered by another."""
+    shadow: Shadow | None = None
     options: Mapping[str, Mapping[str, Option]] = {}
 
     def targets(self) -> Mapping[str, Target]:

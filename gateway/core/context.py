@@ -5,6 +5,7 @@ from collections.abc import Callable
 from msgspec import Struct
 
 from gateway.core.errors import DeadlineExceeded
+from gateway.core.watching import Watch
 
 Clock = Callable[[], float]
 """Monotonic seconds."""
@@ -52,3 +53,9 @@ class Context(Struct):
     traceparent: str | None = None
     began: float = 0.0
     """By ``clock``."""
+    watch: Watch | None = None
+    """Who is to be told how the answer comes about."""
+    give_way: Callable[[], None] | None = None
+    """Ends it, to make room for what a client waits for. Only a request for whose answer nobody
+    waits has this: it comes after all others, is sent to one worker, and says nothing of how well
+    that is."""

@@ -9,7 +9,9 @@ Learning       a worker dialect that asks a worker about a model first
 Cancelling     a worker dialect with a request that stops another
 Relaying       a worker dialect that takes a client's own bytes
 Backend        something that answers a request
+Warming        a backend that takes a while until it is at its best
 Relayer        a backend whose workers take a client's own bytes
+Choosing       a backend that tells how it chooses one of its workers
 Tokenizer      a backend that knows the tokens of a text
 
 A module that speaks both ways registers one object that is a Dialect and a WorkerDialect.
@@ -201,6 +203,7 @@ class Decoder(Protocol):
         """The rest, at the end of the body. Raises StreamBroken if the answer is not at its end."""
 
 
+@runtime_checkable
 class WorkerDialect(Protocol):
     """One wire protocol towards workers, with no I/O."""
 
@@ -322,6 +325,14 @@ class Backend(Protocol):
         """Stop the work and let everything go."""
 
 
+@runtime_checkable
+class Warming(Protocol):
+    """What a backend may also be: one that takes a while, once started, until it is at its best."""
+
+    async def warm(self) -> None:
+        """Wait until it is, or is as good as it will be now. Raises WorkerError if it never is."""
+
+
 Pieces = AsyncGenerator[tuple[bytes | None, Sequence[Event]], None]
 """Events, each batch with its bytes in the client's dialect where a worker wrote them already."""
 
@@ -335,6 +346,14 @@ class Relayer(Protocol):
 
     def relay(self, relay: Relay, context: Context) -> Pieces:
         """The answer, as ``Backend.answer`` gives it."""
+
+
+@runtime_checkable
+class Choosing(Protocol):
+    """What a backend may also be: one that tells ``Context.watch`` before it asks a worker."""
+
+    chooses: bool
+    """Always true."""
 
 
 @runtime_checkable

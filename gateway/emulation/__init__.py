@@ -15,8 +15,8 @@ What a model is to write is never mended: JSON that is none stays as it came.
 """
 
 from gateway.emulation.affixes import Around, around
-from gateway.emulation.asking import answer
+from gateway.emulation.asking import answer, parts
 from gateway.emulation.counting import Count
 from gateway.emulation.planning import Plan, planned
 
-__all__ = ["Around", "Count", "Plan", "answer", "around", "planned"]
+__all__ = ["Around", "Count", "Plan", "answer", "around", "parts", "planned"]

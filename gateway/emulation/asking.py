@@ -47,6 +47,12 @@ def answer(backend: Backend, request: Request, context: Context, plan: Plan) -> 
     return batches if outside is None else _within(batches, outside)
 
 
+def parts(request: Request, plan: Plan) -> int:
+    """How many requests a backend gets for the one, if none fails."""
+    inner, _ = around(request)
+    return 1 if plan.does.isdisjoint(fanout.PATHS) else len(Spread(inner, plan.does))
+
+
 async def _within(batches: Batches, outside: Around) -> Batches:
     async with aclosing(batches):
         async for batch in batches:

@@ -1,1 +1,40 @@
-"""What turns sockets into a request and a sink (``gateway.seam``)."""
+"""What turns sockets into requests and sinks (``gateway.seam``). One line per front."""
+
+import ssl
+from collections.abc import Awaitable, Callable, Mapping
+from typing import Final, Protocol
+
+from gateway.seam import Request, Sink
+
+FRONTS: Final[Mapping[str, str]] = {
+    "native": "gateway.front.native:Front",
+    "reference": "gateway.front.reference:Front",
+}
+"""By the name that a listener's configuration gives; each is imported where it is used."""
+
+Serve = Callable[[Request, Sink], Awaitable[None]]
+
+
+class Front(Protocol):
+    """One listening address.
+
+    ``serve`` is called for each request, in a task that is cancelled when the client leaves. It may
+    be put in another's place at any time: a request that runs keeps the one that it began with.
+    """
+
+    serve: Serve
+
+    def limit(self, *, header_limit: int, connections: int) -> None:
+        """What new connections are held to, and how many there may be."""
+
+    def trust(self, tls: ssl.SSLContext | None) -> None:
+        """With which certificate new connections are met; None where they are plain."""
+
+    async def listen(self, host: str, port: int, tls: ssl.SSLContext | None = None) -> int:
+        """Bind; gives the port, which the system chooses for 0."""
+
+    async def drain(self, seconds: float) -> None:
+        """Take no more connections, and wait for the exchanges that run, so long at most."""
+
+    async def close(self) -> None:
+        """Cut what is left."""

@@ -3,18 +3,15 @@
 import asyncio
 import enum
 from collections import deque
-from collections.abc import Awaitable, Callable
 from typing import Final, Protocol, cast
 
 from msgspec import Struct
 
+from gateway.front import Serve
 from gateway.front.heads import head
 from gateway.front.incoming import Incoming
 from gateway.front.outgoing import Outgoing
 from gateway.front.reader import Reader, Refused
-from gateway.seam import Request, Sink
-
-Serve = Callable[[Request, Sink], Awaitable[None]]
 
 _QUEUED: Final = 8
 """Requests that may wait behind another before no more is read."""
@@ -215,12 +212,12 @@ class Connection(asyncio.Protocol):
         one.peer = self._peer
         self._wait_for(State.ANSWER if one.complete else State.BODY)
         bare = one.method == "HEAD"
-        sink = self._sink = Outgoing(self._transport, bare=bare, http10=one.http10)
+        sink = self._sink = Outgoing(self._transport, self._owner, bare=bare, http10=one.http10)
         self._owner.began()
         self._task = self._loop.create_task(self._serve(one, sink))
 
     async def _serve(self, request: Incoming, sink: Outgoing) -> None:
-        sink.closes = not request.keeps or self._owner.leaving
+        sink.closes = not request.keeps
         try:
             await self._owner.serve(request, sink)
         finally:

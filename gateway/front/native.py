@@ -6,14 +6,15 @@ from typing import Any, Final
 
 from msgspec.structs import replace
 
-from gateway.front.connection import Connection, Limits, Serve
+from gateway.front import Serve
+from gateway.front.connection import Connection, Limits
 
 _LOOK: Final = 1.0
 """Seconds between looks at who takes too long."""
 
 
 class Front:
-    """One listening address; see ``gateway.front.reference.Front``, which it can stand in for."""
+    """A ``gateway.front.Front`` of our own."""
 
     def __init__(self, serve: Serve, *, header_limit: int, connections: int) -> None:
         self.serve = serve

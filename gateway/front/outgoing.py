@@ -1,7 +1,7 @@
 """An answer on its way to a client."""
 
 import asyncio
-from typing import Final
+from typing import Final, Protocol
 
 from gateway.core.ports import Headers
 from gateway.front.heads import head
@@ -13,6 +13,12 @@ _CLOSE: Final = "Connection: close\r\n"
 _KEEP: Final = "Connection: keep-alive\r\n"
 _LAST: Final = b"0\r\n\r\n"
 _BODILESS: Final = (204, 304)
+
+
+class Leaving(Protocol):
+    """What may close its connections."""
+
+    leaving: bool
 
 
 class Outgoing:
@@ -28,6 +34,7 @@ class Outgoing:
         "_head_sent",
         "_headers",
         "_http10",
+        "_owner",
         "_parts",
         "_status",
         "_transport",
@@ -37,13 +44,16 @@ class Outgoing:
         "started",
     )
 
-    def __init__(self, transport: asyncio.Transport, *, bare: bool, http10: bool) -> None:
+    def __init__(
+        self, transport: asyncio.Transport, owner: Leaving, *, bare: bool, http10: bool
+    ) -> None:
         """``bare``: the client wants no body."""
         self.started = False
         self.finished = False
         self.closes = False
         """The connection ends with this answer."""
         self._transport = transport
+        self._owner = owner
         self._bare = bare
         self._http10 = http10
         self._chunked = False
@@ -125,6 +135,7 @@ class Outgoing:
         self._transport.write(top + self._framed(data))
 
     def _connection(self) -> str:
+        self.closes = self.closes or self._owner.leaving
         if self.closes:
             return _CLOSE
         return _KEEP if self._http10 else ""

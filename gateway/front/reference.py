@@ -2,17 +2,19 @@
 
 import asyncio
 import logging
+import ssl
 from collections.abc import Awaitable, Callable, Mapping
-from ssl import SSLContext
 from typing import Any
 
 from aiohttp import HttpVersion11, hdrs, web
 
 from gateway.core.errors import Malformed, TooLarge
 from gateway.core.ports import Headers
-from gateway.seam import Request, Sink
+from gateway.front import Serve
 
-Serve = Callable[[Request, Sink], Awaitable[None]]
+_LAST_WORDS = 0.1
+"""Seconds that an answer has after it was told that it is cut."""
+
 Answer = Callable[[web.BaseRequest], Awaitable[web.StreamResponse]]
 
 
@@ -56,8 +58,9 @@ class _Sink:
 
     pressure = True
 
-    def __init__(self, raw: web.BaseRequest) -> None:
+    def __init__(self, raw: web.BaseRequest, front: "Front") -> None:
         self._raw = raw
+        self._front = front
         self._response: web.StreamResponse | None = None
         self._status = 0
         self._headers: Headers = ()
@@ -114,59 +117,89 @@ class _Sink:
                 response.force_close()
             else:
                 headers[name] = value
+        if self._front.leaving:
+            response.force_close()
         return response
 
 
 class _Capped(web.Server):
     """Closes connections past a number of them at once: it has nothing to say to them in HTTP."""
 
-    def __init__(self, answer: Answer, most: int, **kwargs: Any) -> None:
+    def __init__(self, answer: Answer, **kwargs: Any) -> None:
         super().__init__(answer, **kwargs)
-        self._most = most
+        self.most = 0
 
     def connection_made(self, handler: Any, transport: asyncio.Transport) -> None:
         super().connection_made(handler, transport)
-        if len(self.connections) > self._most:
+        if len(self.connections) > self.most:
             transport.abort()
+
+    def limit_header(self, size: int) -> None:
+        """Lines of a head are this long at most, in bytes; holds for new connections."""
+        self._kwargs.update(max_line_size=size, max_field_size=size)
 
 
 class Front:
-    """One listening address.
-
-    ``serve`` is called for each request, in a task that is cancelled when the client leaves.
-    """
+    """A ``gateway.front.Front`` on aiohttp."""
 
     def __init__(self, serve: Serve, *, header_limit: int, connections: int) -> None:
-        self._serve = serve
+        self.serve = serve
+        self.leaving = False
+        """Whether connections end with the answer that they have."""
         self._server = _Capped(
             self._answer,
-            connections,
             handler_cancellation=True,
             access_log=None,
             logger=logging.getLogger("interlingua.http"),
             auto_decompress=False,
             keepalive_timeout=75,
-            max_line_size=header_limit,
-            max_field_size=header_limit,
         )
-        self._runner = web.ServerRunner(self._server, handle_signals=False)
+        self.limit(header_limit=header_limit, connections=connections)
+        self._runner = web.ServerRunner(
+            self._server, handle_signals=False, shutdown_timeout=_LAST_WORDS
+        )
         self._site: web.TCPSite | None = None
+        self._tls: ssl.SSLContext | None = None
         self._busy = 0
         self._idle = asyncio.Event()
         self._idle.set()
 
-    async def listen(self, host: str, port: int, tls: SSLContext | None = None) -> int:
+    def limit(self, *, header_limit: int, connections: int) -> None:
+        """What new connections are held to, and how many there may be."""
+        self._server.limit_header(header_limit)
+        self._server.most = connections
+
+    def trust(self, tls: ssl.SSLContext | None) -> None:
+        """With which certificate new connections are met; None where they are plain."""
+        self._tls = tls
+
+    async def listen(self, host: str, port: int, tls: ssl.SSLContext | None = None) -> int:
         """Bind; gives the port, which the system chooses for 0."""
+        self.trust(tls)
         await self._runner.setup()
-        self._site = web.TCPSite(self._runner, host, port, ssl_context=tls)
+        context = None if tls is None else self._outer()
+        self._site = web.TCPSite(self._runner, host, port, ssl_context=context)
         await self._site.start()
         bound: int = self._runner.addresses[0][1]
         return bound
 
+    def _outer(self) -> ssl.SSLContext:
+        """What a connection is met with at first: it has no certificate but that of ``trust``."""
+
+        def choose(connection: Any, name: str | None, context: ssl.SSLContext) -> None:
+            del name, context
+            connection.context = self._tls
+
+        outer = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+        outer.sni_callback = choose
+        return outer
+
     async def drain(self, seconds: float) -> None:
         """Take no more connections, and wait for the exchanges that run, so long at most."""
-        if self._site is not None:
-            await self._site.stop()
+        self.leaving = True
+        if (site := self._site) is not None:
+            self._site = None
+            await site.stop()
         try:
             async with asyncio.timeout(seconds):
                 await self._idle.wait()
@@ -178,11 +211,11 @@ class Front:
         await self._runner.cleanup()
 
     async def _answer(self, raw: web.BaseRequest) -> web.StreamResponse:
-        sink = _Sink(raw)
+        sink = _Sink(raw, self)
         self._busy += 1
         self._idle.clear()
         try:
-            await self._serve(_Request(raw), sink)
+            await self.serve(_Request(raw), sink)
             return await sink.close()
         finally:
             self._busy -= 1

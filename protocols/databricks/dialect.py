@@ -39,6 +39,11 @@ _LIST = "/api/2.0/serving-endpoints"
 
 _ENDPOINTS = (
     Endpoint("POST", "/serving-endpoints/{name}/invocations", variant="invocations"),
+    Endpoint(
+        "POST",
+        "/serving-endpoints/{name}/served-models/{served}/invocations",
+        variant="invocations",
+    ),
     *(
         endpoint
         for root in _ROOTS
@@ -103,9 +108,14 @@ class Databricks:
     # --- towards clients --------------------------------------------------------------------------
 
     def peek(self, call: Call) -> Envelope:
-        """The endpoint's name, from the path or from ``model``, and ``stream``."""
+        """The endpoint's name, from the path or from ``model``, and ``stream``.
+
+        A path that names a served entity pins that version. Source: Databricks' documentation,
+        "Query individual models behind an endpoint".
+        """
         fields = read_object(call.body)
-        return Envelope(_name(call, fields), stream=self._stream(call, fields))
+        name, served = _name(call, fields), call.params.get("served")
+        return Envelope(name, served, self._stream(call, fields))
 
     def decode(self, call: Call, model: ModelInfo | None = None) -> Request:
         """The request, checked."""

@@ -9,11 +9,11 @@ import httpx
 import msgspec
 import pytest
 
-from gateway.app import make_dialect
 from gateway.conformance.worker.line import Line, Unreachable, Whom
 from gateway.conformance.worker.probes import PROBES
 from gateway.conformance.worker.probing import Found, probed
 from gateway.core.ports import WorkerDialect
+from gateway.making import make_dialect
 from tests.conftest import Serve
 from tests.fakes import Received, chunked, whole
 

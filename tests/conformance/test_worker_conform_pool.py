@@ -6,7 +6,6 @@ from typing import Any, cast
 import msgspec
 import pytest
 
-from gateway.app import make_dialect
 from gateway.config import ConfigError, capabilities, load
 from gateway.conformance.worker import found as finds
 from gateway.conformance.worker.probing import Found
@@ -22,6 +21,7 @@ from gateway.core.types import (
     TextPart,
     Tool,
 )
+from gateway.making import make_dialect
 from gateway.sparing import PATHS, Sparing, without
 from protocols import DIALECTS
 from tests.conformance.test_worker_conform import Answering, found, spoken

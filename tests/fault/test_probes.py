@@ -193,3 +193,26 @@ async def test_a_worker_that_is_leaving_finishes_what_it_has(request_: GenerateR
         assert text(await answer) == "Hello"
 
     assert "POST" not in {request.method for request in other.requests}
+
+
+async def test_a_pool_is_warm_when_each_worker_was_probed_once() -> None:
+    """However that went; one that is taken away meanwhile is waited for no more."""
+    slow = ProbeSettings(every=60.0, timeout=60.0)
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        hangs = Worker(f"http://127.0.0.1:{silent.getsockname()[1]}")
+        async with (
+            ScriptedWorker(WELL) as worker,
+            pool(worker.url, hangs, probe=slow) as backend,
+        ):
+            warm = asyncio.get_running_loop().create_task(backend.warm())
+            await worker.until_asked(1)
+            await asyncio.sleep(0.05)
+            assert not warm.done()
+            backend.replace([Worker(worker.url)])
+            async with asyncio.timeout(5):
+                await warm
+
+
+async def test_a_pool_without_probes_is_warm_at_once() -> None:
+    async with pool("http://127.0.0.1:9", probe=None) as backend, asyncio.timeout(1):
+        await backend.warm()

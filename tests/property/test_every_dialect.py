@@ -9,12 +9,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gateway.app import load, make_dialect
 from gateway.core import errors
 from gateway.core.aggregate import Fold
 from gateway.core.context import Context, Deadline
 from gateway.core.ports import About, Call, Dialect, Endpoint
 from gateway.core.types import Done, EmbedRequest, End, Event, GenerateRequest, Text, Usage
+from gateway.making import load, make_dialect
 from protocols import DIALECTS
 
 _PARAM = re.compile(r"\{(\w+)\}")

@@ -8,7 +8,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gateway.app import load, make_dialect
 from gateway.core.aggregate import Fold
 from gateway.core.context import Context, Deadline
 from gateway.core.errors import WorkerError
@@ -26,6 +25,7 @@ from gateway.core.types import (
     TextPart,
     Usage,
 )
+from gateway.making import load, make_dialect
 from gateway.paths import Mount, Paths
 from protocols import DIALECTS
 from protocols.params import get

@@ -143,6 +143,7 @@ async def test_a_rule_may_be_for_one_dialect(serve: Serve) -> None:
         ("/v2/models/chat/versions/1/generate", {"text_input": "hi"}),
         ("/v1/chat/completions", {"model": "chat@1", "messages": HELLO, "priority": 5}),
         ("/serving-endpoints/chat@1/invocations", {"messages": HELLO}),
+        ("/serving-endpoints/chat/served-models/1/invocations", {"messages": HELLO}),
     ],
 )
 async def test_a_pin_is_left_as_it_is_and_labelled(

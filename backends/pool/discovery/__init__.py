@@ -4,7 +4,6 @@ source      what tells of workers, and how it fails
 names       DNS: a host's addresses, a service's places
 nameserver  asks nameservers
 file        a file that lists them
-aside       calls that may block
 merging     all of it, and the admin's word, made one set
 """
 

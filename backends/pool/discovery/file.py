@@ -8,7 +8,7 @@ from typing import Final
 
 from msgspec import Struct
 
-from backends.pool.discovery.aside import Aside
+from backends.aside import Aside
 from backends.pool.discovery.source import DiscoveryFailed
 from backends.upstream import Worker
 

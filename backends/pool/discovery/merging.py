@@ -68,6 +68,11 @@ class Discovery:
         """Why each source that fails now does."""
         return [one.why for one in self._watched if one.failed]
 
+    @property
+    def by_hand(self) -> Sequence[str]:
+        """The URLs of the workers that the admin added or removed."""
+        return (*self._added, *self._removed)
+
     async def start(self, within: float = 2.0) -> None:
         """Begin to look, and wait until each source was looked at, ``within`` seconds at most."""
         self._task = asyncio.get_running_loop().create_task(self._run())

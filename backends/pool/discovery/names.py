@@ -10,8 +10,8 @@ from typing import Any, Final, Literal, Protocol
 
 from msgspec import Struct
 
+from backends.aside import Aside
 from backends.pool import dns
-from backends.pool.discovery.aside import Aside
 from backends.pool.discovery.nameserver import Nameservers
 from backends.pool.discovery.source import DiscoveryFailed
 from backends.upstream import Worker

@@ -1,5 +1,6 @@
 """What a good file becomes; what a wrong one brings is in tests/golden/config."""
 
+import shutil
 from pathlib import Path
 
 import msgspec
@@ -160,7 +161,7 @@ def test_a_secret_comes_from_the_text_the_environment_or_a_file(tmp_path: Path) 
 
 
 def test_files_are_found_from_the_configurations_folder(tmp_path: Path) -> None:
-    (tmp_path / "ca.pem").touch()
+    shutil.copy(Path(__file__).parents[2] / "fault/loopback.pem", tmp_path / "ca.pem")
     text = 'backends: {a: {dialect: openai, workers: ["https://w"], tls: {ca: ca.pem}}}\n'
     path = tmp_path / "g.yaml"
     path.write_text(LISTENERS + text + CHAT)

@@ -9,7 +9,7 @@ from msgspec.structs import replace
 from backends.echo import EchoBackend
 from gateway.core.catalog import ModelInfo
 from gateway.core.errors import ModelNotFound
-from gateway.router import Model, Route, Router, Target, Why, compile_model
+from gateway.router import Model, Route, Router, Shadow, Target, Why, compile_model
 from gateway.rules import Rule, When
 from gateway.splits import Split, bucket
 from gateway.traits import Traits
@@ -212,3 +212,35 @@ def test_who_answers_in_its_stead_is_held_too_and_no_rule_leads_away() -> None:
 
 def _never() -> Traits:
     raise AssertionError("the request was looked at")
+
+
+# --- beside it ------------------------------------------------------------------------------------
+
+
+def test_a_share_is_copied_by_luck() -> None:
+    shadow = Shadow("chat", "2", 0.25)
+    one = replace(CHAT, shadow=shadow)
+
+    for draw, copied in ((0.0, "chat@2"), (0.2499, "chat@2"), (0.25, None), (0.9, None)):
+        table = router(one, draw=draw)
+        route = Route(one, one.targets["1"])
+        found = table.copied(route, shadow, _never)
+        assert (found and found.named) == copied
+    assert router(one).copied(Route(one, one.targets["1"], pinned=True), shadow) is None
+    assert router(one).copied(Route(one, one.targets["2"]), shadow) is None
+
+
+def test_a_copy_for_another_model_is_held_there_by_no_rule() -> None:
+    shadow = Shadow("other", "talk", 1.0)
+    salted = replace(SALTED, info=replace(SALTED.info, aliases=("talk",)))
+    table = router(OTHER, salted, rules=(Rule("all", version="1"),))
+
+    found = table.copied(Route(OTHER, OTHER.targets["1"]), shadow, lambda: SOMEBODY)
+
+    assert found is not None
+    assert told(found) == ("chat@2", "", "header:x-user-id")
+    plain = router(OTHER, CHAT, draw=0.5)
+    there = replace(shadow, to="chat")
+    drawn = plain.copied(Route(OTHER, OTHER.targets["1"]), there, _never)
+    assert drawn is not None
+    assert drawn.named == "chat@1"

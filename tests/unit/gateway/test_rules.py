@@ -52,7 +52,7 @@ def test_all_of_it_has_to_hold(when: When, *, holds: bool) -> None:
 def test_the_body_is_read_only_where_the_rest_holds() -> None:
     traits = Traits(body=b'{"user":"u"}')
 
-    assert not When(dialect="triton", body={"user": "u"}).holds(traits)
+    assert When(dialect="triton", body={"user": "u"}).unmet(traits) == "dialect"
     assert traits.known is None
 
 
@@ -70,7 +70,7 @@ def test_a_share_is_taken_by_luck_anew_for_each_rule_where_nobody_is_told() -> N
     draws = iter([0.3, 0.2, 0.3])
     rules = [Rule("a", when=When(share=0.25)), Rule("b", when=When(share=0.25))]
 
-    assert first(rules, TRAITS, ("header:x-none",), draws.__next__) == Match(rules[1])
+    assert first(rules, TRAITS, ("header:x-none",), draws.__next__) == Match(rules[1], lies=0.2)
     assert first(rules[:1], TRAITS, (), draws.__next__) is None
 
 

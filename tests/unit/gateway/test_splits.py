@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from gateway.rules import Match, Rule, When, first
-from gateway.splits import Split, bucket
+from gateway.splits import Split, bucket, part
 from gateway.traits import Traits
 
 TEXT = (Path(__file__).parents[3] / "docs" / "howto" / "ab-test.md").read_text("utf-8")
@@ -47,7 +47,8 @@ def test_the_documented_shares_are_those_taken() -> None:
     assert len(rows) == 4
     for who, number, taken in rows:
         found = first([rule], Traits(key=who), ("key",), lambda: 0.99)
-        assert found == (Match(rule, "key", int(number)) if taken == "yes" else None)
+        n = int(number)
+        assert found == (Match(rule, "key", n, part(n)) if taken == "yes" else None)
 
 
 @pytest.mark.parametrize(

@@ -305,3 +305,11 @@ async def test_a_source_is_not_taken_beyond_the_limit(caplog: pytest.LogCaptureF
 
     [record] = caplog.records
     assert record.getMessage().endswith(" and 9980 more")
+
+
+async def test_what_the_admin_did_is_told() -> None:
+    discovery = Discovery("gpu", [A, B], [], lambda _: None)
+    assert discovery.by_hand == ()
+    discovery.add(C)
+    discovery.remove(A.url)
+    assert sorted(discovery.by_hand) == [A.url, C.url]

@@ -9,6 +9,7 @@ from typing import Any
 import msgspec
 import pytest
 
+from backends.aside import Aside
 from backends.pool import dns
 from backends.pool.discovery import (
     DiscoveryFailed,
@@ -16,7 +17,6 @@ from backends.pool.discovery import (
     DnsSettings,
     Template,
 )
-from backends.pool.discovery.aside import Aside
 from backends.pool.discovery.nameserver import read_address
 from backends.pool.dns import Answer, Record, Service
 from backends.upstream import Worker
@@ -235,7 +235,7 @@ def test_a_call_that_hangs_does_not_keep_the_loop_from_its_end() -> None:
 
     asyncio.run(main())
     assert told == []
-    threads = [thread for thread in threading.enumerate() if thread.name == "discovery"]
+    threads = [thread for thread in threading.enumerate() if thread.name == "aside"]
     go.set()
     for thread in threads:
         thread.join(5)

@@ -286,3 +286,52 @@ def test_a_worker_alone_is_always_picked(name: PolicyName) -> None:
     only = Load(7, 0.1, 100)
 
     assert all(policy.pick([only], Ask(1, "a")) is only for _ in range(5))
+
+
+# ── what is compared ────────────────────────────────────────────────────────────────────────────
+
+
+@pytest.mark.parametrize("name", [name for name in NAMES if name != "two_choices"])
+@given(
+    state=STATES, prefix=st.integers(0, 2**64 - 1), keyed=st.booleans(), rounds=st.integers(0, 9)
+)
+def test_who_is_picked_has_the_score_that_wins(
+    name: PolicyName, state: list[tuple[int, int]], prefix: int, rounds: int, *, keyed: bool
+) -> None:
+    policy = hashed(name)
+    workers = [Load(key, weight, busy) for key, (weight, busy) in enumerate(state)]
+    ask = Ask(prefix, str(prefix)) if keyed else Ask()
+    for _ in range(rounds):
+        policy.pick(workers, ask)
+
+    scores = policy.scores(workers, ask)
+
+    assert scores == policy.scores(workers, ask)
+    best = {"least": min, "most": max}[scores.wins](scores.of.values())
+    assert scores.of[policy.pick(workers, ask).key] == best
+
+
+@given(STATES)
+def test_of_two_that_are_drawn_the_one_with_the_lesser_score_is_picked(
+    state: list[tuple[int, int]],
+) -> None:
+    workers = [Load(key, weight, busy) for key, (weight, busy) in enumerate(state)]
+    policy = luck(0.0, 0.0)
+    drawn = policy.scores(workers)
+
+    picked = policy.pick(workers)
+
+    assert drawn.wins == "drawn"
+    assert drawn.of[picked.key] == min(drawn.of[one.key] for one in workers[:2])
+
+
+def test_a_score_is_in_seconds_where_all_are_known() -> None:
+    workers = [Load(0, 2.0, 1, 0.5), Load(1, 1.0, 2, 0.25)]
+
+    assert luck().scores(workers).of == {0: 0.5, 1: 0.75}
+    assert luck().scores([*workers, Load(2)]).of == {0: 1.0, 1: 3.0, 2: 1.0}
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_of_nobody_nothing_is_compared(name: PolicyName) -> None:
+    assert hashed(name).scores([], Ask(5, "s")).of == {}

@@ -8,7 +8,7 @@ import pytest
 
 from backends.pool.health import HealthSettings
 from backends.pool.policy import RoundRobin
-from backends.pool.roster import Limits, Place, Roster, Wish
+from backends.pool.roster import LAST_PRIORITY, Limits, Place, Roster, Wish
 from backends.upstream import Queue, Worker
 from gateway.core.context import Deadline
 from gateway.core.errors import (
@@ -443,3 +443,89 @@ async def test_what_is_reported_of_a_worker() -> None:
     assert bad.latency is not None
     assert (good.state, good.in_flight, good.back_in, good.error) == ("up", 0, None, "")
     assert (good.latency, good.weight) == (None, 1)
+
+
+# --- guests ---------------------------------------------------------------------------------------
+
+
+class Guest:
+    """Takes a place that it leaves when it is told to."""
+
+    def __init__(self, pool: Roster, clock: FakeClock, tried: set[int] | None = None) -> None:
+        self._pool = pool
+        self._wish = Wish(tried or set(), priority=LAST_PRIORITY, give_way=self._leave)
+        self._deadline = Deadline(clock, 60)
+        self._place: Place | None = None
+        self.left = 0
+
+    async def come(self) -> Place:
+        self._place = await self._pool.take(self._wish, self._deadline)
+        return self._place
+
+    def _leave(self) -> None:
+        assert self._place is not None
+        self.left += 1
+        self._pool.give_back(self._place)
+
+
+@pytest.mark.parametrize("room", [0, 3])
+async def test_a_guest_leaves_its_place_to_one_who_would_wait(room: int) -> None:
+    clock = FakeClock()
+    pool = roster(clock, count=1, places=2, queue=Queue(max=room))
+    guests = [Guest(pool, clock), Guest(pool, clock)]
+    for guest in guests:
+        await guest.come()
+
+    first, second = [await Asker(pool, clock).take() for _ in range(2)]
+
+    assert [guest.left for guest in guests] == [1, 1]
+    assert first.member.in_flight == second.member.in_flight == 2
+    late = Asker(pool, clock).later()
+    await all_wait()
+    assert late.done() is (room == 0)
+    pool.give_back(first)
+    assert isinstance((await asyncio.gather(late, return_exceptions=True))[0], Place) is (room > 0)
+
+
+async def test_a_guest_makes_no_room_for_a_guest_and_waits_behind_all() -> None:
+    clock = FakeClock()
+    pool = roster(clock, count=1, places=1, queue=Queue(max=5))
+    held = await Asker(pool, clock).take()
+    guest = asyncio.get_running_loop().create_task(Guest(pool, clock).come())
+    await all_wait()
+    client = Asker(pool, clock).later(priority=255)
+    await all_wait()
+
+    pool.give_back(held)
+    place = await client
+    assert not guest.done()
+    pool.give_back(place)
+    there = Guest(pool, clock)
+    other = asyncio.get_running_loop().create_task(there.come())
+    await guest
+    await all_wait()
+    assert not other.done()
+    other.cancel()
+
+
+async def test_a_guest_stays_where_its_place_would_not_help() -> None:
+    clock = FakeClock()
+    pool = roster(clock, count=1, places=1, queue=Queue(max=5, wait=0.01))
+    guest = Guest(pool, clock)
+    place = await guest.come()
+
+    with pytest.raises(DeadlineExceeded):
+        await Asker(pool, clock).take({place.member.key})
+    assert guest.left == 0
+
+
+async def test_a_guest_that_went_by_itself_is_forgotten() -> None:
+    clock = FakeClock()
+    pool = roster(clock, count=1, places=1, queue=Queue(max=0))
+    guest = Guest(pool, clock)
+    pool.give_back(await guest.come())
+    await Asker(pool, clock).take()
+
+    with pytest.raises(Overloaded, match="busy"):
+        await Asker(pool, clock).take()
+    assert guest.left == 0

@@ -32,6 +32,7 @@ from gateway.core.errors import (
     WorkerFailed,
     WorkerUnreachable,
 )
+from gateway.core.ports import Envelope
 from gateway.paths import Mount
 from protocols.databricks import Databricks, listing
 
@@ -217,6 +218,14 @@ def test_the_first_call_of_every_client_needs_no_key(make: Any) -> None:
     call = make("/.well-known/databricks-config", method="GET")
     assert call.endpoint.open
     assert inform(make, "/.well-known/databricks-config") == {}
+
+
+def test_a_path_may_name_the_entity_that_is_asked(make: Any) -> None:
+    body: dict[str, Any] = {"messages": []}
+    named = make("/serving-endpoints/ep-ab/served-models/m%2Fb/invocations", body)
+    plain = make("/serving-endpoints/ep-ab/invocations", body)
+    assert Databricks().peek(named) == Envelope("ep-ab", "m/b")
+    assert Databricks().peek(plain) == Envelope("ep-ab")
 
 
 def test_names(make: Any) -> None:

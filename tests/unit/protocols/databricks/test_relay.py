@@ -18,6 +18,7 @@ CHAT: dict[str, Any] = {"messages": HI}
 TEXT: dict[str, Any] = {"prompt": "a b"}
 EMBED: dict[str, Any] = {"input": ["a", "b"]}
 ENDPOINT = "/serving-endpoints/ep-ab/invocations"
+ENTITY = "/serving-endpoints/ep-ab/served-models/m-a/invocations"
 SERVED = "/serving-endpoints/llama-3-8b/invocations"
 CHATS = "/serving-endpoints/chat/completions"
 TEXTS = "/serving-endpoints/completions"
@@ -62,8 +63,11 @@ def desk(make: MakeCall, about: About) -> Desk:
         EMBED | {"instruction": "Represent", "encoding_format": "float"},
     ],
 )
-def test_the_path_of_an_endpoint_names_the_model(desk: Desk, body: dict[str, Any]) -> None:
-    wire = desk.taken(ENDPOINT, body).wire
+@pytest.mark.parametrize("path", [ENDPOINT, ENTITY])
+def test_the_path_of_an_endpoint_names_the_model(
+    desk: Desk, path: str, body: dict[str, Any]
+) -> None:
+    wire = desk.taken(path, body).wire
     assert wire.path == SERVED
     assert wire.body == json.dumps(body, separators=(",", ":")).encode()
 

@@ -45,7 +45,7 @@ class Aside(Generic[T]):
             with suppress(RuntimeError):  # the loop is over
                 loop.call_soon_threadsafe(settle)
 
-        threading.Thread(target=work, name="discovery", daemon=True).start()
+        threading.Thread(target=work, name="aside", daemon=True).start()
         return future
 
 

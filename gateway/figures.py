@@ -1,0 +1,137 @@
+"""What the exchanges of one arm come to: counts and histograms, kept as plain numbers. Pure.
+
+An arm is a version of a model, as one split or something else sends to it. Who was diverted from an
+arm is counted there as such, and by all else where the answer came from, as sent by no split: it is
+no fair sample of either.
+"""
+
+from bisect import bisect_left
+from collections import Counter
+from collections.abc import Callable
+from typing import Final, Generic, Protocol, TypeVar
+
+from gateway.core.loss import Loss
+from gateway.telemetry import Record
+
+UNKNOWN = "_unknown"
+"""Stands for a field that only the client knows: its names are without end."""
+
+FIRST_TOKEN: Final = (
+    0.001, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.15, 0.25, 0.35, 0.5, 0.75, 1.0, 1.5, 2.5,
+    5.0, 7.5, 10.0, 20.0, 40.0, 80.0,
+)  # fmt: skip
+"""Upper edges in seconds: those of OpenTelemetry's gen_ai.server.time_to_first_token, and more."""
+PER_TOKEN: Final = (
+    0.001, 0.0025, 0.005, 0.01, 0.015, 0.025, 0.035, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.4, 0.5,
+    0.75, 1.0, 2.5,
+)  # fmt: skip
+"""In seconds: those of OpenTelemetry's gen_ai.server.time_per_output_token, and more."""
+DURATION: Final = (*(edge * 2**k for k in range(16) for edge in (0.01, 0.015)), 655.36)
+"""In seconds: those of OpenTelemetry's gen_ai.server.request.duration, and more, to 10 minutes."""
+LENGTH: Final = tuple(float(2**k) for k in range(19))
+"""In tokens: OpenTelemetry's gen_ai.client.token.usage has every second of these."""
+
+_Counts = Counter[tuple[str, ...]]
+
+
+Arm = tuple[str, str, str]
+"""Model, version, and the split; "" for what none sent there, or what came in another's stead."""
+
+
+class Measure(Protocol):
+    """What becomes of measured values."""
+
+    def add(self, value: float) -> None:
+        """Take a value in."""
+
+
+MeasureT = TypeVar("MeasureT", bound=Measure)
+
+
+class Histogram:
+    """How many values lie up to each edge and above the one before it."""
+
+    __slots__ = ("counts", "edges", "total")
+
+    def __init__(self, edges: tuple[float, ...]) -> None:
+        self.edges = edges
+        self.counts = [0] * (len(edges) + 1)
+        """One for each edge, and the last for what is above all of them."""
+        self.total = 0.0
+        """The sum of the values."""
+
+    def add(self, value: float) -> None:
+        """Take a value in."""
+        self.counts[bisect_left(self.edges, value)] += 1
+        self.total += value
+
+
+class Figures(Generic[MeasureT]):
+    """Those of one arm."""
+
+    def __init__(self, measure: Callable[[tuple[float, ...]], MeasureT]) -> None:
+        """``measure`` makes what takes in values, of the upper edges that suit them."""
+        self.outcomes = _Counts()
+        """By dialect, backend and outcome."""
+        self.errors = _Counts()
+        self.finishes = _Counts()
+        self.losses = _Counts()
+        """By internal field and reason."""
+        self.lossy = 0
+        """Exchanges of which something was lost."""
+        self.diversions = 0
+        """Exchanges that were sent here and answered elsewhere; they are no part of the rest."""
+        self.tokens = _Counts()
+        """By direction and source."""
+        self.first_token = measure(FIRST_TOKEN)
+        """Of every stream in which something was said."""
+        self.duration = measure(DURATION)
+        """Of answers that came to their end, as are the next two."""
+        self.per_token = measure(PER_TOKEN)
+        """Of a stream: the time after its first token, by the number of tokens that it took."""
+        self.completion = measure(LENGTH)
+
+    def add(self, record: Record) -> None:
+        """Count an exchange."""
+        self.outcomes[record.dialect, record.backend, record.outcome] += 1
+        if record.error:
+            self.errors[record.error,] += 1
+        if record.losses:
+            self._lose(record.losses)
+        for reason in record.finish:
+            self.finishes[reason,] += 1
+        first = record.first_token
+        if first is not None:
+            self.first_token.add(first)
+        if (usage := record.usage) is None:
+            return
+        said = usage.completion_tokens
+        self.tokens["input", usage.source] += usage.prompt_tokens
+        self.tokens["output", usage.source] += said
+        if record.outcome == "ok":
+            self.duration.add(record.duration)
+            if record.finish:
+                self.completion.add(said)
+                if first is not None and said > 1:
+                    self.per_token.add((record.duration - first) / (said - 1))
+
+    @property
+    def sent(self) -> int:
+        """Exchanges that were sent here, whoever answered."""
+        return self.outcomes.total() + self.diversions
+
+    def _lose(self, losses: tuple[Loss, ...]) -> None:
+        self.lossy += 1
+        for loss in losses:
+            self.losses[loss.path or UNKNOWN, loss.reason] += 1
+
+
+def answered(record: Record) -> Arm:
+    """Where an exchange was answered."""
+    return record.model, record.version, "" if record.diverted else record.split
+
+
+def left(record: Record) -> Arm:
+    """The arm that a diverted exchange was sent to."""
+    model, _, version = record.diverted.rpartition("@")
+    return model, version, record.split

@@ -1,0 +1,104 @@
+"""A configuration in the place of the one that is served: when it is read, and what came of it."""
+
+import asyncio
+import logging
+from collections.abc import Awaitable, Callable
+
+from msgspec import Struct
+
+from backends.aside import Aside
+from gateway.config import Complaint, ConfigError, Loaded, Source
+from gateway.config.complaints import START
+
+log = logging.getLogger("interlingua")
+
+
+class Told(Struct, frozen=True):
+    """How a reload ended: well where nobody complains.
+
+    ``hash`` is that of the configuration which is served now, whichever that is.
+    """
+
+    hash: str
+    filename: str = ""
+    complaints: tuple[Complaint, ...] = ()
+
+    @property
+    def well(self) -> bool:
+        """Whether what was read is served."""
+        return not self.complaints
+
+
+class Origin(Struct, frozen=True):
+    """Where a configuration comes from: what was read there, and what reads it anew."""
+
+    loaded: Loaded
+    read: Source
+
+
+class Reloader:
+    """Reads a configuration anew when it is asked to, one time after the other.
+
+    ``take`` is given what was read. Whatever is raised, ConfigError or not, all stays as it was.
+    ``tell`` is told of each time.
+    """
+
+    def __init__(
+        self,
+        origin: Origin,
+        take: Callable[[Loaded], Awaitable[None]],
+        tell: Callable[[Told], None],
+    ) -> None:
+        self._now = origin.loaded
+        self._aside = Aside(origin.read)
+        self._take = take
+        self._tell = tell
+        self._turn = asyncio.Lock()
+        self._next: asyncio.Task[Told] | None = None
+        self._tasks: set[asyncio.Task[Told]] = set()
+        self._files = self._now.files
+
+    @property
+    def files(self) -> frozenset[str]:
+        """Those that the configuration names; after a bad one, also those that it named."""
+        return self._files
+
+    async def reload(self) -> Told:
+        """Read it, and serve it. Who asks while another waits for its turn gets what that gets."""
+        if self._next is None:
+            self._next = asyncio.get_running_loop().create_task(self._run())
+            self._tasks.add(self._next)
+            self._next.add_done_callback(self._tasks.discard)
+        return await asyncio.shield(self._next)
+
+    async def aclose(self) -> None:
+        """Leave what is begun."""
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+
+    async def _run(self) -> Told:
+        async with self._turn:
+            self._next = None  # the file may be another from here on
+            told = await self._once()
+        self._tell(told)
+        return told
+
+    async def _once(self) -> Told:
+        name = self._now.filename
+        try:
+            loaded = await self._aside.run()
+            await self._take(loaded)
+        except ConfigError as error:
+            self._files = self._now.files | error.files
+            said = "the configuration stays %s, since the new one is wrong:\n%s"
+            log.error(said, self._now.hash, error)  # noqa: TRY400 - it is nobody's bug
+            return Told(self._now.hash, name, tuple(error.complaints))
+        except Exception:
+            log.exception("the configuration stays %s, since reloading it failed", self._now.hash)
+            bug = Complaint(START.line, START.column, "the gateway failed; its log has the cause")
+            return Told(self._now.hash, name, (bug,))
+        self._now = loaded
+        self._files = loaded.files
+        log.info("the configuration %s is served", loaded.hash)
+        return Told(loaded.hash, name)

@@ -1,0 +1,159 @@
+"""Everything that one configuration makes, beside the listeners themselves.
+
+A request meets one snapshot and keeps it to its end: the router, the keys, the limits and the
+backends that were there when it began. The next snapshot takes over the backends that stay as they
+were, and all that is known of them.
+"""
+
+import asyncio
+from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
+from typing import Any
+
+from msgspec import Struct
+from msgspec.structs import replace
+
+from gateway import config as c
+from gateway import files, making
+from gateway.auth import Keyring
+from gateway.core.ports import Backend
+from gateway.paths import Paths
+from gateway.router import Router
+from gateway.seam import Request, Sink
+from gateway.server import Server, Settings, Surroundings
+
+Serve = Callable[[Request, Sink], Coroutine[Any, Any, None]]
+
+
+class Likeness(Struct, frozen=True):
+    """What a backend is made from. Of two that are alike, the first stays."""
+
+    settings: c.Backend
+    asked: frozenset[str]
+    """The models that it is asked about, where it minds."""
+    digests: tuple[bytes, ...]
+    """Of its files."""
+
+
+class Snapshot:
+    """What one configuration makes, of which ``digest`` is the hash.
+
+    ``former`` is the one before it, if there was one.
+    """
+
+    def __init__(
+        self,
+        config: c.Config,
+        outside: Surroundings,
+        digest: str = "",
+        *,
+        former: "Snapshot | None" = None,
+    ) -> None:
+        self.config = config
+        self.running = 0
+        """The exchanges that it has now."""
+        self._over = asyncio.Event()
+        self.likenesses = {name: likeness(name, config) for name in config.backends}
+        self.backends = self._make_backends(outside, former)
+        self.created = self._dates(int(outside.now()), former)
+        """When each model came, in Unix seconds."""
+        self.router = self._make_router(outside)
+        self.servers = self._make_servers(outside, digest)
+
+    @property
+    def by_address(self) -> Mapping[str, Server]:
+        """What serves each listener, by its address; of several at one, with the number behind."""
+        return {
+            f"{address} ({number + 1})" if number else address: server
+            for (address, number), server in self.servers.items()
+        }
+
+    def entrance(self, seat: c.Seat) -> Serve:
+        """What a listener's requests go through."""
+        serve = self.servers[seat].serve
+
+        async def enter(http: Request, sink: Sink) -> None:
+            self.running += 1
+            try:
+                await serve(http, sink)
+            finally:
+                self.running -= 1
+                if not self.running:
+                    self._over.set()
+
+        return enter
+
+    def holds(self, backends: Iterable[Backend]) -> bool:
+        """Whether it has one of these."""
+        own = {id(one) for one in self.backends.values()}
+        return any(id(one) in own for one in backends)
+
+    async def over(self) -> None:
+        """Wait for the exchanges that run."""
+        while self.running:
+            self._over.clear()
+            await self._over.wait()
+
+    def _make_backends(
+        self, outside: Surroundings, former: "Snapshot | None"
+    ) -> dict[str, Backend]:
+        made = {}
+        for name, settings in self.config.backends.items():
+            if former is not None and former.likenesses.get(name) == self.likenesses[name]:
+                made[name] = former.backends[name]
+            else:
+                asked = making.asked_of(name, self.config)
+                made[name] = making.make_backend(settings, outside, name, asked)
+        return made
+
+    def _dates(self, now: int, former: "Snapshot | None") -> Mapping[str, int]:
+        known = {} if former is None else former.created
+        return {name: known.get(name, now) for name in self.config.models}
+
+    def _make_router(self, outside: Surroundings) -> Router:
+        config = self.config
+        models = {
+            name: making.make_model(name, model, self.backends, config.defaults, self.created[name])
+            for name, model in config.models.items()
+        }
+        rules = [making.make_rule(rule) for rule in config.routes]
+        return Router(models, draw=outside.draw, rules=rules)
+
+    def _make_servers(self, outside: Surroundings, digest: str) -> Mapping[c.Seat, Server]:
+        config = self.config
+        aliases = {alias: name for name, one in config.models.items() for alias in one.aliases}
+        keyring = Keyring([making.make_principal(key, aliases) for key in config.keys])
+        timeouts = making.make_timeouts(config.defaults.timeouts)
+        settings = Settings(config.limits.body, timeouts, config=digest)
+        servers = {}
+        for seat, listener in c.seats(config).items():
+            mounts = [making.make_mount(one) for one in listener.dialects]
+            servers[seat] = Server(
+                Paths(mounts),
+                self.router,
+                keyring,
+                replace(
+                    settings,
+                    dialect_header=listener.dialect_header,
+                    explain=not config.keys and c.is_loopback(listener.address),
+                ),
+                outside,
+                pages=making.make_pages(mounts, keyed=bool(config.keys)),
+            )
+        return servers
+
+
+def likeness(name: str, config: c.Config) -> Likeness:
+    """What the backend called ``name`` is made from."""
+    settings = config.backends[name]
+    asked: Sequence[str] = ()
+    named: tuple[str | None, ...] = ()
+    match settings:
+        case c.Pool(capabilities=capabilities, template=template, tls=tls):
+            named = (capabilities, template, tls.ca if tls else None)
+            asked = making.asked_of(name, config) if making.asks(settings) else ()
+        case c.Torch(template=template):
+            named = (template,)
+        case _:
+            pass
+    looks = [files.look(path) for path in named if path]
+    return Likeness(settings, frozenset(asked), tuple(one.digest for one in looks if one))

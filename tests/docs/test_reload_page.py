@@ -1,0 +1,24 @@
+"""The page on reloading does what it says, and says what can't be done."""
+
+import re
+from pathlib import Path
+
+from gateway.reload import Told
+from gateway.reloads import Reloads
+from tests.docs.pages import check
+
+PAGE = (Path(__file__).parents[2] / "docs" / "howto" / "reload.md").read_text("utf-8")
+
+
+def test_the_page_does_what_it_says(tmp_path: Path) -> None:
+    folder = tmp_path / "reload"
+    folder.mkdir()
+    check(PAGE, folder)
+
+
+def test_every_metric_of_reloads_is_told_of() -> None:
+    reloads = Reloads("hash", lambda: 0.0)
+    reloads.tell(Told("hash"))
+    counted = {sample.name for family in reloads.collect() for sample in family.samples}
+    told = set(re.findall(r"^\| `(\w+)", PAGE, re.MULTILINE)) & counted
+    assert {name for name in counted if not name.endswith("_created")} == told

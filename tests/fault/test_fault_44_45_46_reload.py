@@ -1,0 +1,263 @@
+"""A configuration is reloaded under load: a bad one, a hundred good ones, one without a model."""
+
+import asyncio
+import contextlib
+import re
+import signal
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+import httpx
+import msgspec
+import pytest
+
+from tests.fault.fronts import CLIENTS, DIALECTS, POOL, TIMEOUTS, Client, until
+from tests.fault.gateways import GatewayProcess, written
+from tests.fault.history import Heard, History, read_logs
+from tests.fault.load import Load
+from tests.fault.processes import WorkerProcess
+from tests.socket.test_ten_things import JSON
+
+RATE = 50.0
+WORDS = 20
+PACE = 0.1
+"""So each answer takes two seconds, and half of ``RATE`` twice that many are streams."""
+RELOADS = 100
+WARM = 20
+"""Reloads after which the gateway has all that it needs."""
+BETWEEN = 0.15
+"""Seconds from one reload to the next."""
+MEMORY, DESCRIPTORS = 8 << 20, 40
+"""By how much the last ``WARM`` may have more than those after the first: as answers are under way
+by chance, and an allocator gives little back."""
+NOT_FOUND: Mapping[str, tuple[int, bytes]] = {
+    "openai chat": (404, b'"code":"model_not_found"'),
+    "openai completions": (404, b'"code":"model_not_found"'),
+    "databricks": (404, b'"error_code":"RESOURCE_DOES_NOT_EXIST"'),
+    "triton": (404, b"Request for unknown model: 'm' is not found"),
+    "mindie": (404, b"Model m not found."),
+    "mindie chat": (422, b"Got model m, but not found in server"),
+    "ovms": (404, b"Mediapipe graph definition with requested name is not found"),
+}
+"""How each dialect says that there is no such model."""
+LISTENER = {"address": "127.0.0.1:0", "dialects": DIALECTS}
+
+
+def served(worker: str, **parts: Any) -> str:
+    """A gateway in every dialect before this worker."""
+    pool = POOL | {"workers": [worker], "timeouts": TIMEOUTS, "policy": "least_load"}
+    told = {
+        "listeners": [LISTENER],
+        "limits": {"drain": "30s"},
+        "defaults": {"timeouts": TIMEOUTS},
+        "backends": {"pool": pool},
+        "models": {"m": {"backend": "pool"}},
+    }
+    return written(**(told | parts))
+
+
+@contextlib.asynccontextmanager
+async def under_load(
+    gateway: GatewayProcess, heard: list[Heard], rate: float = RATE
+) -> AsyncIterator[None]:
+    """Clients of every dialect come all the while; what they heard is kept at the end."""
+    async with Load(gateway.port) as load:
+        over = asyncio.Event()
+        async with asyncio.TaskGroup() as tasks:
+            tasks.create_task(load.run(rate, over))
+            try:
+                yield
+            finally:
+                over.set()
+        heard += load.heard
+
+
+# ── 44 ──────────────────────────────────────────────────────────────────────────────────────────
+
+
+def line_of(text: str, part: str) -> int:
+    """The line that it stands on."""
+    return text[: text.rindex(part)].count("\n") + 1
+
+
+GOOD = written(listeners=[LISTENER])
+HALF = GOOD[: GOOD.index('"backends"') + 5]
+INVALID = GOOD.replace('"backend": "echo"', '"backend": "nobody"')
+BROKEN: Mapping[str, tuple[bytes | None, int, str]] = {
+    "invalid": (INVALID.encode(), line_of(INVALID, "nobody"), "there is no backend 'nobody'"),
+    "half-written": (HALF.encode(), line_of(HALF, '"back'), "found unexpected end of stream"),
+    "no text": (b"\xff\xfe" + GOOD.encode(), 1, "the byte 0xff is not UTF-8"),
+    "empty": (b"", 1, "the configuration is empty"),
+    "missing": (None, 1, "the file can't be read: No such file or directory"),
+}
+NEXT = written(listeners=[LISTENER], models={"m": {"backend": "echo"}, "n": {"backend": "echo"}})
+SUCCEEDED = "last_reload_success_timestamp_seconds"
+
+
+@pytest.mark.parametrize("case", BROKEN)
+async def test_fault_44_a_bad_file_changes_nothing_and_says_why(tmp_path: Path, case: str) -> None:
+    """Under load, whoever notices it; and the next good one is taken."""
+    bad, line, why = BROKEN[case]
+    heard: list[Heard] = []
+    async with GatewayProcess(tmp_path, GOOD) as gateway:
+        await gateway.serves(GOOD)
+        was = await gateway.counts()
+        async with under_load(gateway, heard, 20.0):
+            if bad is None:
+                gateway.file.unlink()
+            else:
+                gateway.file.write_bytes(bad)
+            said = re.compile(rf"gateway\.yaml:{line}:\d+: {re.escape(why)}")
+            await until(lambda: said.search(gateway.said()), 10)
+            now = await gateway.counts()
+            told = await gateway.post()
+        gateway.put(NEXT)
+        await gateway.serves(NEXT)
+        then = await gateway.counts()
+
+    assert {one.seen for one in heard} == {"complete"}
+    assert was["last_reload_successful"] == 1
+    assert now["last_reload_successful"] == 0
+    assert now['reloads_total{result="failure"}'] == 1
+    assert now[SUCCEEDED] == was[SUCCEEDED]
+    assert told.status_code == 422
+    assert [one["line"] for one in told.json()["complaints"]] == [line]
+    assert then["last_reload_successful"] == 1
+    assert then['reloads_total{result="success"}'] == 1
+    assert then[SUCCEEDED] > was[SUCCEEDED]
+
+
+# ── 45 ──────────────────────────────────────────────────────────────────────────────────────────
+
+
+def variant(worker: str, number: int) -> str:
+    """The configuration of this number: models, backends, keys and listeners come and go."""
+    text = msgspec.json.decode(served(worker))
+    text["models"][f"m{number}"] = {"backend": "pool"}
+    text["backends"]["pool"]["queue"] = {"max": 200 + number // 3}
+    if number % 4 == 0:
+        text["listeners"].append(LISTENER)
+    if number % 5 == 0:
+        text["backends"]["more"] = {"kind": "echo", "delay": f"{number}ms"}
+    return msgspec.json.encode(text).decode()
+
+
+async def change(gateway: GatewayProcess, text: str, number: int) -> None:
+    """Reload it in one of three ways by turns, and wait until it is served."""
+    gateway.put(text)
+    match number % 10:
+        case 0:
+            pass  # it is noticed
+        case 1 | 3 | 5 | 7 | 9:
+            gateway.hang_up()
+        case _:
+            assert (await gateway.post()).status_code == 200
+    await gateway.serves(text)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(300)
+async def test_fault_45_nothing_is_lost_to_a_hundred_reloads(
+    tmp_path: Path, record_property: Callable[[str, object], None]
+) -> None:
+    """At 50 requests a second and 50 open streams, descriptors and memory stay flat."""
+    heard: list[Heard] = []
+    log = tmp_path / "worker.log"
+    async with (
+        WorkerProcess(words=WORDS, pace=PACE, log=log) as worker,
+        GatewayProcess(tmp_path, served(worker.url)) as gateway,
+    ):
+        async with under_load(gateway, heard):
+            memory, descriptors = [], []
+            for number in range(RELOADS):
+                await change(gateway, variant(worker.url, number), number)
+                memory.append(gateway.memory())
+                descriptors.append(gateway.descriptors())
+                await asyncio.sleep(BETWEEN)
+        await until(lambda: len(gateway.records()) >= len(heard), 10)
+        worker.process.send_signal(signal.SIGINT)
+        await worker.ended()
+        counts = await gateway.counts()
+        records = gateway.records()
+
+    history = History(heard, records, read_logs([log]))
+    record_property("requests", len(heard))
+    record_property("memory", memory)
+    record_property("descriptors", descriptors)
+    assert history.violations() == []
+    assert history.ends()["complete"] == len(heard) > 20 * RATE
+    assert counts['reloads_total{result="failure"}'] == 0
+    assert counts['reloads_total{result="success"}'] >= RELOADS
+    assert grown(memory) < MEMORY
+    assert grown(descriptors) < DESCRIPTORS
+
+
+def grown(sizes: Sequence[int]) -> float:
+    """By how much, from the first reloads that count to the last."""
+    return median(sizes[-WARM:]) - median(sizes[WARM : 2 * WARM])
+
+
+# ── 46 ──────────────────────────────────────────────────────────────────────────────────────────
+
+
+class Stream:
+    """One that has begun, of a model that then goes."""
+
+    def __init__(self, client: Client, gateway: GatewayProcess) -> None:
+        self.client = client
+        self.began = asyncio.Event()
+        self.heard = b""
+        path, body = client.way.call("m", stream=True)
+        self.asked = gateway.http.build_request(
+            "POST", f"{gateway.urls[0]}{path}", content=body, headers=JSON
+        )
+        self._http = gateway.http
+
+    async def hear(self) -> None:
+        """All of it."""
+        answer = await self._http.send(self.asked, stream=True)
+        async for piece in answer.aiter_bytes():
+            self.heard += piece
+            if b"t0 " in self.heard:
+                self.began.set()
+
+    async def again(self) -> httpx.Response:
+        """The same asked once more."""
+        return await self._http.send(self.asked)
+
+
+async def test_fault_46_streams_of_a_model_that_goes_end_well_and_new_requests_hear_so(
+    tmp_path: Path,
+) -> None:
+    """In every dialect. The model's pool goes, too."""
+    async with (
+        WorkerProcess(words=WORDS, pace=PACE) as worker,
+        GatewayProcess(tmp_path, served(worker.url), "--no-watch") as gateway,
+    ):
+        without = served(
+            worker.url,
+            backends={"echo": {"kind": "echo"}},
+            models={"other": {"backend": "echo"}},
+        )
+        streams = [Stream(client, gateway) for client in CLIENTS]
+        async with asyncio.TaskGroup() as tasks:
+            for one in streams:
+                tasks.create_task(one.hear())
+            for one in streams:
+                await one.began.wait()
+            gateway.put(without)
+            assert (await gateway.post()).status_code == 200
+            refused = {one.client.name: await one.again() for one in streams}
+            under_way = [one for one in streams if f"t{WORDS - 1} ".encode() not in one.heard]
+
+    assert under_way == streams, "they ended before the model went"
+    for one in streams:
+        assert f"t{WORDS - 1} ".encode() in one.heard
+        assert one.client.ends in one.heard
+        assert one.client.told not in one.heard
+    for name, answer in refused.items():
+        status, words = NOT_FOUND[name]
+        assert answer.status_code == status
+        assert words in answer.content

@@ -1,0 +1,122 @@
+"""What is recorded of an exchange for the comparison of arms."""
+
+import asyncio
+from collections.abc import Mapping
+
+import pytest
+
+from gateway.telemetry import Record
+from tests.conftest import Running, Serve
+
+FRONT = """
+listeners: [{address: "127.0.0.1:0", dialects: [openai, databricks]}]
+backends:
+  one: {kind: echo, script: [first]}
+  two: {kind: echo, script: [a, b, c], delay: 10ms}
+  late: {kind: echo, script: [a, b, c], fail: {how: cut, after: 2}}
+  gone: {dialect: openai, workers: ["http://127.0.0.1:1"]}
+models:
+  chat:
+    versions: {"1": {backend: one}, "2": {backend: two}}
+    split: {name: rollout, weights: {"1": 1, "2": 99}, sticky: [header:x-user-id]}
+  lucky: {versions: {"1": {backend: two}, "2": {backend: two}},
+          split: {weights: {"1": 1, "2": 1}}}
+  over: {versions: {"1": {backend: two}, "2": {backend: one}}, split: {weights: {"1": 1, "2": 0}}}
+  alone: {backend: two}
+  weak: {versions: {"1": {backend: gone}, "2": {backend: gone}, "3": {backend: two}},
+         split: {name: trial, weights: {"1": 1, "2": 1, "3": 0}}, fallback: ["3", chat]}
+  weaker: {versions: {"1": {backend: gone}, "2": {backend: gone}},
+           split: {weights: {"1": 1, "2": 1}}, fallback: [lucky]}
+  cut: {backend: late}
+routes:
+  - {name: testers, when: {model: chat, header: {x-cohort: beta}}, use: {version: "2"}}
+  - {name: moved, when: {model: alone, header: {x-cohort: beta}}, use: {model: lucky}}
+"""
+HELLO = [{"role": "user", "content": "hi"}]
+
+
+async def ask(
+    front: Running, model: str, headers: Mapping[str, str] | None = None, **fields: object
+) -> Record:
+    body = {"model": model, "messages": HELLO, **fields}
+    await front.http.post("/v1/chat/completions", json=body, headers=headers)
+    return front.records[-1]
+
+
+async def test_a_stream_tells_when_it_first_said_something(serve: Serve) -> None:
+    front = await serve(FRONT)
+    record = await ask(front, "lucky", stream=True)
+
+    assert record.first_byte is not None
+    assert record.first_token is not None
+    assert record.first_byte <= record.first_token < record.duration
+    assert record.finish == ("eos",)
+
+
+async def test_an_answer_in_one_piece_has_no_first_token(serve: Serve) -> None:
+    record = await ask(await serve(FRONT), "lucky", n=2, max_tokens=2)
+
+    assert record.first_token is None
+    assert record.finish == ("length", "length")
+
+
+async def test_what_is_cut_has_no_end(serve: Serve) -> None:
+    record = await ask(await serve(FRONT), "cut", stream=True)
+
+    assert record.outcome == "truncated"
+    assert record.first_token is not None
+    assert record.finish == ()
+
+
+@pytest.mark.parametrize("stream", [True, False])
+async def test_what_is_passed_on_is_recorded_alike(serve: Serve, *, stream: bool) -> None:
+    worker = await serve(FRONT)
+    front = await serve(f"""
+listeners: [{{address: "127.0.0.1:0", dialects: [openai]}}]
+backends: {{w: {{dialect: openai, workers: ["{worker.url}"]}}}}
+models: {{lucky: {{backend: w}}}}
+""")
+    record = await ask(front, "lucky", stream=stream)
+
+    assert record.finish == ("eos",)
+    assert (record.first_token is not None) == stream
+
+
+@pytest.mark.parametrize(
+    ("model", "headers", "split"),
+    [
+        ("chat", {}, "rollout"),
+        ("chat", {"x-user-id": "user-1"}, "rollout"),
+        ("chat", {"x-cohort": "beta"}, ""),
+        ("chat@2", {}, ""),
+        ("lucky", {}, "lucky"),
+        ("over", {}, ""),
+        ("alone", {}, ""),
+        ("alone", {"x-cohort": "beta"}, "lucky"),
+    ],
+)
+async def test_the_split_is_told_that_sent_it(
+    serve: Serve, model: str, headers: dict[str, str], split: str
+) -> None:
+    record = await ask(await serve(FRONT), model, headers)
+    assert (record.split, record.diverted) == (split, "")
+
+
+async def test_who_is_diverted_is_of_the_arm_that_was_left(serve: Serve) -> None:
+    front = await serve(FRONT)
+    own, other = await ask(front, "weak"), await ask(front, "weaker")
+
+    assert (own.model, own.version, own.split) == ("weak", "3", "trial")
+    assert own.diverted in ("weak@1", "weak@2")
+    assert (other.model, other.split) == ("lucky", "weaker")
+    assert other.diverted in ("weaker@1", "weaker@2")
+
+
+async def test_every_exchange_tells_when_it_began(serve: Serve) -> None:
+    front = await serve(FRONT)
+    one = await ask(front, "alone")
+    await asyncio.sleep(0.01)
+    two = await ask(front, "nobody")
+
+    assert one.began > 1_700_000_000
+    assert one.began < two.began

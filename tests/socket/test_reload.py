@@ -1,0 +1,615 @@
+"""Another configuration in the place of the one that is served, over real sockets."""
+
+import asyncio
+import hashlib
+import shutil
+import socket
+import ssl
+from collections.abc import AsyncIterator
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import httpx
+import msgspec
+import pytest
+from msgspec.structs import replace
+
+from backends.echo import EchoBackend
+from gateway import making
+from gateway.app import App, surroundings
+from gateway.config import loaded, opened
+from gateway.core.errors import WorkerUnreachable
+from gateway.reload import Origin, Told
+from gateway.snapshot import Snapshot
+from gateway.telemetry import Record
+from tests.fakes import END, HANG, chunk
+from tests.fault.fronts import DONE, SAYS, STOP, STREAM, raw, until
+
+PEMS = Path(__file__).parents[1] / "fault"
+LISTENER = {
+    "address": "127.0.0.1:0",
+    "dialects": ["openai", {"name": "mindie", "prefix": "/mindie"}],
+}
+ECHO = {"kind": "echo", "script": ["Hello", " world"]}
+SLOW = ECHO | {"delay": "150ms"}
+CHAT = {"model": "m", "messages": [{"role": "user", "content": "hi"}]}
+REST = chunk(STOP) + chunk(DONE) + END
+Parts = dict[str, Any]
+
+
+class Gateway:
+    """One whose configuration is in a file."""
+
+    def __init__(self, file: Path) -> None:
+        self.file = file
+        self.records = list[Record]()
+        self.urls: list[str] = []
+
+    def write(self, **parts: Any) -> None:
+        """This is in the file now."""
+        told: Parts = {
+            "listeners": [LISTENER],
+            "backends": {"echo": ECHO},
+            "models": {"m": {"backend": "echo"}},
+        }
+        self.file.write_bytes(msgspec.json.format(msgspec.json.encode(told | parts)))
+
+    async def start(self, **parts: Any) -> "Gateway":
+        self.write(**parts)
+        read = partial(opened, str(self.file), env={})
+        outside = replace(surroundings(), observe=self.records.append)
+        first = read()
+        self.app = App(first.config, outside, origin=Origin(first, read))
+        self.urls = await self.app.start()
+        self.http = httpx.AsyncClient(base_url=self.urls[0], timeout=30)
+        return self
+
+    async def take(self, **parts: Any) -> Told:
+        """Serve this from now on."""
+        self.write(**parts)
+        assert self.app.reloader is not None
+        return await self.app.reloader.reload()
+
+    async def refuses(self, **parts: Any) -> list[str]:
+        """Why it does not serve this, each with its path; and that nothing has changed."""
+        before = self.app._now
+        told = await self.take(**parts)
+        assert self.app._now is before
+        assert not told.well
+        return [f"{one.path}: {one.message}" for one in told.complaints]
+
+    async def says(self, model: str = "m") -> str:
+        answer = await self.http.post("/v1/chat/completions", json=CHAT | {"model": model})
+        assert answer.status_code == 200, answer.text
+        text: str = answer.json()["choices"][0]["message"]["content"]
+        return text
+
+
+@pytest.fixture
+async def gateway(tmp_path: Path) -> AsyncIterator[Gateway]:
+    made = Gateway(tmp_path / "gateway.yaml")
+    yield made
+    await made.http.aclose()
+    await made.app.stop()
+
+
+def pool(*urls: str, **parts: Any) -> Parts:
+    return {"dialect": "openai", "workers": urls or ["http://127.0.0.1:9"]} | parts
+
+
+# ── what stays ──────────────────────────────────────────────────────────────────────────────────
+
+
+async def test_a_backend_that_is_as_it_was_stays(gateway: Gateway) -> None:
+    """With all that is known of it; a change elsewhere makes nothing anew."""
+    backends = {"one": pool(), "two": pool(), "echo": ECHO}
+    models = {"m": {"backend": "one"}, "n": {"backend": "two"}, "o": {"backend": "echo"}}
+    await gateway.start(backends=backends, models=models)
+    before = dict(gateway.app.backends)
+    more = models | {"p": {"backend": "echo", "model": "another"}, "q": {"backend": "one"}}
+    await gateway.take(backends=backends, models=more, limits={"body": "1MiB"})
+    assert gateway.app.backends == before
+    changed = backends | {"two": pool(policy="two_choices"), "new": ECHO}
+    await gateway.take(backends=changed, models=more)
+    kept = [name for name, one in gateway.app.backends.items() if before.get(name) is one]
+    assert kept == ["one", "echo"]
+
+
+async def test_a_pool_that_asks_its_workers_about_models_is_made_anew_for_another(
+    gateway: Gateway,
+) -> None:
+    backends = {"asks": pool(dialect="triton")}
+    models = {"m": {"backend": "asks"}}
+    await gateway.start(backends=backends, models=models)
+    before = gateway.app.backends["asks"]
+    await gateway.take(backends=backends, models={"m": {"backend": "asks", "aliases": ["a"]}})
+    assert gateway.app.backends["asks"] is before
+    await gateway.take(backends=backends, models=models | {"n": {"backend": "asks"}})
+    assert gateway.app.backends["asks"] is not before
+
+
+async def test_a_pool_is_made_anew_when_a_file_of_its_holds_something_else(
+    gateway: Gateway, tmp_path: Path
+) -> None:
+    ca = tmp_path / "ca.pem"
+    shutil.copy(PEMS / "loopback.pem", ca)
+    parts: Parts = {
+        "backends": {"far": pool("https://127.0.0.1:9", tls={"ca": "ca.pem"})},
+        "models": {"m": {"backend": "far"}},
+    }
+    await gateway.start(**parts)
+    before = gateway.app.backends["far"]
+    shutil.copy(ca, tmp_path / "same")
+    (tmp_path / "same").replace(ca)
+    await gateway.take(**parts)
+    assert gateway.app.backends["far"] is before
+    shutil.copy(PEMS / "loopback-renewed.pem", ca)
+    await gateway.take(**parts)
+    assert gateway.app.backends["far"] is not before
+
+
+async def test_a_local_model_is_not_loaded_twice_for_what_is_none_of_its_business(
+    tmp_path: Path,
+) -> None:
+    """A new public model of it, an alias, a limit: its process goes on. Not so its template."""
+    template = tmp_path / "chat.jinja"
+    template.write_text("{{ messages }}")
+
+    def made(former: Snapshot | None, **models: Any) -> Snapshot:
+        weights = {"kind": "torch", "path": "a/model", "template": str(template)}
+        told = {"backends": {"local": weights}, "models": models}
+        config = loaded(msgspec.json.encode(told), "x.yaml", env={}).config
+        return Snapshot(config, surroundings(), former=former)
+
+    one = made(None, m={"backend": "local"})
+    two = made(one, m={"backend": "local", "aliases": ["a"]}, n={"backend": "local"})
+    assert two.backends["local"] is one.backends["local"]
+    template.write_text("{{ messages | length }}")
+    three = made(two, m={"backend": "local"})
+    assert three.backends["local"] is not two.backends["local"]
+
+
+async def test_a_model_keeps_the_day_that_it_came(
+    gateway: Gateway, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await gateway.start()
+    now = gateway.app._outside.now()
+    monkeypatch.setattr(
+        gateway.app, "_outside", replace(gateway.app._outside, now=lambda: now + 99)
+    )
+    await gateway.take(models={"m": {"backend": "echo"}, "n": {"backend": "echo"}})
+    came = {info.name: info.created for info in gateway.app.router.models()}
+    assert came["n"] - came["m"] in (99, 98, 100)
+
+
+async def test_each_record_tells_by_which_configuration_it_was_answered(gateway: Gateway) -> None:
+    await gateway.start()
+    await gateway.says()
+    told = await gateway.take(models={"m": {"backend": "echo", "aliases": ["a"]}})
+    await gateway.says()
+    digest = hashlib.sha256(gateway.file.read_bytes()).hexdigest()[:12]
+    assert told.hash == gateway.records[1].config == digest
+    assert gateway.records[0].config not in ("", digest)
+
+
+async def test_nothing_is_left_of_configurations_that_are_gone(gateway: Gateway) -> None:
+    """No task, and no backend that is still open."""
+    await gateway.start(backends={"p": pool()}, models={"m": {"backend": "p"}})
+    tasks = len(asyncio.all_tasks())
+    for number in range(20):
+        changed = pool(queue={"max": number})
+        assert (await gateway.take(backends={"p": changed}, models={"m": {"backend": "p"}})).well
+    await until(lambda: len(asyncio.all_tasks()) <= tasks)
+    await gateway.take()
+    assert len(gateway.app._living) == 1
+    await until(lambda: not gateway.app._closing)
+
+
+# ── what runs ───────────────────────────────────────────────────────────────────────────────────
+
+
+async def stream(gateway: Gateway, got: asyncio.Queue[bytes], model: str = "m") -> bytes:
+    """All of a stream; each piece as it comes, too."""
+    heard = b""
+    asked = CHAT | {"stream": True, "model": model}
+    async with gateway.http.stream("POST", "/v1/chat/completions", json=asked) as answer:
+        async for piece in answer.aiter_bytes():
+            heard += piece
+            got.put_nowait(piece)
+    return heard
+
+
+async def test_a_stream_keeps_what_it_began_with_and_its_backend_is_closed_after_it(
+    gateway: Gateway, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await gateway.start(backends={"echo": SLOW})
+    old = gateway.app.backends["echo"]
+    closed = asyncio.Event()
+
+    async def close() -> None:
+        closed.set()
+
+    monkeypatch.setattr(old, "aclose", close)
+    got = asyncio.Queue[bytes]()
+    async with asyncio.TaskGroup() as tasks:
+        heard = tasks.create_task(stream(gateway, got))
+        await got.get()
+        told = await gateway.take(backends={"other": ECHO}, models={"n": {"backend": "other"}})
+        assert told.well
+        assert not closed.is_set()
+        gone = await gateway.http.post("/v1/chat/completions", json=CHAT)
+        assert await gateway.says("n") == "Hello world"
+    assert b"world" in heard.result()
+    assert heard.result().endswith(b"data: [DONE]\n\n")
+    assert gone.status_code == 404
+    async with asyncio.timeout(5):
+        await closed.wait()
+
+
+async def test_a_stream_that_outlasts_the_drain_is_told_that_it_broke(gateway: Gateway) -> None:
+    """Where its backend goes; one whose backend stays goes on."""
+    end = asyncio.Event()
+    async with raw([SAYS, HANG]) as gone, raw([SAYS, end, REST]) as stays:
+        both = {"gone": pool(gone.url), "stays": pool(stays.url)}
+        models = {"m": {"backend": "gone"}, "n": {"backend": "stays"}}
+        drain = {"drain": "200ms"}
+        await gateway.start(backends=both, models=models, limits=drain)
+        got = asyncio.Queue[bytes]()
+        async with asyncio.TaskGroup() as tasks:
+            heard = [tasks.create_task(stream(gateway, got, model)) for model in models]
+            await got.get()
+            await got.get()
+            await gateway.take(
+                backends={"stays": both["stays"]}, models={"n": models["n"]}, limits=drain
+            )
+            await asyncio.wait(heard[:1])
+            end.set()
+    broken, whole = (one.result() for one in heard)
+    assert b'"error"' in broken
+    assert b"[DONE]" not in broken
+    assert b'"error"' not in whole
+    assert whole.endswith(b"data: [DONE]\n\n")
+
+
+async def test_a_stream_that_outlasts_a_drain_has_another_when_its_backend_goes(
+    gateway: Gateway,
+) -> None:
+    """It began two configurations ago, with a backend that only the last reload took away."""
+    end = asyncio.Event()
+    async with raw([SAYS, end, REST]) as worker:
+        models = {"m": {"backend": "p"}}
+        await gateway.start(
+            backends={"p": pool(worker.url)}, models=models, limits={"drain": "50ms"}
+        )
+        got = asyncio.Queue[bytes]()
+        async with asyncio.TaskGroup() as tasks:
+            heard = tasks.create_task(stream(gateway, got))
+            await got.get()
+            await gateway.take(
+                backends={"p": pool(worker.url), "more": ECHO},
+                models=models,
+                limits={"drain": "30s"},
+            )
+            await asyncio.sleep(0.2)
+            await gateway.take(limits={"drain": "30s"})
+            await asyncio.sleep(0.2)
+            end.set()
+    assert heard.result().endswith(b"data: [DONE]\n\n")
+    assert b'"error"' not in heard.result()
+
+
+async def test_a_request_is_stopped_by_its_name_after_a_reload(gateway: Gateway) -> None:
+    """Its client asks the configuration of now to stop what began with another."""
+    await gateway.start(backends={"echo": SLOW | {"script": ["a", "b", "c", "d", "e"]}})
+    asked = {"id": "a1", "text_input": "hi"}
+    async with asyncio.TaskGroup() as tasks:
+        running = tasks.create_task(gateway.http.post("/mindie/v2/models/m/generate", json=asked))
+        await until(lambda: gateway.app.backends["echo"].running)  # type: ignore[attr-defined]
+        await gateway.take(models={"m": {"backend": "echo", "aliases": ["a"]}})
+        stopped = await gateway.http.post("/mindie/v2/models/m/stopInfer", json=asked)
+    assert (stopped.status_code, stopped.json()) == (200, asked)
+    assert running.result().status_code == 400
+
+
+async def test_the_gateway_stops_although_an_old_configuration_has_streams(
+    gateway: Gateway,
+) -> None:
+    """They have their time, as those of the last have; then everything is closed, once."""
+    async with raw([SAYS, HANG]) as worker:
+        parts: Parts = {"models": {"m": {"backend": "p"}}, "limits": {"drain": "300ms"}}
+        await gateway.start(backends={"p": pool(worker.url)}, **parts)
+        got = asyncio.Queue[bytes]()
+        hearing = asyncio.get_running_loop().create_task(stream(gateway, got))
+        await got.get()
+        listener = {"address": f"127.0.0.1:{free()}", "dialects": ["openai"]}
+        await gateway.take(
+            listeners=[listener], backends={"p": pool(worker.url, queue={"max": 1})}, **parts
+        )
+        await gateway.app.stop()
+        await asyncio.gather(hearing, return_exceptions=True)
+    assert len(gateway.records) == 1
+
+
+# ── listeners ───────────────────────────────────────────────────────────────────────────────────
+
+
+def free() -> int:
+    """A port that nobody has now."""
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        port: int = listener.getsockname()[1]
+        return port
+
+
+async def test_listeners_come_and_go(gateway: Gateway) -> None:
+    """One that goes takes no more connections, and ends those that it has with their answers."""
+    first, second = (f"127.0.0.1:{free()}" for _ in "ab")
+    keeps, goes, comes = LISTENER, LISTENER | {"address": first}, LISTENER | {"address": second}
+    await gateway.start(listeners=[keeps, goes], backends={"echo": SLOW})
+    async with httpx.AsyncClient(base_url=f"http://{first}", timeout=30) as client:
+        async with asyncio.TaskGroup() as tasks:
+            asked = tasks.create_task(client.post("/v1/chat/completions", json=CHAT))
+            await until(lambda: gateway.app.backends["echo"].running)  # type: ignore[attr-defined]
+            assert (await gateway.take(listeners=[keeps, comes])).well
+            await asyncio.sleep(0)
+        with pytest.raises(httpx.ConnectError):
+            await client.get("/v1/models")
+    assert asked.result().status_code == 200
+    assert asked.result().headers["connection"] == "close"
+    async with httpx.AsyncClient(base_url=f"http://{second}") as client:
+        assert (await client.get("/v1/models")).status_code == 200
+    assert await gateway.says() == "Hello world"
+    await until(lambda: not gateway.app._leaving)
+
+
+async def test_what_a_listener_speaks_and_takes_changes_where_it_is(gateway: Gateway) -> None:
+    """Its connections stay; the limits of heads and of connections are for new ones."""
+    await gateway.start()
+    assert (await gateway.http.get("/mindie/v2/health/ready")).status_code == 200
+    only = {"address": "127.0.0.1:0", "dialects": ["openai"]}
+    await gateway.take(listeners=[only], limits={"connections": 1, "header": "1KiB"})
+    assert (await gateway.http.get("/mindie/v2/health/ready")).status_code == 404
+    async with httpx.AsyncClient(base_url=gateway.urls[0]) as client:
+        with pytest.raises(httpx.HTTPError):  # there is one already
+            await client.get("/health")
+    await gateway.take(listeners=[only], limits={"connections": 9, "header": "1KiB"})
+    long = {"x-long": "x" * 2000}
+    async with httpx.AsyncClient(base_url=gateway.urls[0], headers=long) as client:
+        assert (await client.get("/health")).status_code == 431
+
+
+async def test_a_port_that_is_taken_is_refused_and_nothing_is_left_of_the_rest(
+    gateway: Gateway,
+) -> None:
+    await gateway.start()
+    await gateway.says()
+    tasks = asyncio.all_tasks()
+    comes = f"127.0.0.1:{free()}"
+    with socket.create_server(("127.0.0.1", 0)) as other:
+        taken = f"127.0.0.1:{other.getsockname()[1]}"
+        listeners = [LISTENER, *({"address": at, "dialects": ["openai"]} for at in (comes, taken))]
+        backends = {"echo": ECHO, "far": pool()}
+        [why] = await gateway.refuses(listeners=listeners, backends=backends)
+    assert why.startswith("listeners[2].address: the gateway can't listen there: ")
+    assert why.endswith("address already in use")
+    async with httpx.AsyncClient(base_url=f"http://{comes}") as client:
+        with pytest.raises(httpx.ConnectError):
+            await client.get("/health")
+    assert await gateway.says() == "Hello world"
+    await until(lambda: asyncio.all_tasks() <= tasks)
+
+
+async def test_what_is_fixed_while_a_gateway_runs_is_refused_by_its_name(gateway: Gateway) -> None:
+    """All of it at once."""
+    admin = f"127.0.0.1:{free()}"
+    here = {"address": f"127.0.0.1:{free()}", "dialects": ["openai"]}
+    pem, mend = str(PEMS / "loopback.pem"), "or take another port"
+    await gateway.start(listeners=[LISTENER, here])
+    encrypted = here | {"tls": {"cert": pem, "key": pem}, "front": "reference"}
+    whys = await gateway.refuses(listeners=[LISTENER, encrypted], admin={"address": admin})
+    assert [why.partition(":")[::2] for why in whys] == [
+        ("listeners[1].tls", f" begins or ceases to speak TLS, which needs a restart; {mend}"),
+        ("listeners[1].front", f" can't change while the address is bound; restart, {mend}"),
+        ("admin", " there is none for as long as the gateway runs; restart it"),
+    ]
+
+
+# ── certificates ────────────────────────────────────────────────────────────────────────────────
+
+
+def named(url: str, pem: Path) -> str:
+    """Whom the listener's certificate names, when this one is trusted."""
+    port = int(url.rpartition(":")[2])
+    context = ssl.create_default_context(cafile=str(pem))
+    with (
+        socket.create_connection(("127.0.0.1", port), timeout=5) as plain,
+        context.wrap_socket(plain, server_hostname="127.0.0.1") as connection,
+    ):
+        certificate = connection.getpeercert() or {}
+    names = dict(pair for pairs in certificate["subject"] for pair in pairs)  # type: ignore[misc]
+    return str(names["commonName"])
+
+
+async def test_a_certificate_that_is_renewed_is_shown_to_new_connections(
+    gateway: Gateway, tmp_path: Path
+) -> None:
+    """Connections that are open go on. A half-written one is refused, and the old one shown."""
+    pem = tmp_path / "tls.pem"
+    shutil.copy(PEMS / "loopback.pem", pem)
+    listeners = [LISTENER | {"tls": {"cert": "tls.pem", "key": "tls.pem"}}]
+    await gateway.start(listeners=listeners)
+
+    async def show(pem: Path) -> str:
+        return await asyncio.to_thread(named, gateway.urls[0], pem)
+
+    trusted = ssl.create_default_context(cafile=str(PEMS / "loopback.pem"))
+    async with httpx.AsyncClient(base_url=gateway.urls[0], verify=trusted) as client:
+        assert (await client.get("/health")).status_code == 200
+        assert await show(PEMS / "loopback.pem") == "loopback test worker"
+
+        pem.write_bytes((PEMS / "loopback-renewed.pem").read_bytes()[:-100])
+        [why] = await gateway.refuses(listeners=listeners)
+        assert why.startswith("listeners[0].tls: can't be used: ")
+        assert await show(PEMS / "loopback.pem") == "loopback test worker"
+
+        shutil.copy(PEMS / "loopback-renewed.pem", pem)
+        assert (await gateway.take(listeners=listeners)).well
+        assert await show(PEMS / "loopback-renewed.pem") == "loopback test worker renewed"
+        assert (await client.get("/health")).status_code == 200
+
+
+# ── what is new ─────────────────────────────────────────────────────────────────────────────────
+
+
+async def test_the_workers_of_a_new_pool_are_probed_before_it_is_asked(gateway: Gateway) -> None:
+    """One that is down costs a request no try."""
+    await gateway.start()
+    async with raw([STREAM]) as worker:
+        both = pool("http://127.0.0.1:9", worker.url, policy="round_robin", health={"fall": 1})
+        await gateway.take(backends={"both": both}, models={"m": {"backend": "both"}})
+        states = {one.url: one.state for one in gateway.app.backends["both"].snapshot()}  # type: ignore[attr-defined]
+    assert states == {"http://127.0.0.1:9": "out", worker.url: "up"}
+
+
+async def test_a_backend_that_is_not_ready_in_time_is_taken_as_it_is(
+    gateway: Gateway, caplog: pytest.LogCaptureFixture
+) -> None:
+    await gateway.start()
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        far = pool(f"http://127.0.0.1:{silent.getsockname()[1]}")
+        told = await gateway.take(
+            backends={"far": far}, models={"m": {"backend": "far"}}, limits={"warm": "100ms"}
+        )
+    assert told.well
+    assert "far is not ready after 0.1 s, and is taken as it is" in caplog.text
+
+
+async def test_certificates_that_are_none_are_refused(gateway: Gateway, tmp_path: Path) -> None:
+    """Those by which a pool's workers are to be trusted."""
+    (tmp_path / "ca.pem").write_text("no certificate")
+    await gateway.start()
+    far = pool("https://127.0.0.1:9", tls={"ca": "ca.pem"})
+    backends = {"echo": ECHO, "far": far}
+    [why] = await gateway.refuses(backends=backends)
+    assert why.startswith("backends.far.tls.ca: can't be used: no certificate or crl found; ")
+
+
+class Unloadable(EchoBackend):
+    """As a local model is that can't be loaded."""
+
+    async def warm(self) -> None:
+        raise WorkerUnreachable("there is no such model")
+
+
+async def test_a_backend_that_never_gets_ready_is_refused_and_closed(
+    gateway: Gateway, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await gateway.start()
+    closed: list[EchoBackend] = []
+
+    def found(named: object) -> object:
+        return Unloadable if named is EchoBackend else named
+
+    async def close(backend: EchoBackend) -> None:
+        closed.append(backend)
+
+    monkeypatch.setattr(Unloadable, "aclose", close)
+    load = making.load
+    monkeypatch.setattr(making, "load", lambda name: found(load(name)))
+    [why] = await gateway.refuses(backends={"echo": ECHO, "new": ECHO})
+    assert why == "backends.new: it can't be used: there is no such model"
+    assert len(closed) == 1
+    monkeypatch.undo()
+    assert await gateway.says() == "Hello world"
+
+
+# ── the admin ───────────────────────────────────────────────────────────────────────────────────
+
+
+def digest(key: str) -> str:
+    return hashlib.sha256(key.encode()).hexdigest()
+
+
+async def test_what_the_admin_said_of_workers_ends_with_their_pool(
+    gateway: Gateway, caplog: pytest.LogCaptureFixture
+) -> None:
+    """And stays with one that stays. The admin sees the pools of now."""
+    ended = "far: what the admin said of http://10.0.0.1:8000 ends with this reload"
+    parts: Parts = {"admin": {"address": "127.0.0.1:0"}, "models": {"m": {"backend": "far"}}}
+    await gateway.start(backends={"far": pool()}, **parts)
+    async with httpx.AsyncClient(base_url=gateway.urls[-1]) as admin:
+        added = {"backend": "far", "url": "http://10.0.0.1:8000"}
+        assert (await admin.post("/-/workers", json=added)).status_code == 201
+        await gateway.take(backends={"far": pool()}, limits={"body": "1MiB"}, **parts)
+        kept = (await admin.get("/-/workers")).json()["backends"]
+        assert ended not in caplog.text
+        changed = pool(queue={"max": 1})
+        await gateway.take(backends={"far": changed, "more": pool()}, **parts)
+        left = (await admin.get("/-/workers")).json()["backends"]
+    assert [one["url"] for one in kept["far"]] == ["http://10.0.0.1:8000", "http://127.0.0.1:9"]
+    assert ended in caplog.text
+    assert {name: len(found) for name, found in left.items()} == {"far": 1, "more": 1}
+
+
+async def test_the_admins_key_changes_with_the_configuration(gateway: Gateway) -> None:
+    at = {"address": "127.0.0.1:0"}
+    await gateway.start(admin=at | {"sha256": digest("one")})
+    await gateway.take(admin=at | {"sha256": digest("two")})
+    async with httpx.AsyncClient(base_url=gateway.urls[-1]) as admin:
+        statuses = [
+            (await admin.post("/-/reload", headers={"authorization": f"Bearer {key}"})).status_code
+            for key in ("one", "two")
+        ]
+    assert statuses == [401, 200]
+
+
+async def test_the_admin_path_tells_what_is_wrong_in_json(gateway: Gateway) -> None:
+    parts: Parts = {"admin": {"address": "127.0.0.1:0"}}
+    await gateway.start(**parts)
+    before = gateway.app._now
+    gateway.write(models={"m": {"backend": "nobody"}}, **parts)
+    async with httpx.AsyncClient(base_url=gateway.urls[-1]) as admin:
+        answer = await admin.post("/-/reload")
+        page = (await admin.get("/metrics")).text
+    told = answer.json()
+    [complaint] = told["complaints"]
+    assert answer.status_code == 422
+    assert told["error"] == {
+        "message": f"{gateway.file} is wrong; the configuration stays as it was",
+        "field": None,
+    }
+    assert complaint["path"] == "models.m.backend"
+    assert complaint["message"] == "there is no backend 'nobody'; known: echo"
+    assert f'interlingua_config_info{{hash="{told["hash"]}"}} 1.0' in page
+    assert gateway.app._now is before
+
+
+@pytest.mark.parametrize(
+    ("origin", "status"),
+    [("http://elsewhere.example", 403), ("null", 403), ("HOST", 200), (None, 200)],
+)
+async def test_a_page_that_is_from_elsewhere_reloads_nothing(
+    gateway: Gateway, origin: str | None, status: int
+) -> None:
+    """It has no body whose type could tell, so that a browser sends it for any page."""
+    await gateway.start(admin={"address": "127.0.0.1:0"})
+    url = gateway.urls[-1]
+    headers = {} if origin is None else {"origin": origin.replace("HOST", url)}
+    async with httpx.AsyncClient(base_url=url) as admin:
+        assert (await admin.post("/-/reload", headers=headers)).status_code == status
+
+
+async def test_a_gateway_that_can_read_nothing_anew_has_no_such_path(tmp_path: Path) -> None:
+    text = msgspec.json.encode(
+        {
+            "listeners": [LISTENER],
+            "admin": {"address": "127.0.0.1:0"},
+            "backends": {"echo": ECHO},
+            "models": {"m": {"backend": "echo"}},
+        }
+    )
+    app = App(loaded(text, "x.yaml", env={}).config, surroundings())
+    urls = await app.start()
+    async with httpx.AsyncClient(base_url=urls[-1]) as admin:
+        assert (await admin.post("/-/reload")).status_code == 404
+    await app.stop()

@@ -1,0 +1,40 @@
+"""What stands beside a list's file holds for the workers in it."""
+
+from pathlib import Path
+
+from gateway.config import Pool, load
+from gateway.crew import crew
+from gateway.making import make_dialect
+
+CONFIG = """
+listeners: [{{address: "127.0.0.1:0", dialects: [openai]}}]
+backends:
+  pool:
+    dialect: openai
+    max_concurrency: 5
+    workers:
+      - {{file: {one}, weight: 3, max_concurrency: 7, auth: {{bearer: theirs}}}}
+      - {{file: {two}}}
+models: {{m: {{backend: pool}}}}
+"""
+LISTED = b"""
+- http://a:1
+- {url: "http://b:1", weight: 2, max_concurrency: 9, auth: {bearer: own}}
+"""
+
+
+def test_what_a_list_does_not_say(tmp_path: Path) -> None:
+    files = {name: tmp_path / f"{name}.yaml" for name in ("one", "two")}
+    for file in files.values():
+        file.write_bytes(LISTED)
+    told = load(CONFIG.format(**files), str(tmp_path / "gateway.yaml"), env={}).backends["pool"]
+    assert isinstance(told, Pool)
+    readers = crew("pool", told, make_dialect("openai", None, {}), ())["readers"]
+    found = {
+        name: [(w.url, w.weight, w.max_concurrency, w.bearer) for w in readers[str(file)](LISTED)]
+        for name, file in files.items()
+    }
+    assert found == {
+        "one": [("http://a:1", 3, 7, "theirs"), ("http://b:1", 2, 9, "own")],
+        "two": [("http://a:1", 1, 5, None), ("http://b:1", 2, 9, "own")],
+    }

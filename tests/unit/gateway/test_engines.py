@@ -1,0 +1,40 @@
+"""The figures of local models on the page of counts."""
+
+from collections.abc import Mapping
+
+from prometheus_client.parser import text_string_to_metric_families
+
+from gateway.engines import _COUNTERS, _GAUGES, Engines
+from gateway.metrics import Metrics
+
+
+class Told:
+    """An engine that says what it is told to."""
+
+    def __init__(self, first: float) -> None:
+        self._first = first
+
+    def figures(self) -> Mapping[str, float]:
+        return {name: self._first + at for at, name in enumerate((*_GAUGES, *_COUNTERS))}
+
+
+def test_each_engine_by_its_backend() -> None:
+    metrics = Metrics(lambda record: None, dict)
+    metrics.also(Engines(lambda: {"tiny": Told(0), "large": Told(100)}))
+
+    families = text_string_to_metric_families(metrics.page().decode())
+    found = {
+        (sample.name, sample.labels["backend"]): sample.value
+        for family in families
+        for sample in family.samples
+        if sample.name.startswith("interlingua_engine_")
+    }
+
+    assert len(found) == 2 * (len(_GAUGES) + len(_COUNTERS))
+    assert found["interlingua_engine_running", "large"] == 100
+    assert found["interlingua_engine_kv_usage", "tiny"] == 3
+    assert found["interlingua_engine_prompt_tokens_total", "tiny"] == len(_GAUGES)
+
+
+def test_without_engines_nothing_is_told() -> None:
+    assert list(Engines(dict).collect()) == []

@@ -1,0 +1,106 @@
+"""What an exchange records while it passes on."""
+
+from collections.abc import Sequence
+
+import pytest
+
+from gateway.core.aggregate import Answer
+from gateway.core.context import Context, Deadline
+from gateway.core.loss import Loss
+from gateway.core.ports import Encoder, Headers, Pieces, Reply
+from gateway.core.types import (
+    CallStart,
+    Done,
+    End,
+    Event,
+    PromptEcho,
+    Request,
+    Start,
+    Text,
+    Thought,
+    Usage,
+)
+from gateway.exchange import Exchange
+from gateway.telemetry import Record
+
+
+class Clock:
+    """Goes on by a second with each batch."""
+
+    now = 100.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+class Batches:
+    """An answer whose every batch has its bytes."""
+
+    losses: tuple[Loss, ...] = ()
+
+    def __init__(self, clock: Clock, *batches: tuple[bytes, Sequence[Event]]) -> None:
+        self._clock = clock
+        self._batches = batches
+
+    @property
+    def request(self) -> Request:
+        raise AssertionError
+
+    def encoder(self) -> Encoder:
+        raise AssertionError
+
+    def opening(self) -> Headers:
+        return ()
+
+    def whole(self, answer: Answer, body: bytes | None) -> Reply:
+        raise AssertionError
+
+    async def pieces(self) -> Pieces:
+        for batch in self._batches:
+            self._clock.now += 1
+            yield batch
+
+
+class Sink:
+    """Takes it all."""
+
+    started = False
+    pressure = False
+
+    def start(self, status: int, headers: Headers) -> None:
+        self.started = True
+
+    def write(self, data: bytes) -> None:
+        """Forgotten."""
+
+    def finish(self) -> None:
+        """Nothing follows."""
+
+    async def drain(self) -> None:
+        raise AssertionError
+
+
+END = (b"end", [End("stop"), End("length", 1), Usage(1, 2), Done()])
+
+
+@pytest.mark.parametrize(
+    ("batches", "first_byte", "first_token"),
+    [
+        ([(b"t", [Text("a")]), END], 1.0, 1.0),
+        ([(b"h", [Start()]), (b"t", [Text("a")]), (b"t", [Text("b")]), END], 1.0, 2.0),
+        ([(b"h", [PromptEcho(0, "p")]), (b"t", [Thought("a")]), END], 1.0, 2.0),
+        ([(b"", [Text("held back")]), (b"c", [CallStart(0, 0, "id", "f")]), END], 2.0, 2.0),
+        ([(b"h", [Start()]), END], 1.0, None),
+    ],
+)
+async def test_the_first_token_is_not_the_heading(
+    batches: list[tuple[bytes, Sequence[Event]]], first_byte: float, first_token: float | None
+) -> None:
+    clock, record = Clock(), Record("r")
+    context = Context("r", Deadline(clock, 60.0), clock, began=100.0)
+
+    await Exchange(Batches(clock, *batches), context, Sink(), record).run(stream=True)
+
+    assert (record.first_byte, record.first_token) == (first_byte, first_token)
+    assert record.finish == ("stop", "length")
+    assert record.usage == Usage(1, 2)

@@ -1,0 +1,109 @@
+"""Files that change under the gateway, and when it counts."""
+
+import asyncio
+from collections.abc import Mapping
+from pathlib import Path
+
+import pytest
+
+from gateway.files import Look, Watch, look
+
+A, B, C = (Look((1, 1), digest) for digest in (b"a", b"b", b"c"))
+OTHER = Look((1, 2), b"b")
+
+
+def seen(*looks: Mapping[str, Look | None]) -> list[int]:
+    """After which looks, counted from 0, a change was told, when the first found all as it was."""
+    told: list[int] = []
+    done: list[Mapping[str, Look | None]] = []
+    watch = Watch(list, lambda: told.append(len(done) - 1))
+    for one in (looks[0], *looks):
+        watch.see(one)
+        done.append(one)
+    return told
+
+
+@pytest.mark.parametrize(
+    ("looks", "told"),
+    [
+        ([A, A, A], []),
+        ([A, OTHER, OTHER], [1]),
+        ([A, B, B, B], [2]),
+        ([A, B, C, C], [3]),
+        ([A, B, A, A], []),
+        ([A, None, None, None], [2]),
+        ([A, None, A, A], []),
+        ([A, None, OTHER, OTHER, OTHER], [3]),
+        ([None, None, A, A, A], [3]),
+    ],
+    ids=[
+        "it stays",
+        "another is put in its place",
+        "it is written in place",
+        "it is written for long",
+        "it is as before",
+        "it goes",
+        "it goes and comes back",
+        "it goes and another comes",
+        "it comes",
+    ],
+)
+def test_when_a_change_counts(looks: list[Look | None], told: list[int]) -> None:
+    assert seen(*({"file": one} for one in looks)) == told
+
+
+def test_a_file_that_is_looked_at_for_the_first_time_is_as_it_should_be() -> None:
+    assert seen({"one": A}, {"one": A, "two": B}, {"one": A, "two": B}) == []
+
+
+def test_a_file_that_is_looked_at_no_more_changes_nothing() -> None:
+    assert seen({"one": A, "two": B}, {"one": A}, {"one": A}) == []
+
+
+def test_a_change_waits_for_another_that_goes_on() -> None:
+    looks = [{"one": A, "two": A}, {"one": OTHER, "two": B}, {"one": OTHER, "two": B}]
+    assert seen(*looks) == [2]
+
+
+def test_what_is_looked_at(tmp_path: Path) -> None:
+    """A file by what it holds, a folder by what is told of its files, a link by where it leads."""
+    file, folder, link = tmp_path / "file", tmp_path / "folder", tmp_path / "link"
+    file.write_text("one")
+    folder.mkdir()
+    link.symlink_to(file)
+    assert look(str(tmp_path / "none")) is None
+    assert look(str(link)) == look(str(file))
+    before, empty = look(str(file)), look(str(folder))
+    assert before is not None
+    assert empty is not None
+    file.write_text("two")
+    after = look(str(file))
+    assert after is not None
+    assert (after.which, after.digest != before.digest) == (before.which, True)
+    (folder / "inside").write_text("x")
+    assert look(str(folder)) != empty
+
+
+def test_what_is_neither_file_nor_folder_is_not_read() -> None:
+    device = look("/dev/zero")
+    again = look("/dev/null")
+    assert device is not None
+    assert again is not None
+    assert device.digest == again.digest
+
+
+async def test_it_looks_until_it_is_cancelled(tmp_path: Path) -> None:
+    file = tmp_path / "file"
+    file.write_text("one")
+    changed = asyncio.Event()
+    watch = Watch(lambda: [str(file)], changed.set, every=0.01)
+    task = asyncio.get_running_loop().create_task(watch.run())
+    await asyncio.sleep(0.05)
+    assert not changed.is_set()
+    (tmp_path / "new").write_text("two")
+    (tmp_path / "new").replace(file)
+    async with asyncio.timeout(5):
+        await changed.wait()
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task
