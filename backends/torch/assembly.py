@@ -5,8 +5,10 @@ from typing import Any, NamedTuple
 from transformers import AutoTokenizer
 
 from backends.torch.forward import Forward, load_forward
-from backends.torch.models import Found, load
+from backends.torch.loading import load
+from backends.torch.models import Found
 from backends.torch.reading import Reader
+from backends.torch.templates import template_at
 
 
 class Model(NamedTuple):
@@ -29,10 +31,14 @@ def end_tokens(tokenizer: Any, *configs: Any) -> frozenset[int]:
     return frozenset(found)
 
 
-def load_model(found: Found, device: str, dtype: str, context: int | None) -> Model:
+def load_model(
+    found: Found, device: str, dtype: str, context: int | None, template: str | None = None
+) -> Model:
     """The model of a folder or hub name, with its tokenizer and its own defaults."""
     forward = load_forward(found, device, dtype, context)
     tokenizer = load(AutoTokenizer, found)
+    if template is not None:
+        tokenizer.chat_template = template_at(template)
     return assemble(forward, tokenizer)
 
 

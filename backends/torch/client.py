@@ -30,8 +30,6 @@ from gateway.core.types import (
     Event,
     GenerateRequest,
     Request,
-    Start,
-    Text,
     Timing,
     Usage,
 )
@@ -42,6 +40,8 @@ _PAUSE = 0.5
 _LONGEST_PAUSE = 30.0
 _LUMP = 128
 """Credit is given back in lumps of so many tokens."""
+_LAST = 255
+"""The priority of a request for whose answer nobody waits."""
 
 
 class TorchBackend:
@@ -54,6 +54,7 @@ class TorchBackend:
         """Set while there is a process that takes requests, or there never will be."""
         self._broken: str | None = None
         self._keeper: asyncio.Task[None] | None = None
+        self._restarts = 0
 
     @property
     def ready(self) -> bool:
@@ -65,6 +66,13 @@ class TorchBackend:
         """The process as it is now, for the status page."""
         return self._process
 
+    def figures(self) -> Mapping[str, float]:
+        """What the engine holds and does, a second ago; see ``gateway.engines``."""
+        process = self._process
+        if process is None or not self.ready:
+            return _figures(0, 0, spec.Figures(), self._restarts)
+        return _figures(process.rows, process.waiting, process.figures, self._restarts)
+
     def losses(self, request: Request, names: Mapping[str, str]) -> tuple[Loss, ...]:
         """What the engine will not do of the request."""
         return mapping.lost(request, names, templates=self._settings.trust_templates)
@@ -72,6 +80,12 @@ class TorchBackend:
     async def start(self) -> None:
         """Begin to load the model; requests that come before it is loaded wait for it."""
         self._keeper = asyncio.get_running_loop().create_task(self._keep())
+
+    async def warm(self) -> None:
+        """Wait until the model is loaded. Raises WorkerUnreachable if it can't be."""
+        await self._ready.wait()
+        if self._broken is not None:
+            raise WorkerUnreachable(self._broken)
 
     async def aclose(self) -> None:
         """End the process."""
@@ -108,6 +122,7 @@ class TorchBackend:
                 pause,
             )
             await asyncio.sleep(pause)
+            self._restarts += 1
 
     async def _available(self, context: Context) -> Process:
         """The process, when it takes requests. Raises Overloaded, WorkerUnreachable."""
@@ -128,11 +143,13 @@ class TorchBackend:
         self, request: Request, context: Context
     ) -> AsyncGenerator[Sequence[Event], None]:
         """The events of the answer. Closing the generator frees the request's rows."""
+        if context.give_way is not None:
+            request = msgspec.structs.replace(request, priority=_LAST)
         process = await self._available(context)
         job, inbox = process.open()
         over = False
         try:
-            process.send(self._order(request, job, context.deadline.remaining()))
+            process.send(self._order(request, job, context.deadline.remaining(), context.principal))
             exchange = _Exchange(request, context, inbox)
             while not over:
                 batch = await exchange.batch()
@@ -160,10 +177,20 @@ class TorchBackend:
             case _:
                 raise WorkerFailed("the local model's process ended")
 
-    def _order(self, request: Request, job: int, timeout: float) -> spec.Generate | spec.Embed:
+    def _order(
+        self, request: Request, job: int, timeout: float, tenant: str | None
+    ) -> spec.Generate | spec.Embed:
         if isinstance(request, EmbedRequest):
             return mapping.embed(request, job, timeout)
-        return mapping.generate(request, job, timeout, templates=self._settings.trust_templates)
+        settings = self._settings
+        return mapping.generate(
+            request,
+            job,
+            timeout,
+            templates=settings.trust_templates,
+            watermark=settings.watermark,
+            tenant=tenant,
+        )
 
 
 class _Exchange:
@@ -173,9 +200,7 @@ class _Exchange:
         self._context = context
         self._inbox = inbox
         self._running = isinstance(request, GenerateRequest) and request.want.usage == "each"
-        self._whole = isinstance(request, GenerateRequest) and (request.best_of or 0) > (
-            request.n or 1
-        )
+        self._whole = isinstance(request, GenerateRequest) and mapping.whole(request)
         self._prompt = 0
         self._completion = 0
         self._owed = 0
@@ -218,20 +243,27 @@ class _Exchange:
                 raise mapping.error(news)
             case spec.Finished():
                 self.over = True
-                usage = Usage(news.prompt_tokens, news.completion_tokens)
+                usage = Usage(news.prompt_tokens, news.completion_tokens, news.cached or None)
                 timing = Timing(news.queue, news.prefill, news.decode, news.batch)
                 return [usage, timing, Done()]
+            case (
+                spec.Piece(count=count)
+                | spec.Called(count=count)
+                | spec.Argued(count=count)
+                | spec.Thinking(count=count)
+            ):
+                return [*mapping.events(news), *self._counted(count)]
+            case spec.Started(_, prompt_tokens):
+                self._prompt = prompt_tokens
+                return mapping.events(news)
             case _:
-                return [one for event in mapping.events(news) for one in self._with_usage(event)]
+                return mapping.events(news)
 
-    def _with_usage(self, event: Event) -> list[Event]:
-        if isinstance(event, Start):
-            self._prompt = event.prompt_tokens or 0
-        if not isinstance(event, Text):
-            return [event]
-        self._completion += event.tokens
-        self._owed += event.tokens
-        return [event, Usage(self._prompt, self._completion)] if self._running else [event]
+    def _counted(self, tokens: int) -> list[Event]:
+        """Tokens came; tells of them where running usage is wanted."""
+        self._completion += tokens
+        self._owed += tokens
+        return [Usage(self._prompt, self._completion)] if self._running else []
 
     def taken(self) -> int:
         """Tokens that may be credited to the engine, once there are enough of them."""
@@ -239,3 +271,23 @@ class _Exchange:
             return 0
         tokens, self._owed = self._owed, 0
         return tokens
+
+
+def _figures(rows: int, waiting: int, told: spec.Figures, restarts: int) -> Mapping[str, float]:
+    return {
+        "running": rows,
+        "waiting": waiting,
+        "batch": told.batch if rows else 0,
+        "kv_usage": told.used / max(told.blocks, 1),
+        "kv_blocks": told.blocks,
+        "prompt_tokens": told.read,
+        "completion_tokens": told.made,
+        "prefix_hits": told.found,
+        "preemptions": told.preempted,
+        "steps": told.steps,
+        "step_seconds": told.seconds,
+        "queue_seconds": told.queue,
+        "prefill_seconds": told.prefill,
+        "decode_seconds": told.decode,
+        "restarts": restarts,
+    }

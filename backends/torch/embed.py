@@ -1,9 +1,10 @@
-"""Vectors of texts, by an encoder and the pooling that its sentence-transformers files name.
+"""Vectors of texts, by an encoder and the recipe that its sentence-transformers files give.
 
 Texts are sorted by length and taken together up to a budget of tokens: that wastes little on
 padding and keeps each pass short. Between two passes other requests and cancellations are seen.
 """
 
+import logging
 from collections import deque
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -11,25 +12,30 @@ from typing import Any, NamedTuple
 
 import msgspec
 import torch
-from msgspec import Struct
 from torch import Tensor
-from transformers import AutoModel, AutoTokenizer
+from transformers import AutoModel, AutoModelForTextEncoding, AutoTokenizer
 
-from backends.torch.models import Found, ModelError, load, pick_device, pick_dtype
+from backends.torch.loading import load, load_weights, pick_device, pick_dtype
+from backends.torch.models import Found, read_config
 from backends.torch.reading import Refused, too_long
-from backends.torch.spec import Embed, Failed, Finished, News, Tokenize, Tokens, Vectors
+from backends.torch.recipe import Layer, Recipe, pooled, read_recipe
+from backends.torch.settings import Settings
+from backends.torch.spec import (
+    Embed,
+    Failed,
+    Figures,
+    Finished,
+    News,
+    Tokenize,
+    Tokens,
+    Vectors,
+)
 from backends.torch.text import TokenBytes, cut
+
+_log = logging.getLogger(__name__)
 
 BUDGET = 2048
 """Tokens in one pass, padding included."""
-
-
-class Recipe(Struct, frozen=True):
-    """How a model's vectors are made of its last layer."""
-
-    pooling: str = "mean"
-    normalize: bool = True
-    length: int | None = None
 
 
 class Encoder(NamedTuple):
@@ -40,75 +46,54 @@ class Encoder(NamedTuple):
     recipe: Recipe
     length: int
     """The most tokens of one text."""
+    layers: tuple[Layer, ...] = ()
 
     @property
     def dimensions(self) -> int:
         """Of a whole vector."""
+        if self.layers:
+            return self.layers[-1].size
         size: int = self.model.config.hidden_size
-        return size
+        return size * len(self.recipe.pooling)
 
 
-def load_encoder(found: Found, device: str, dtype: str, context: int | None) -> Encoder:
-    """The encoder of a folder."""
-    place = pick_device(device)
-    model = load(AutoModel, found, dtype=pick_dtype(dtype, place)).to(place).eval()
+def load_encoder(found: Found, settings: Settings) -> Encoder:
+    """The encoder of a folder. Raises ModelError."""
+    device, folder = pick_device(settings.device), Path(found.source)
+    recipe = read_recipe(folder)
+    if settings.matryoshka is not None:
+        recipe = msgspec.structs.replace(recipe, sizes=settings.matryoshka)
+    # Of a model with two halves the first is wanted; a pooler of its own is not.
+    halves = read_config(folder).get("is_encoder_decoder")
+    kind = AutoModelForTextEncoding if halves else AutoModel
+    model = load_weights(kind, found, device, pick_dtype(settings.dtype, device), spare="pooler.")
     tokenizer = load(AutoTokenizer, found)
-    recipe = read_recipe(Path(found.source))
-    limits = (recipe.length, context, getattr(model.config, "max_position_embeddings", None))
-    length = min(limit for limit in (*limits, tokenizer.model_max_length) if limit)
-    return Encoder(model, tokenizer, recipe, int(length))
+    limits = (recipe.length, settings.context, _positions(model), tokenizer.model_max_length)
+    length = min(limit for limit in limits if limit)
+    layers = tuple(Layer(dense, device) for dense in recipe.dense)
+    return Encoder(model, tokenizer, recipe, int(length), layers)
 
 
-def read_recipe(folder: Path) -> Recipe:
-    """What the sentence-transformers files beside a model say. Without them: mean, normalised."""
-    modules = _read(folder / "modules.json") or []
-    kinds = {str(module.get("type", "")).rpartition(".")[2]: module for module in modules}
-    if unknown := kinds.keys() - {"Transformer", "Pooling", "Normalize"}:
-        raise ModelError(f"{folder} has steps that are not served here: {', '.join(unknown)}")
-    pooling = "mean"
-    if "Pooling" in kinds:
-        flags = _read(folder / str(kinds["Pooling"]["path"]) / "config.json") or {}
-        pooling = _pooling(flags, folder)
-    length = (_read(folder / "sentence_bert_config.json") or {}).get("max_seq_length")
-    return Recipe(pooling, not modules or "Normalize" in kinds, length)
-
-
-def _pooling(flags: dict[str, Any], folder: Path) -> str:
-    named = {
-        "pooling_mode_mean_tokens": "mean",
-        "pooling_mode_cls_token": "cls",
-        "pooling_mode_max_tokens": "max",
-        "pooling_mode_lasttoken": "last",
-    }
-    chosen = [key for key, value in flags.items() if key.startswith("pooling_mode_") and value]
-    if len(chosen) != 1 or chosen[0] not in named:
-        raise ModelError(f"{folder} pools in a way that is not served here: {', '.join(chosen)}")
-    return named[chosen[0]]
-
-
-def _read(file: Path) -> Any:
-    return msgspec.json.decode(file.read_bytes()) if file.is_file() else None
-
-
-def pooled(states: Tensor, mask: Tensor, how: str) -> Tensor:
-    """One vector for each row of ``states`` (rows, tokens, size); ``mask`` is 1 on its tokens."""
-    states = states.float()
-    weight = mask[..., None].to(states.dtype)
-    if how == "mean":
-        return (states * weight).sum(1) / weight.sum(1)
-    if how == "max":
-        return states.masked_fill(weight == 0, float("-inf")).amax(1)
-    if how == "last":
-        return states[torch.arange(len(states)), mask.sum(1) - 1]
-    return states[:, 0]
+def _positions(model: Any) -> int | None:
+    """How many tokens have a position; RoBERTa's family begins to count behind the padding."""
+    most: int | None = getattr(model.config, "max_position_embeddings", None)
+    for name, module in model.named_modules():
+        if (
+            name.endswith("position_embeddings")
+            and getattr(module, "padding_idx", None) is not None
+        ):
+            return int(module.num_embeddings) - int(module.padding_idx) - 1
+    return most
 
 
 class _Work:
     """One request: its texts in batches, longest first."""
 
-    def __init__(self, spec: Embed, texts: list[list[int]], arrived: float) -> None:
+    def __init__(self, spec: Embed, texts: list[list[int]], skip: int, arrived: float) -> None:
         self.spec = spec
         self.texts = texts
+        self.skip = skip
+        """So many of the first tokens are not pooled: an instruction's."""
         self.arrived = arrived
         self.begun: float | None = None
         self.tokens = sum(map(len, texts))
@@ -161,42 +146,78 @@ class Embedder:
         """Requests that wait."""
         return max(len(self._queue) - 1, 0)
 
+    @property
+    def figures(self) -> Figures:
+        """Nothing is kept from one request to the next."""
+        return Figures()
+
     def submit(self, spec: Embed) -> None:
         """A new request; it is told if it can't be done."""
         try:
             if len(self._queue) > self._limit:
                 raise Refused("overloaded", "the queue of the local model is full")
-            whole = self._encoder.dimensions
-            if spec.dimensions is not None and not 1 <= spec.dimensions <= whole:
-                raise Refused("invalid", f"dimensions is 1 to {whole}", param="dimensions")
-            texts = [self._ids(spec, text) for text in spec.inputs]
+            self._check_size(spec.dimensions)
+            prompt = self._encoder.recipe.prompt(spec.instruction)
+            texts = [self._ids(spec, prompt, text) for text in spec.inputs]
             if not texts:
                 raise Refused("invalid", "there is nothing to embed", param="input")
+            skip = self._skip(prompt, spec)
         except Refused as refused:
             self._tell(refused.told(spec.job))
         else:
-            self._queue.append(_Work(spec, texts, self._clock()))
+            self._queue.append(_Work(spec, texts, skip, self._clock()))
 
-    def _ids(self, spec: Embed, text: str | tuple[int, ...]) -> list[int]:
+    def _check_size(self, size: int | None) -> None:
+        """Only vectors that were made for it may be cut: of others a part means nothing."""
+        whole, sizes = self._encoder.dimensions, self._encoder.recipe.sizes
+        if size is None or size == whole:
+            return
+        if sizes is None:
+            text = f"this model's vectors have {whole} dimensions and were not made to be cut"
+            raise Refused("invalid", text, param="dimensions")
+        if sizes and size not in sizes:
+            known = ", ".join(str(one) for one in sorted({*sizes, whole}))
+            raise Refused("invalid", f"dimensions is one of {known}", param="dimensions")
+        if not 1 <= size <= whole:
+            raise Refused("invalid", f"dimensions is 1 to {whole}", param="dimensions")
+
+    def _skip(self, prompt: str, spec: Embed) -> int:
+        """How many tokens of a prompt stand before each text, where they are not to count."""
+        if self._encoder.recipe.prompt_counts or not prompt or not _all_texts(spec):
+            return 0
+        tokenizer = self._encoder.tokenizer
+        ids = tokenizer.encode(prompt)
+        return len(ids) - int(ids[-1] in tokenizer.all_special_ids)
+
+    def _ids(self, spec: Embed, prompt: str, text: str | tuple[int, ...]) -> list[int]:
+        limit, keep = self._encoder.length, spec.keep
+        most = None if keep is None else limit if keep < 0 else min(keep, limit)
         if isinstance(text, str):
-            ids: list[int] = self._encoder.tokenizer.encode((spec.instruction or "") + text)
+            whole = prompt + text
+            ids = self._cut(whole.lower() if self._encoder.recipe.lower else whole, most)
         else:
-            ids = list(text)
+            if spec.instruction is not None:
+                why = "an instruction stands before texts; token ids have it in them"
+                raise Refused("invalid", why, param="instruction")
             known: int = self._encoder.model.config.vocab_size
-            if not ids or not all(0 <= token < known for token in ids):
+            if not text or not all(0 <= token < known for token in text):
                 raise Refused("invalid", f"token ids are 0 to {known - 1}", param="input")
-        limit = self._encoder.length
-        if spec.keep is not None:
-            most = limit if spec.keep < 0 else min(spec.keep, limit)
-            if len(ids) > most:
-                # A tokenizer's closing token stays.
-                ids = [
-                    *ids[: most - 1],
-                    *(ids[-1:] if isinstance(text, str) else ids[most - 1 : most]),
-                ]
+            ids = list(text[:most])
         if len(ids) > limit:
             raise too_long(len(ids), limit, "input")
         return ids
+
+    def _cut(self, text: str, most: int | None) -> list[int]:
+        """The tokens of a text, with those that the model wants around it, ``most`` in all."""
+        tokenizer = self._encoder.tokenizer
+        ids: list[int] = tokenizer.encode(text)
+        if most is None or len(ids) <= most:
+            return ids
+        around: int = tokenizer.num_special_tokens_to_add()
+        if most <= around:
+            raise Refused("invalid", f"of a text at least {around + 1} tokens stay", param="input")
+        shorter: list[int] = tokenizer.encode(text, truncation=True, max_length=most)
+        return shorter
 
     def tokenize(self, order: Tokenize) -> None:
         """Cut a text, at once."""
@@ -221,8 +242,9 @@ class Embedder:
             work.begun = self._clock()
         batch = work.batches.popleft()
         try:
-            vectors = self._vectors([work.texts[i] for i in batch], work.spec)
-        except RuntimeError as error:
+            vectors = self._vectors([work.texts[i] for i in batch], work)
+        except (RuntimeError, MemoryError) as error:  # out of memory, or a kernel that fails
+            _log.exception("a pass of the model failed")
             self._queue.popleft()
             message = f"the local model failed: {type(error).__name__}"
             self._tell(Failed(work.spec.job, "failed", message))
@@ -234,20 +256,24 @@ class Embedder:
             self._finish(work, work.begun)
         return True
 
-    def _vectors(self, texts: list[list[int]], spec: Embed) -> Tensor:
-        encoder = self._encoder
+    def _vectors(self, texts: list[list[int]], work: _Work) -> Tensor:
+        encoder, recipe, spec = self._encoder, self._encoder.recipe, work.spec
         longest = max(map(len, texts))
         padding = encoder.tokenizer.pad_token_id or 0
         device = encoder.model.device
         ids = torch.tensor([t + [padding] * (longest - len(t)) for t in texts], device=device)
         sizes = torch.tensor([len(t) for t in texts], device=device)
-        mask = (torch.arange(longest, device=device)[None] < sizes[:, None]).long()
+        at = torch.arange(longest, device=device)[None]
+        mask = (at < sizes[:, None]).long()
         with torch.inference_mode():
             states = encoder.model(input_ids=ids, attention_mask=mask).last_hidden_state
-            vectors = pooled(states, mask, encoder.recipe.pooling)
-            if spec.dimensions is not None:
-                vectors = vectors[:, : spec.dimensions]
-            wanted = encoder.recipe.normalize if spec.normalize is None else spec.normalize
+            # At least its last token stays of each text.
+            counted = mask * (at >= (sizes[:, None] - 1).clamp(max=work.skip))
+            vectors = torch.cat([pooled(states, counted, how) for how in recipe.pooling], dim=1)
+            for layer in encoder.layers:
+                vectors = layer(vectors)
+            vectors = vectors[:, : spec.dimensions]
+            wanted = recipe.normalize if spec.normalize is None else spec.normalize
             return torch.nn.functional.normalize(vectors) if wanted else vectors
 
     def _finish(self, work: _Work, begun: float) -> None:
@@ -256,3 +282,7 @@ class Embedder:
         self._tell(Vectors(work.spec.job, 0, whole.shape[1], data))
         queue, compute = begun - work.arrived, self._clock() - begun
         self._tell(Finished(work.spec.job, work.tokens, 0, queue, compute, 0.0, batch=work.largest))
+
+
+def _all_texts(spec: Embed) -> bool:
+    return all(isinstance(text, str) for text in spec.inputs)

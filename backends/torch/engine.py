@@ -5,46 +5,36 @@ pass: a token of each row that goes on, and chunks of the prompts that are being
 whose client does not take its tokens (no credit) rests; it keeps its place and holds up no other.
 """
 
-import functools
-import heapq
 import logging
 import secrets
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 
 import torch
-from msgspec import Struct
 
 from backends.torch.assembly import Model
-from backends.torch.forward import Segment
+from backends.torch.attention import Segment
+from backends.torch.choosing import Chooser
+from backends.torch.counting import Tally
+from backends.torch.grammar import Grammars
+from backends.torch.guiding import Guiding
+from backends.torch.kv import BLOCK, Kv, Pool, chained
+from backends.torch.models import ModelError
 from backends.torch.reading import Refused
-from backends.torch.rows import Group, Job, Reason, Row
-from backends.torch.sampler import Likely, likelihoods, pick, seed_of
+from backends.torch.rows import Group, Job, Row
+from backends.torch.scheduler import Chunk, Limits, Scheduler
 from backends.torch.spec import (
-    Alternative,
-    Echo,
     Failed,
+    Figures,
     Finished,
     Generate,
     News,
     Started,
-    Token,
     Tokenize,
     Tokens,
 )
-from backends.torch.text import Detokenizer, Release, Taken, TokenBytes, Transcript, cut
+from backends.torch.text import cut
 
 _log = logging.getLogger(__name__)
-
-
-class Limits(Struct, frozen=True):
-    """How much at once."""
-
-    rows: int = 16
-    waiting: int = 256
-    batch: int = 2048
-    """Prompts of one request, and samples of one prompt."""
-    chunk: int = 256
-    """Prompt tokens read in one step: the more, the longer the other rows wait for theirs."""
 
 
 class Engine:
@@ -56,73 +46,88 @@ class Engine:
         limits: Limits,
         tell: Callable[[News], None],
         clock: Callable[[], float],
+        wake: Callable[[], None] = lambda: None,
     ) -> None:
+        """``wake`` is called from another thread when a step may find something to do."""
         self._forward = model.forward
         self._tokenizer = model.tokenizer
         self._reader = model.reader
-        self._ends = model.ends
-        self._limits = limits
         self._tell = tell
         self._clock = clock
-        self._bytes = TokenBytes(model.tokenizer)
-        self._waiting: list[tuple[int, int, Group]] = []
-        self._arrivals = 0
-        self._reading: list[Group] = []
-        self._read: list[Group] = []
-        """Prompts that are read, and have samples yet to be started."""
-        self._rows: list[Row] = []
+        self._chooser = Chooser(model, tell)
+        self.pool = _pool(model, limits)
+        self._queue = Scheduler(limits, self.pool)
+        self._grammars = Grammars(model.tokenizer, model.forward.vocabulary, model.ends, wake)
+        self._guiding = Guiding(model.tokenizer, model.reader, self._grammars)
         self._jobs: dict[int, Job] = {}
+        self._tally = Tally()
 
     @property
     def rows(self) -> int:
         """Rows and prompts in work."""
-        return len(self._rows) + len(self._reading)
+        return self._queue.busy
 
     @property
     def waiting(self) -> int:
         """Prompts that have no place yet."""
-        return len(self._waiting)
+        return self._queue.waiting + len(self._guiding)
+
+    @property
+    def figures(self) -> Figures:
+        """What it holds and has done."""
+        return self._tally.figures(self.pool, self._queue.preempted)
+
+    @property
+    def memory(self) -> int:
+        """Bytes that keys and values may take."""
+        return self.pool.tokens * self._forward.token_bytes
+
+    def prepare(self) -> None:
+        """Do at once what the first request of a kind would have to wait for."""
+        self._grammars.prepare()
 
     # --- what comes in --------------------------------------------------------------------------
 
     def submit(self, spec: Generate) -> None:
         """A new request; it is told if it can't be done."""
         try:
-            if len(self._waiting) >= self._limits.waiting:
-                raise Refused("overloaded", "the queue of the local model is full")
-            if max(spec.n, spec.best_of, len(spec.input.prompts)) > self._limits.batch:
-                most = self._limits.batch
-                raise Refused("invalid", f"at most {most} choices and prompts", param="n")
-            rules = self._reader.rules(spec.picking)
-            prompts = self._reader.prompts(spec.input, spec.ending)
+            job = self._job(spec)
+            held = self._guiding.holds(job)
         except Refused as refused:
             self._tell(refused.told(spec.job))
             return
+        self._jobs[spec.job] = job
+        if not held:
+            self._queue.add(job)
+
+    def _job(self, spec: Generate) -> Job:
+        """What a request comes to. Raises Refused."""
+        self._queue.check(max(spec.n, spec.best_of, len(spec.input.prompts)))
+        rules = self._reader.rules(spec.picking)
+        prompts = self._reader.prompts(spec.input, spec.ending)
         given = spec.picking.seed
         seed = secrets.randbits(64) if given is None else given
         job = Job(spec, rules, seed, self._clock(), credit=spec.credit)
-        job.groups = [Group(job, number, ids) for number, ids in enumerate(prompts)]
-        job.prompt_tokens = sum(map(len, prompts))
-        self._jobs[spec.job] = job
+        job.groups = [
+            Group(job, number, ids, Kv(self.pool, len(ids)), chained(ids))
+            for number, ids in enumerate(prompts)
+        ]
+        if spec.beams is not None:
+            self._queue.check_beams(spec.beams.width, max(map(len, prompts)))
         for group in job.groups:
-            heapq.heappush(self._waiting, (spec.priority, self._arrivals, group))
-            self._arrivals += 1
+            group.searches = self._chooser.searches(spec)
+        job.prompt_tokens = sum(map(len, prompts))
+        return job
 
     def tokenize(self, order: Tokenize) -> None:
         """Cut a text, at once: it takes no row."""
-        self._tell(Tokens(order.job, *cut(self._tokenizer, self._bytes, order.text)))
+        self._tell(Tokens(order.job, *cut(self._tokenizer, self._chooser.bytes, order.text)))
 
     def cancel(self, number: int) -> None:
         """Nobody waits for this request any more."""
-        job = self._jobs.pop(number, None)
-        if job is None:
-            return
-        self._rows = [row for row in self._rows if row.group.job is not job]
-        self._reading = [group for group in self._reading if group.job is not job]
-        self._read = [group for group in self._read if group.job is not job]
-        if any(entry[2].job is job for entry in self._waiting):
-            self._waiting = [entry for entry in self._waiting if entry[2].job is not job]
-            heapq.heapify(self._waiting)
+        if job := self._jobs.pop(number, None):
+            self._guiding.remove(job)
+            self._queue.remove(job)
 
     def credit(self, number: int, tokens: int) -> None:
         """So many tokens of a request were taken."""
@@ -134,21 +139,26 @@ class Engine:
     def step(self) -> bool:
         """One step. False: there is nothing to do now."""
         self._expire()
-        self._admit()
-        going = [row for row in self._rows if row.group.job.credit > 0]
-        reading = self._next_chunks()
-        if not going and not reading and not (self._read and self._free):
-            return False
-        try:
-            self._compute(going, reading)
-        except RuntimeError as error:  # out of memory, or a kernel that fails
-            _log.exception("a pass of the model failed")
-            self._fail_all(f"the local model failed: {type(error).__name__}")
+        self._settle()
+        before = self._queue.preempted
+        self._queue.admit(self._clock())
+        ready = self._queue.clear()
+        going, reading = self._queue.plan()
+        if not going and not reading and not ready:
+            return self._queue.preempted > before
+        began = self._clock()
+        logits, going, reading = self._pass(going, reading)
+        lines = [] if logits is None else list(torch.split(logits, _counts(going, reading)))
+        for chunk, line in zip(reading, lines[1:], strict=True):
+            self._take_chunk(chunk, line)
+        fresh = self._start_samples()
+        lines[1:] = [row.group.logits for row in fresh if row.group.logits is not None]
+        if rows := [*going, *fresh]:
+            self._choose(lines, rows)
+        read = sum(len(chunk.segment.tokens) for chunk in reading)
+        batch, seconds = len(rows) + len(reading), self._clock() - began
+        self._tally.step(seconds, read=read, made=len(rows), batch=batch)
         return True
-
-    @property
-    def _free(self) -> int:
-        return self._limits.rows - len(self._rows) - len(self._reading)
 
     def _expire(self) -> None:
         now = self._clock()
@@ -156,183 +166,124 @@ class Engine:
             self.cancel(job.spec.job)
             self._tell(Failed(job.spec.job, "deadline", "the request's time is up"))
 
-    def _fail_all(self, message: str) -> None:
-        jobs = {row.group.job.spec.job for row in self._rows}
-        jobs |= {group.job.spec.job for group in (*self._reading, *self._read)}
-        for number in jobs:
-            self.cancel(number)
-            self._tell(Failed(number, "failed", message))
+    def _settle(self) -> None:
+        """Requests whose answers have a form go on when that is understood."""
+        for job, refused in self._guiding.settled(self._clock()):
+            if refused is None:
+                self._queue.add(job)
+            else:
+                self._refuse(job, refused)
 
-    def _admit(self) -> None:
-        """Begins to read new prompts, where places are free and no read prompt waits for one."""
-        while self._free > 0 and self._waiting and not self._read:
-            _, _, group = heapq.heappop(self._waiting)
-            if group.job.admitted is None:
-                group.job.admitted = self._clock()
-            self._reading.append(group)
+    def _refuse(self, job: Job, refused: Refused) -> None:
+        self.cancel(job.spec.job)
+        self._tell(refused.told(job.spec.job))
 
-    def _next_chunks(self) -> list[tuple[Group, Segment]]:
-        """The next pieces of the prompts that are being read, in order of arrival."""
-        left, found = self._limits.chunk, []
-        for group in self._reading:
-            start = group.kv.length
-            tokens = group.prompt[start : start + left]
-            if tokens:
-                last = start + len(tokens) == len(group.prompt)
-                scores = group.job.spec.prompt_logprobs is not None
-                wants = len(tokens) if scores else int(last)
-                found.append((group, Segment(group.kv, tokens, wants)))
-                left -= len(tokens)
-        return found
+    def _fail(self, job: Job, error: Exception) -> None:
+        self.cancel(job.spec.job)
+        message = f"the local model failed: {type(error).__name__}"
+        self._tell(Failed(job.spec.job, "failed", message))
 
-    def _compute(self, going: list[Row], reading: list[tuple[Group, Segment]]) -> None:
-        segments = [Segment(row.kv, row.output[-1:]) for row in going]
-        segments.extend(chunk for _, chunk in reading)
-        # Without segments there are only further samples of prompts that were read before.
-        found = [self._forward(segments)] if segments else []
-        for logits in found:
-            at = len(going)
-            for group, chunk in reading:
-                self._take_chunk(group, chunk, logits[at : at + chunk.wants])
-                at += chunk.wants
-        fresh = self._start_samples()
-        rows = [*going, *fresh]
-        if rows:
-            first = [row.group.logits for row in fresh if row.group.logits is not None]
-            self._choose(torch.cat([*(logits[: len(going)] for logits in found), *first]), rows)
+    def _pass(
+        self, going: list[Row], reading: list[Chunk]
+    ) -> tuple[torch.Tensor | None, list[Row], list[Chunk]]:
+        """The logits, and whose they are.
 
-    def _take_chunk(self, group: Group, chunk: Segment, logits: torch.Tensor) -> None:
-        """A chunk of a prompt went through."""
-        job, end = group.job, group.kv.length
-        if job.spec.prompt_logprobs is not None:
-            targets = group.prompt[end - len(chunk.tokens) + 1 : end + 1]
-            if targets:
-                log_probs = logits[: len(targets)].log_softmax(-1)
-                tops = [job.spec.prompt_logprobs] * len(targets)
-                group.scored.extend(
-                    map(self._token, targets, likelihoods(log_probs, targets, tops))
-                )
-        if end < len(group.prompt):
+        A pass that fails, be it for want of memory, is tried again with less, the largest chunk
+        left out first and then the youngest row; the request without which it goes through fails.
+        """
+        left: list[Row | Chunk] = [*going, *sorted(reading, key=_size)]
+        suspect: Job | None = None
+        failure: Exception | None = None
+        logits: torch.Tensor | None = None
+        while left and logits is None:
+            try:
+                logits = self._forward([_segment(one) for one in left])
+            except (RuntimeError, MemoryError) as error:
+                _log.exception("a pass of the model failed")
+                suspect, failure = _job(left[-1]), error
+                left = [one for one in left if _job(one) is not suspect]
+        if suspect is not None and failure is not None:
+            self._fail(suspect, failure)
+        return (
+            logits,
+            [one for one in left if isinstance(one, Row)],
+            [one for one in left if isinstance(one, Chunk)],
+        )
+
+    def _choose(self, lines: list[torch.Tensor], rows: list[Row]) -> None:
+        """A token for each row, by its line; where that fails, for as many as possible."""
+        before = [len(row.output) for row in rows]
+        try:
+            # The copy that this makes is changed on the way.
+            ended = self._chooser.choose(torch.cat(lines), rows)
+        except (RuntimeError, MemoryError):
+            _log.exception("the draw of %d tokens failed", len(rows))
+            left = [at for at, row in enumerate(rows) if len(row.output) == before[at]]
+            ended = self._choose_apart(lines, rows, left)
+        for row in ended:
+            if row.group.job.spec.job not in self._jobs:
+                continue  # it was refused with another of its rows
+            if row.refused is not None:
+                self._refuse(row.group.job, row.refused)
+                continue
+            self._queue.end(row)
+            self._end(row)
+
+    def _choose_apart(
+        self, lines: list[torch.Tensor], rows: list[Row], left: list[int]
+    ) -> list[Row]:
+        """Each request of those left for itself. Whose draw fails then, fails."""
+        ended = []
+        for job in dict.fromkeys(rows[at].group.job for at in left):
+            own = [at for at in left if rows[at].group.job is job]
+            try:
+                ended += self._chooser.choose(torch.cat(lines)[own], [rows[at] for at in own])
+            except (RuntimeError, MemoryError) as error:
+                self._fail(job, error)
+        return ended
+
+    def _take_chunk(self, chunk: Chunk, logits: torch.Tensor) -> None:
+        """A chunk went through."""
+        complete = self._queue.advance(chunk)
+        group = chunk.reader
+        if isinstance(group, Row):
             return
-        group.logits = logits[-1:].clone()
-        self._reading.remove(group)
-        self._read.append(group)
-        if job.prefilled is None:
+        job, end = group.job, group.kv.length
+        if group.scores:
+            targets = group.prompt[end - len(chunk.segment.tokens) + 1 : end + 1]
+            if targets:
+                self._chooser.score(group, targets, logits)
+        if complete:
+            group.logits = logits[-1:].clone()
+        if complete and job.prefilled is None:
             job.prefilled = self._clock()
             self._tell(Started(job.spec.job, job.prompt_tokens))
 
     def _start_samples(self) -> list[Row]:
         """Samples of prompts that are read, as far as there are places."""
         found = []
-        for group in list(self._read):
-            while self._free > 0 and group.started < group.job.samples:
-                row = self._sample(group)
+        for group in list(self._queue.read):
+            while group.started < group.job.samples and self._queue.fits(group):
+                row = self._chooser.sample(group)
                 if row.limit > 0:
-                    self._rows.append(row)
+                    self._queue.start(row)
                     found.append(row)
                 else:
+                    row.kv.free()
                     self._end(row)
             if group.started == group.job.samples:
-                self._read.remove(group)
+                self._queue.read.remove(group)
         return found
-
-    def _sample(self, group: Group) -> Row:
-        job, number = group.job, group.started
-        ending = job.spec.ending
-        group.started += 1
-        last = group.started == job.samples
-        room = self._forward.context - len(group.prompt)
-        decode = functools.partial(self._decode, skip=ending.skip_special_tokens)
-        ends = () if ending.ignore_eos else tuple(self._ends)
-        row = Row(
-            group,
-            number,
-            seed_of(job.seed, group.number * job.samples + number),
-            group.kv if last else group.kv.copy(),
-            Transcript(Detokenizer(decode, group.prompt), ending.stop, include=ending.include_stop),
-            room if ending.max_tokens is None else min(room, ending.max_tokens),
-            (*ends, *ending.stop_token_ids),
-        )
-        if job.spec.echo and not job.chooses:
-            self._tell(self._echo(group, row.choice))
-        return row
-
-    # --- what comes of it -----------------------------------------------------------------------
-
-    def _choose(self, logits: torch.Tensor, rows: Sequence[Row]) -> None:
-        """One token for each row, and what follows from it."""
-        judged = [i for i, row in enumerate(rows) if _wants_logprobs(row.group.job)]
-        log_probs = logits[judged].log_softmax(-1) if judged else logits[:0]
-        chosen = pick(logits, [row.drawn() for row in rows])
-        tops = [rows[i].group.job.spec.logprobs or 0 for i in judged]
-        found = likelihoods(log_probs, [chosen[i] for i in judged], tops) if judged else []
-        likely = dict(zip(judged, found, strict=True))
-        for i, (row, token) in enumerate(zip(rows, chosen, strict=True)):
-            row.group.job.batch = max(row.group.job.batch, len(rows))
-            self._accept(row, token, likely.get(i))
-
-    def _accept(self, row: Row, token: int, likely: Likely | None) -> None:
-        job, ending = row.group.job, row.group.job.spec.ending
-        row.output.append(token)
-        job.completion_tokens += 1
-        if likely is not None:
-            row.likelihood += likely.logprob
-        reason = self._ending_token(token, job)
-        if reason is None or ending.include_stop:
-            wanted = likely is not None and job.spec.logprobs is not None
-            detail = self._token(token, likely) if wanted and likely is not None else None
-            scan = reason is None and len(row.output) > ending.min_tokens
-            row.transcript.add(Taken(token, detail), scan=scan)
-        if reason is not None:
-            row.reason, row.stop = reason, token if reason == "stop" else None
-        elif row.transcript.stopped is not None:
-            row.reason, row.stop = "stop", row.transcript.stopped
-        elif len(row.output) < row.limit:
-            if release := row.transcript.take():
-                self._release(row, release)
-            return
-        self._rows.remove(row)
-        self._end(row)
-
-    def _ending_token(self, token: int, job: Job) -> Reason | None:
-        ending = job.spec.ending
-        if token in ending.stop_token_ids:
-            return "stop"
-        return "eos" if token in self._ends and not ending.ignore_eos else None
-
-    def _release(self, row: Row, release: Release) -> None:
-        job = row.group.job
-        if job.chooses:
-            row.kept.append(release)
-        else:
-            job.credit -= len(release.tokens)
-            self._tell(row.piece(release, row.choice))
 
     def _end(self, row: Row) -> None:
         """A sample is complete; perhaps its job is."""
-        group, job = row.group, row.group.job
-        if release := row.transcript.close():
-            self._release(row, release)
-        if row.transcript.stopped is not None and row.reason != "eos":
-            row.reason, row.stop = "stop", row.transcript.stopped
-        group.ended.append(row)
-        if not job.chooses:
-            self._tell(row.end(row.choice))
-        elif group.done:
-            self._tell_best(group)
+        job = row.group.job
+        self._chooser.end(row)
         if job.done:
             del self._jobs[job.spec.job]
-            self._tell(self._finished(job))
-
-    def _tell_best(self, group: Group) -> None:
-        job = group.job
-        for rank, row in enumerate(group.best()):
-            choice = group.number * job.spec.n + rank
-            if job.spec.echo:
-                self._tell(self._echo(group, choice))
-            for release in row.kept:
-                self._tell(row.piece(release, choice))
-            self._tell(row.end(choice))
+            finished = self._finished(job)
+            self._tally.finish(finished)
+            self._tell(finished)
 
     def _finished(self, job: Job) -> Finished:
         now = self._clock()
@@ -346,29 +297,43 @@ class Engine:
             prefilled - admitted,
             now - prefilled,
             job.batch,
+            sum(group.found or 0 for group in job.groups),
         )
 
-    # --- tokens as they are told ----------------------------------------------------------------
 
-    def _decode(self, ids: Sequence[int], *, skip: bool) -> str:
-        text: str = self._tokenizer.decode(
-            list(ids), skip_special_tokens=skip, clean_up_tokenization_spaces=False
-        )
-        return text
-
-    def _token(self, token: int, likely: Likely) -> Token:
-        top = tuple(Alternative(i, self._bytes(i), value) for i, value in likely.top)
-        return Token(token, self._bytes(token), likely.logprob, top)
-
-    def _echo(self, group: Group, choice: int) -> Echo:
-        """The prompt, as its tokens spell it."""
-        spec, first = group.job.spec, group.prompt[0]
-        text = self._decode(group.prompt, skip=True)
-        if spec.prompt_logprobs is None:
-            return Echo(spec.job, choice, text)
-        tokens = (Token(first, self._bytes(first), None), *group.scored)
-        return Echo(spec.job, choice, text, tokens)
+def _blocks(model: Model, limits: Limits) -> int:
+    """How many blocks the memory gives: for one whole context at least, for all rows at most."""
+    context = -(-model.forward.context // BLOCK)
+    each = model.forward.token_bytes * BLOCK
+    affordable = limits.memory // each if each else context * limits.rows
+    return max(context, min(affordable, context * limits.rows))
 
 
-def _wants_logprobs(job: Job) -> bool:
-    return job.spec.logprobs is not None or job.chooses
+def _pool(model: Model, limits: Limits) -> Pool:
+    """The memory of all rows, all of it taken now. Raises ModelError."""
+    pool = Pool(_blocks(model, limits))
+    kv = Kv(pool, 1)
+    try:
+        model.forward([Segment(kv, (0,), 0)])
+    except (RuntimeError, MemoryError) as error:
+        size = pool.tokens * model.forward.token_bytes >> 20
+        raise ModelError(f"memory: {size} MB for keys and values can't be had") from error
+    kv.free()
+    return pool
+
+
+def _segment(one: Row | Chunk) -> Segment:
+    return Segment(one.kv, one.output[-1:]) if isinstance(one, Row) else one.segment
+
+
+def _job(one: Row | Chunk) -> Job:
+    return one.group.job if isinstance(one, Row) else one.reader.group.job
+
+
+def _size(chunk: Chunk) -> tuple[int, ...]:
+    return len(chunk.segment.tokens), *chunk.reader.rank
+
+
+def _counts(going: list[Row], reading: list[Chunk]) -> list[int]:
+    """How many lines of logits belong to all rows, and to each chunk."""
+    return [len(going), *(chunk.segment.wants for chunk in reading)]

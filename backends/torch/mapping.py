@@ -2,11 +2,12 @@
 
 import array
 import sys
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from typing import Final
 
 import msgspec
 
-from backends.torch import spec
+from backends.torch import offers, spec
 from gateway.core.errors import (
     ContextTooLong,
     DeadlineExceeded,
@@ -18,26 +19,36 @@ from gateway.core.errors import (
 )
 from gateway.core.loss import Carry, Loss, losses
 from gateway.core.types import (
+    AudioPart,
+    CallArguments,
+    CallStart,
     EmbedRequest,
     End,
     Event,
+    FilePart,
     GenerateRequest,
+    ImagePart,
     Message,
+    Part,
     PromptEcho,
+    ReasoningPart,
+    RefusalPart,
     Request,
     Start,
     Text,
-    TextPart,
+    Thought,
     TokenLogprob,
     TopLogprob,
     Vector,
+    VideoPart,
 )
 
 _SECTIONS = {
     "sampling": (
         "temperature", "top_p", "top_k", "min_p", "typical_p", "do_sample", "seed",
         "repetition_penalty", "presence_penalty", "frequency_penalty", "logit_bias",
-        "allowed_token_ids", "bad_words",
+        "allowed_token_ids", "bad_words", "watermark", "beam_width", "diversity_penalty",
+        "length_penalty",
     ),
     "stopping": (
         "max_tokens", "min_tokens", "stop", "stop_token_ids", "include_stop", "ignore_eos",
@@ -45,6 +56,7 @@ _SECTIONS = {
     ),
     "": (
         "n", "best_of", "echo", "priority",
+        "tools", "parallel_tools", "output",
     ),
     "logprobs": (
         "top", "prompt",
@@ -58,10 +70,23 @@ _GENERATE = {
     for section, fields in _SECTIONS.items()
     for name in fields
 }
+_DRAWING: Final[Mapping[str, float | None]] = {
+    "temperature": 0, "top_p": 1, "top_k": None, "min_p": 0, "typical_p": 1, "seed": None,
+}  # fmt: skip
+"""What a beam search, which draws nothing, does not look at; and what says as much."""
 _EMBED = {
     path: Carry(path) for path in ("instruction", "dimensions", "normalize", "truncate", "overflow")
 }
 
+_UNSEEN: Final[Mapping[type[Part], str]] = {
+    ImagePart: "images",
+    AudioPart: "audio",
+    VideoPart: "videos",
+    FilePart: "files",
+    RefusalPart: "refusals",
+    ReasoningPart: "earlier reasoning",
+}
+_MARK: Final = spec.Watermark()
 _ROLES = {"developer": "system", "function": "tool"}
 
 
@@ -70,32 +95,46 @@ def lost(request: Request, names: Mapping[str, str], *, templates: bool) -> tupl
     if isinstance(request, EmbedRequest):
         return losses(request, _EMBED, names)
     carries = {**_GENERATE, "templating.template": Carry("template")} if templates else _GENERATE
-    found = losses(request, carries, names)
-    if request.tools and request.tool_choice not in (None, "auto", "none"):
-        found = (*found, Loss(names.get("tool_choice", "tool_choice"), "dropped"))
-    parts = {
-        type(part).__name__.removesuffix("Part").lower()
-        for message in request.messages
-        for part in message.parts
-        if not isinstance(part, TextPart)
-    }
-    where = names.get("messages", "messages")
-    return (*found, *(Loss(where, "dropped", f"{kind} parts") for kind in sorted(parts)))
+    found = (*losses(request, carries, names), *_undrawn(request, names))
+    found = (*found, *offers.lost(request, names))
+    parts = {type(part) for message in request.messages for part in message.parts}
+    if unseen := sorted(told for kind, told in _UNSEEN.items() if kind in parts):
+        where = names.get("messages", "messages")
+        return (*found, Loss(where, "dropped", ", ".join(unseen), "messages"))
+    return found
+
+
+def _undrawn(request: GenerateRequest, names: Mapping[str, str]) -> Iterator[Loss]:
+    if request.sampling.beam_width is None:
+        return
+    for name, neutral in _DRAWING.items():
+        if getattr(request.sampling, name) not in (None, neutral):
+            path = f"sampling.{name}"
+            yield Loss(names.get(path, name), "dropped", "a beam search draws nothing", path)
 
 
 # --- requests -----------------------------------------------------------------------------------
 
 
 def generate(
-    request: GenerateRequest, job: int, timeout: float, *, templates: bool
+    request: GenerateRequest,
+    job: int,
+    timeout: float,
+    *,
+    templates: bool,
+    watermark: spec.Watermark = _MARK,
+    tenant: str | None = None,
 ) -> spec.Generate:
-    """The engine's order for this request."""
+    """The engine's order for this request.
+
+    ``watermark`` is how a text is marked, if it is; ``tenant`` is who asks.
+    """
     n = request.n or 1
     logprobs = request.logprobs
     return spec.Generate(
         job,
         _input(request, templates=templates),
-        _picking(request),
+        _picking(request, watermark),
         _ending(request),
         n,
         max(n, request.best_of or n),
@@ -105,6 +144,10 @@ def generate(
         bool(request.echo) and bool(request.prompts),
         128 if request.priority is None else request.priority,
         timeout,
+        tenant=tenant,
+        beams=beams(request),
+        form=offers.form(request),
+        calling=offers.calling(request),
     )
 
 
@@ -125,25 +168,54 @@ def _input(request: GenerateRequest, *, templates: bool) -> spec.Input:
         keep = -1
     return spec.Input(
         turns=tuple(_turn(message) for message in request.messages),
+        functions=offers.functions(request),
         prompts=request.prompts,
         wrap=how.mode == "server",
         template=how.template if templates else None,
         arguments=msgspec.json.encode(how.arguments or {}),
         continue_final=bool(how.continue_final),
         generation_prompt=how.add_generation_prompt is not False,
-        special_tokens=how.add_special_tokens is not False,
+        special_tokens=how.add_special_tokens,
         keep=keep,
     )
 
 
 def _turn(message: Message) -> spec.Turn:
-    return spec.Turn(_ROLES.get(message.role, message.role), message.text, message.name)
+    return spec.Turn(
+        _ROLES.get(message.role, message.role),
+        message.text,
+        message.name,
+        tuple(spec.Call(call.id, call.name, call.arguments) for call in message.tool_calls),
+        message.tool_call_id,
+    )
 
 
-def _picking(request: GenerateRequest) -> spec.Picking:
+def whole(request: GenerateRequest) -> bool:
+    """Whether nothing is told of an answer before its end, since the best are chosen then."""
+    return (request.best_of or 0) > (request.n or 1) or beams(request) is not None
+
+
+def beams(request: GenerateRequest) -> spec.Beams | None:
+    """The search, where there is anything to search: a beam alone is the likeliest token's way."""
     given = request.sampling
+    width = max(given.beam_width or 0, request.n or 1)
+    if given.beam_width is None or width == 1 or request.stopping.max_tokens == 0:
+        return None
+    penalty = given.length_penalty
+    return spec.Beams(
+        width,
+        # Whoever wants beams to differ wants each to differ from all others.
+        groups=width if given.diversity_penalty else 1,
+        diversity_penalty=given.diversity_penalty or 0.0,
+        length_penalty=1.0 if penalty is None else penalty,
+    )
+
+
+def _picking(request: GenerateRequest, watermark: spec.Watermark) -> spec.Picking:
+    given = request.sampling
+    greedy = given.do_sample is False or given.beam_width is not None
     return spec.Picking(
-        temperature=0.0 if given.do_sample is False else given.temperature,
+        temperature=0.0 if greedy else given.temperature,
         top_p=given.top_p,
         top_k=given.top_k,
         min_p=given.min_p,
@@ -155,6 +227,7 @@ def _picking(request: GenerateRequest) -> spec.Picking:
         logit_bias=given.logit_bias or {},
         allowed_token_ids=given.allowed_token_ids,
         bad_words=given.bad_words,
+        watermark=watermark if given.watermark else None,
     )
 
 
@@ -199,6 +272,12 @@ def events(news: spec.News) -> list[Event]:
             return [Text(text, choice, count, ids, tuple(map(_token, tokens)))]
         case spec.Echo(_, choice, text, tokens):
             return [PromptEcho(choice, text, tuple(map(_token, tokens)))]
+        case spec.Called(_, choice, call, number, name):
+            return [CallStart(choice, call, number, name)]
+        case spec.Argued(_, choice, call, text):
+            return [CallArguments(choice, call, text)]
+        case spec.Thinking(_, choice, text):
+            return [Thought(text, choice)]
         case spec.Ended(_, choice, reason, stop):
             return [End(reason, choice, stop)]
         case spec.Vectors(_, first, dimensions, data):

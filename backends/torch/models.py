@@ -1,39 +1,40 @@
-"""Where a model lies, and how it is loaded.
+"""Where a model lies.
 
 A model is named by ``package:NAME`` (a Python package that carries the files), by a folder, by a
-``.gguf`` file, or by its name on the hub. A GGUF file is converted once, into a folder named after
-its content; what is loaded afterwards is safetensors, in well under a second.
+``.gguf`` file, or by its name on the hub (``OWNER/NAME``, with ``@REVISION`` where not its newest).
+A GGUF file is converted once, into a folder named after its content; what is loaded afterwards is
+safetensors, in well under a second. A hub's model is fetched once, and found without the hub after.
 """
 
-import hashlib
 import importlib.util
 import os
-import shutil
-import tempfile
+import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Literal
 
 import msgspec
-import torch
 from msgspec import Struct
-
-FORMAT = 1
-"""Of a converted folder; a change of it converts anew."""
-
-Report = Callable[[str], None]
-Task = Literal["generate", "embed"]
 
 
 class ModelError(Exception):
     """The model can't be found, or can't be served here; the text says what to do."""
 
 
+Report = Callable[[str], None]
+Task = Literal["generate", "embed"]
+
+
 class Found(Struct, frozen=True):
-    """A folder or hub name that transformers loads, and what the model is for."""
+    """A folder that transformers loads, and what the model is for."""
 
     source: str
     task: Task
+
+
+_HUB_NAME = re.compile(r"(?P<name>[\w.-]+(/[\w.-]+)?)(@(?P<revision>[\w./-]+))?")
+_WANTED = ["*.json", "*.jinja", "*.txt", "*.model", "*.safetensors"]
+_SPARE = ["onnx/*", "openvino/*", "original/*", "coreml/*", "*.onnx_data"]
 
 
 def cache_root() -> Path:
@@ -45,28 +46,36 @@ def cache_root() -> Path:
     return Path(base).expanduser() / "interlingua"
 
 
-def find(path: str, report: Report) -> Found:
-    """The model of this name, converted if need be."""
+def find(path: str, report: Report, task: Task | None = None) -> Found:
+    """The model of this name, fetched or converted if need be. ``task`` is what its files say."""
     source = _locate(path)
+    if source is None:
+        source = _fetched(path, report)
     if source.suffix == ".gguf":
-        source = converted(source, report)
-    elif not source.is_dir():
-        return Found(path, "generate")
-    return Found(str(source), _task_of(source))
+        from backends.torch.conversion import converted  # noqa: PLC0415 - it needs this module
+
+        source = converted(source, cache_root() / "models", report)
+    return Found(str(source), task or _task_of(source))
 
 
-def _locate(path: str) -> Path:
+def _locate(path: str) -> Path | None:
+    """A folder or file of this machine; None for what must be a hub's name."""
     name = path.removeprefix("package:")
     if name != path:
         return _in_package(name)
     place = Path(path).expanduser()
     if place.is_dir():
-        return _model_in(place) or place
+        found = _model_in(place)
+        if found is None:
+            raise ModelError(f"{path} carries no model (config.json or one .gguf file)")
+        return found
     if place.is_file() and place.suffix != ".gguf":
         raise ModelError(f"{path} is neither a folder nor a .gguf file")
-    if not place.exists() and (place.is_absolute() or path.startswith((".", "~"))):
+    if place.is_file():
+        return place
+    if place.is_absolute() or path.startswith((".", "~")) or not _HUB_NAME.fullmatch(path):
         raise ModelError(f"there is no {path}")
-    return place
+    return None
 
 
 def _in_package(name: str) -> Path:
@@ -98,91 +107,51 @@ def _model_in(folder: Path) -> Path | None:
     return files[0] if files else None
 
 
+def _fetched(path: str, report: Report) -> Path:
+    """The folder of a hub's model: from the hub's own cache, or else from the hub."""
+    from huggingface_hub import errors, snapshot_download  # noqa: PLC0415 - slow, and seldom needed
+
+    named = _HUB_NAME.fullmatch(path)
+    parts = named.groupdict() if named else {"name": path, "revision": None}
+    wanted: dict[str, Any] = {
+        "repo_id": parts["name"],
+        "revision": parts["revision"],
+        "allow_patterns": _WANTED,
+        "ignore_patterns": _SPARE,
+    }
+    report(f"{path} is no folder here: asking the hub")
+    try:
+        folder = Path(snapshot_download(**wanted))
+    except (errors.RepositoryNotFoundError, errors.RevisionNotFoundError) as error:
+        raise ModelError(
+            f"the hub has no {path}, or keeps it for some: check the name, or set HF_TOKEN"
+        ) from error
+    except errors.HfHubHTTPError as error:
+        code = getattr(error.response, "status_code", "no")
+        raise ModelError(f"the hub does not give {path}: it answers with status {code}") from error
+    except (OSError, ValueError) as error:
+        raise ModelError(
+            f"{path} is no folder here, it is not in the hub's cache, and the hub can't be reached "
+            f"({type(error).__name__}); fetch it where the hub is (hf download {parts['name']}) "
+            "and name the folder"
+        ) from error
+    if not (folder / "config.json").is_file():
+        raise ModelError(f"{path} on the hub is no model for transformers: it has no config.json")
+    return folder
+
+
 def _task_of(folder: Path) -> Task:
     if (folder / "modules.json").is_file():
         return "embed"
-    config = msgspec.json.decode((folder / "config.json").read_bytes())
-    names = config.get("architectures") or ()
+    names = read_config(folder).get("architectures") or ()
     if not names or any("CausalLM" in name or "LMHead" in name for name in names):
         return "generate"
     return "embed"
 
 
-def converted(file: Path, report: Report) -> Path:
-    """The folder of a GGUF file's content, made now if there is none.
-
-    Two processes may do this at once: each works in a folder of its own, and the first to rename
-    it wins.
-    """
-    report(f"looking for {file.name} in the cache")
-    folder = cache_root() / "models" / f"{_digest(file)[:32]}-{FORMAT}"
-    if folder.is_dir():
-        return folder
-    folder.parent.mkdir(parents=True, exist_ok=True)
-    work = Path(tempfile.mkdtemp(prefix=".making-", dir=folder.parent))
+def read_config(folder: Path) -> dict[str, Any]:
+    """What the folder's config.json says. Raises ModelError."""
     try:
-        _convert(file, work, report)
-        work.rename(folder)
-    except OSError as error:
-        if not folder.is_dir():
-            raise ModelError(f"{file.name} can't be converted into {folder}: {error}") from error
-    finally:
-        shutil.rmtree(work, ignore_errors=True)
-    report(f"{file.name} is converted: {folder}")
-    return folder
-
-
-def _digest(file: Path) -> str:
-    with file.open("rb") as source:
-        return hashlib.file_digest(source, "sha256").hexdigest()
-
-
-def _convert(file: Path, folder: Path, report: Report) -> None:
-    from safetensors.torch import save_model  # noqa: PLC0415 - half a second that only this needs
-    from transformers import AutoModelForCausalLM, AutoTokenizer  # noqa: PLC0415
-
-    try:
-        report(f"converting {file.name}, once: the tokenizer")
-        tokenizer = AutoTokenizer.from_pretrained(str(file.parent), gguf_file=file.name)
-        report(f"converting {file.name}, once: the weights")
-        model = AutoModelForCausalLM.from_pretrained(
-            str(file.parent), gguf_file=file.name, dtype=torch.float32
-        )
-    except (ValueError, KeyError, ImportError, NotImplementedError, RuntimeError) as error:
-        raise ModelError(f"transformers can't read {file.name}: {error}") from error
-    report(f"converting {file.name}, once: writing")
-    save_model(model, str(folder / "model.safetensors"), metadata={"format": "pt"})
-    if hasattr(model.config, "quantization_config"):
-        del model.config.quantization_config
-    model.config.architectures = [type(model).__name__]
-    model.config.save_pretrained(folder)
-    model.generation_config.save_pretrained(folder)
-    tokenizer.save_pretrained(folder)
-
-
-def pick_device(asked: str) -> torch.device:
-    """``auto`` is the first accelerator there is, or the processor."""
-    if asked == "auto":
-        asked = "cuda" if torch.cuda.is_available() else "cpu"
-    try:
-        return torch.empty(0, device=asked).device
-    except (RuntimeError, AssertionError) as error:
-        raise ModelError(f"device {asked}: {error}") from error
-
-
-def pick_dtype(asked: str, device: torch.device) -> Any:
-    """``auto`` is float32 on a processor, and what the model was saved in elsewhere."""
-    if asked == "auto":
-        return torch.float32 if device.type == "cpu" else "auto"
-    dtype = getattr(torch, asked, None)
-    if not isinstance(dtype, torch.dtype) or not dtype.is_floating_point:
-        raise ModelError(f"dtype {asked}: choose auto, float32, bfloat16 or float16")
-    return dtype
-
-
-def load(kind: Any, found: Found, **options: Any) -> Any:
-    """``kind.from_pretrained``, with its many errors made one."""
-    try:
-        return kind.from_pretrained(found.source, **options)
-    except (OSError, ValueError, KeyError, ImportError, RuntimeError) as error:
-        raise ModelError(f"{found.source} can't be loaded: {error}") from error
+        return msgspec.json.decode((folder / "config.json").read_bytes(), type=dict[str, Any])
+    except (OSError, msgspec.MsgspecError) as error:
+        raise ModelError(f"{folder / 'config.json'} can't be read: {error}") from error

@@ -16,6 +16,7 @@ from backends.torch.spec import (
     PROTOCOL,
     Broken,
     Cancel,
+    Figures,
     Heartbeat,
     News,
     Order,
@@ -28,8 +29,11 @@ from backends.torch.spec import (
 
 _log = logging.getLogger(__name__)
 
-SILENCE = 120.0
-"""Seconds without a sign of life after which a process that was ready is given up."""
+SILENCE = 15.0
+"""Seconds without a sign of life after which a process that was ready is given up: it tells of
+itself each second, from a thread of its own."""
+LONGEST_STEP = 300.0
+"""Seconds after which a step is held to be stuck. A large model on a slow machine takes many."""
 _PATIENCE = 5.0
 """Seconds it has to end by itself."""
 _ROOT = Path(__file__).resolve().parents[2]
@@ -62,6 +66,8 @@ class Process:
         """Why another start would not help."""
         self.rows = 0
         self.waiting = 0
+        self.figures = Figures()
+        self._given_up = False
 
     @property
     def pid(self) -> int | None:
@@ -107,6 +113,7 @@ class Process:
         except (asyncio.IncompleteReadError, ConnectionError):
             return
         except (TimeoutError, ValueError, msgspec.MsgspecError):
+            self._given_up = True
             _log.exception("the process of %s is given up", self._settings.path)
 
     def _take(self, news: Sequence[News]) -> None:
@@ -122,18 +129,25 @@ class Process:
         match news:
             case Progress(text):
                 _log.info("%s", text)
-            case Ready(task, protocol, context, device):
+            case Ready(task, protocol, context, device, memory=memory):
                 if protocol != PROTOCOL:
                     self.broken = "the engine is of another version than the gateway"
                     return
                 self.ready = news
                 _log.info(
-                    "%s is ready: %s on %s, %d tokens", self._settings.path, task, device, context
+                    "%s is ready: %s on %s, %d tokens, %d MB for keys and values",
+                    self._settings.path,
+                    task,
+                    device,
+                    context,
+                    memory >> 20,
                 )
             case Broken(text):
                 self.broken = text
-            case Heartbeat(rows, waiting):
-                self.rows, self.waiting = rows, waiting
+            case Heartbeat(rows, waiting, busy, figures):
+                self.rows, self.waiting, self.figures = rows, waiting, figures
+                if busy > LONGEST_STEP:
+                    raise TimeoutError(f"a step has taken {busy:.0f} s")
             case _:
                 pass
 
@@ -164,7 +178,7 @@ class Process:
         if self._child is None or self._child.returncode is not None:
             return
         try:
-            async with asyncio.timeout(_PATIENCE):
+            async with asyncio.timeout(0 if self._given_up else _PATIENCE):
                 await self._child.wait()
         except TimeoutError:
             self._child.kill()

@@ -9,8 +9,9 @@ from typing import Any
 import msgspec
 from jinja2.exceptions import TemplateError
 
+from backends.torch.families import family_of, knows, plain, told, written
 from backends.torch.sampler import Rules
-from backends.torch.spec import Ending, Failed, FailKind, Input, Picking, Turn
+from backends.torch.spec import Ending, Failed, FailKind, Function, Input, Picking, Turn
 
 
 class Refused(Exception):
@@ -69,7 +70,8 @@ class Reader:
             return list(prompt)
         if asked.wrap and self._tokenizer.chat_template:
             return self._chat(asked, [Turn("user", prompt)])
-        ids: list[int] = self._tokenizer.encode(prompt, add_special_tokens=asked.special_tokens)
+        special = asked.special_tokens is not False
+        ids: list[int] = self._tokenizer.encode(prompt, add_special_tokens=special)
         return ids or self._begin()
 
     def _begin(self) -> list[int]:
@@ -78,25 +80,37 @@ class Reader:
         return [] if begin is None else [begin]
 
     def _chat(self, asked: Input, turns: Sequence[Turn]) -> list[int]:
-        if not asked.template and not self._tokenizer.chat_template:
-            raise Refused(
-                "unsupported", "this model has no chat template; it takes prompts", param="messages"
-            )
         try:
+            template = self.template(asked)
+            messages, tools = _conversation(turns, asked.functions, template)
             arguments = msgspec.json.decode(asked.arguments, type=dict[str, Any])
-            ids: list[int] = self._tokenizer.apply_chat_template(
-                [msgspec.structs.asdict(turn) for turn in turns],
-                chat_template=asked.template,
+            text = self._tokenizer.apply_chat_template(
+                messages,
+                tools=tools,
+                chat_template=template,
                 add_generation_prompt=asked.generation_prompt and not asked.continue_final,
                 continue_final_message=asked.continue_final,
-                return_dict=False,
+                tokenize=False,
                 **{name: value for name, value in arguments.items() if name not in _OURS},
             )
         except (TemplateError, TypeError, ValueError, msgspec.MsgspecError) as error:
             raise Refused(
                 "invalid", f"the chat template refuses this: {error}", param="messages"
             ) from error
+        # A template writes them itself.
+        special = asked.special_tokens is True
+        ids: list[int] = self._tokenizer.encode(text, add_special_tokens=special)
         return ids
+
+    def template(self, asked: Input) -> str:
+        """The chat template for this input. Raises Refused when there is none."""
+        if not asked.template and not self._tokenizer.chat_template:
+            raise Refused(
+                "unsupported", "this model has no chat template; it takes prompts", param="messages"
+            )
+        tools = [told(one) for one in asked.functions] or None
+        found: str = self._tokenizer.get_chat_template(asked.template, tools=tools)
+        return found
 
     def _fitted(self, ids: list[int], asked: Input, ending: Ending, param: str) -> list[int]:
         room = self._context - (1 if ending.max_tokens != 0 else 0)
@@ -118,6 +132,10 @@ class Reader:
         self._known(asked.allowed_token_ids or (), "allowed_token_ids")
         if asked.allowed_token_ids == ():
             raise Refused("invalid", "no token is allowed", param="allowed_token_ids")
+        for token, bias in asked.logit_bias.items():
+            if not abs(bias) <= _FINITE:
+                text = f"the bias of token {token} is {bias}; {-_FINITE:g} to {_FINITE:g}"
+                raise Refused("invalid", text, param="logit_bias")
         for name, low, high in _RANGES:
             value = getattr(asked, name)
             if value is not None and not low <= value <= high:
@@ -135,6 +153,7 @@ class Reader:
             bias=asked.logit_bias,
             allowed=asked.allowed_token_ids,
             bad=self._sequences(asked.bad_words),
+            watermark=asked.watermark,
         )
 
     def _sequences(self, words: Sequence[str]) -> tuple[tuple[int, ...], ...]:
@@ -157,18 +176,34 @@ class Reader:
                 )
 
 
+def _conversation(
+    turns: Sequence[Turn], functions: Sequence[Function], template: str
+) -> tuple[list[dict[str, Any]], list[dict[str, Any]] | None]:
+    """Messages and tools, as this template takes them."""
+    family = family_of(template)
+    if not knows(template):
+        return list(plain(turns, functions, family)), None
+    tools = [{"type": "function", "function": told(one)} for one in functions]
+    return list(written(turns, family)), tools or None
+
+
 _OURS = frozenset(
-    {"conversation", "chat_template", "add_generation_prompt", "continue_final_message", "tokenize",
-     "return_dict", "return_tensors", "tokenizer_kwargs", "padding", "truncation", "max_length"}
+    {"conversation", "chat_template", "tools", "add_generation_prompt", "continue_final_message",
+     "tokenize", "return_dict", "return_tensors", "tokenizer_kwargs", "padding", "truncation",
+     "max_length"}
 )  # fmt: skip
 """Arguments of the call that a client's template variables must not take the place of."""
 
+_FINITE = 1e6
+"""More would be beyond what a logit can hold, and no number any more."""
 _RANGES: tuple[tuple[str, float, float], ...] = (
     ("temperature", 0.0, float("inf")),
     ("top_p", 0.0, 1.0),
     ("min_p", 0.0, 1.0),
     ("typical_p", 0.0, 1.0),
     ("repetition_penalty", 1e-6, float("inf")),
+    ("presence_penalty", -_FINITE, _FINITE),
+    ("frequency_penalty", -_FINITE, _FINITE),
 )
 
 

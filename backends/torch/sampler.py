@@ -1,35 +1,36 @@
 """Which token comes next, for each row by its own rules.
 
 The order is that of transformers: logit_bias, repetition penalty, presence and frequency penalties,
-forbidden tokens; then temperature, top_k, top_p, min_p, typical_p; then the draw. Repetition counts
-the prompt, presence and frequency count only what was generated. Log probabilities, by contrast,
-are of the model's own distribution, before any of this.
+forbidden tokens; then temperature, top_k, top_p, min_p, typical_p; the watermark; then the draw.
+Repetition counts the prompt, presence and frequency count only what was generated. Log
+probabilities, by contrast, are of the model's own distribution, before any of this.
 
-A draw adds Gumbel noise to the log probabilities and takes the largest. The noise is a hash of
-(seed, position, token id), with no state: a row's tokens depend neither on its neighbours nor on
-how the work was cut up.
+A draw lays the tokens' probabilities end to end and takes the token on which a number falls. The
+number is a hash of (seed, position), with no state: a row's tokens depend neither on its neighbours
+nor on how the work was cut up.
 
-Sorting a whole vocabulary costs as much as a pass of a small model, so the truncations look at the
-``CANDIDATES`` likeliest tokens first, and at all of them only where those did not suffice.
+What is left out is left out by value, and so is whatever is as likely as the last that is kept. For
+that a row's values must be sorted, but its tokens need not be: sorting bare numbers is cheap, and
+numpy does it many times faster than torch.
 """
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
+import numpy as np
 import torch
 from msgspec import Struct
 from torch import Tensor
 
-CANDIDATES = 1024
+from backends.torch.spec import Watermark
+from backends.torch.watermark import mark
+
 GREEDY_BELOW = 1e-5
 """A temperature under this is greedy: dividing by it would overflow."""
 
-_GOLDEN = -7046029254386353131  # 2**64 / golden ratio, as int64
-_MIX_1 = -49064778989728563
-_MIX_2 = -4265267296055464877
-_TOP_31 = 0x7FFFFFFF
-_TOP_53 = (1 << 53) - 1
+_GOLDEN = 0x9E3779B97F4A7C15
+_SIXTY_FOUR = (1 << 64) - 1
 _NEVER = float("-inf")
 
 
@@ -48,16 +49,17 @@ class Rules(Struct, frozen=True):
     allowed: tuple[int, ...] | None = None
     bad: tuple[tuple[int, ...], ...] = ()
     """Sequences of token ids that must not come about."""
+    watermark: Watermark | None = None
 
     @property
     def greedy(self) -> bool:
         """Whether the likeliest token is taken."""
-        return self.temperature < GREEDY_BELOW or self.top_k == 1
+        return self.temperature < GREEDY_BELOW or (self.top_k == 1 and self.watermark is None)
 
     @property
-    def truncates(self) -> bool:
-        """Whether any token is left out of the draw."""
-        return self.top_k > 0 or self.top_p < 1 or self.min_p > 0 or self.typical_p < 1
+    def cuts(self) -> bool:
+        """Whether the unlikely tokens are left out of the draw."""
+        return self.top_k > 0 or self.top_p < 1 or self.min_p > 0
 
 
 class Past(NamedTuple):
@@ -66,6 +68,12 @@ class Past(NamedTuple):
     prompt: Sequence[int]
     output: Sequence[int]
     held: Sequence[int] = ()
+
+    def tail(self, count: int) -> list[int]:
+        """The last ``count`` tokens, or all where there are fewer."""
+        found = list(self.output[-count:]) if count else []
+        missing = count - len(found)
+        return [*self.prompt[-missing:], *found] if missing else found
 
 
 class Drawn(NamedTuple):
@@ -76,33 +84,26 @@ class Drawn(NamedTuple):
     past: Past
 
 
-# --- noise --------------------------------------------------------------------------------------
+# --- chance -------------------------------------------------------------------------------------
 
 
-def _mixed(value: Tensor) -> Tensor:
-    """A 64-bit finaliser. int64 shifts are arithmetic, so the sign's copies are masked away."""
-    value = (value ^ ((value >> 33) & _TOP_31)) * _MIX_1
-    value = (value ^ ((value >> 33) & _TOP_31)) * _MIX_2
-    return value ^ ((value >> 33) & _TOP_31)
+def _mixed(value: int) -> int:
+    """A finaliser of 64 bits: every bit that comes in changes half of those that go out."""
+    value = ((value ^ (value >> 33)) * 0xFF51AFD7ED558CCD) & _SIXTY_FOUR
+    value = ((value ^ (value >> 33)) * 0xC4CEB9FE1A85EC53) & _SIXTY_FOUR
+    return value ^ (value >> 33)
 
 
-def gumbel(seeds: Tensor, positions: Tensor, ids: Tensor) -> Tensor:
-    """Gumbel noise for each token of ``ids`` (rows, tokens); seeds and positions are by row."""
-    base = _mixed(seeds * _GOLDEN + positions)[:, None]
-    bits = _mixed(base + ids * _GOLDEN)
-    uniform = ((bits >> 11) & _TOP_53).double().add_(0.5).mul_(2.0**-53)
-    return uniform.log_().neg_().log_().neg_()
-
-
-def signed(seed: int) -> int:
-    """A seed of 64 bits as torch's int64."""
-    seed &= (1 << 64) - 1
-    return seed - (1 << 64) if seed >> 63 else seed
+def chance(seed: int, position: int) -> float:
+    """A number between 0 and 1, neither included, for a sample's seed and a token's place in it."""
+    bits = _mixed((_mixed(seed & _SIXTY_FOUR) + position * _GOLDEN) & _SIXTY_FOUR)
+    # With fewer bits than a float has, no product with a sum can be rounded up to that sum.
+    return ((bits >> 16) + 0.5) * 2.0**-48
 
 
 def seed_of(seed: int, choice: int) -> int:
     """The seed of a request's ``choice``-th sample: its own for the first."""
-    return signed(seed + choice * 0x9E3779B97F4A7C15)
+    return (seed + choice * _GOLDEN) & _SIXTY_FOUR
 
 
 # --- what changes logits ------------------------------------------------------------------------
@@ -131,20 +132,16 @@ def adjust(logits: Tensor, drawn: Drawn) -> None:
         logits.copy_(kept)
     forbidden = [*past.held, *_completing(rules.bad, past)]
     if forbidden:
-        logits[torch.tensor(forbidden, device=logits.device)] = _NEVER
+        rest = logits.index_fill(0, torch.tensor(forbidden, device=logits.device), _NEVER)
+        # Where nothing would be left they give way: some token must come.
+        if rest.max() > _NEVER:
+            logits.copy_(rest)
 
 
 def _completing(bad: Sequence[tuple[int, ...]], past: Past) -> list[int]:
     """The ids that would complete a bad sequence."""
-    if not bad:
-        return []
-    longest = max(len(ids) for ids in bad) - 1
-    tail = list(past.output[-longest:]) if longest else []
-    if longest > len(tail):
-        tail = [*past.prompt[len(tail) - longest :], *tail]
-    return [
-        ids[-1] for ids in bad if len(ids) == 1 or tuple(tail[1 - len(ids) :]) == tuple(ids[:-1])
-    ]
+    tail = past.tail(max((len(ids) for ids in bad), default=1) - 1)
+    return [ids[-1] for ids in bad if len(ids) == 1 or tuple(tail[1 - len(ids) :]) == ids[:-1]]
 
 
 # --- what leaves tokens out ---------------------------------------------------------------------
@@ -154,57 +151,49 @@ def _column(values: Sequence[float], like: Tensor, dtype: torch.dtype = torch.fl
     return torch.tensor(values, dtype=dtype, device=like.device)[:, None]
 
 
-def _cut(sorted_logits: Tensor, total: Tensor, rules: Sequence[Rules]) -> Tensor:
-    """Log probabilities of sorted candidates, -inf where top_k, top_p or min_p leaves them out.
+def _ascending(values: Tensor) -> Tensor:
+    return torch.from_numpy(np.sort(values.cpu().numpy(), axis=-1)).to(values.device)
 
-    ``total`` is the logsumexp over the whole vocabulary, for rows without top_k.
-    """
-    width = sorted_logits.shape[1]
-    top_k = _column([r.top_k if 0 < r.top_k < width else width for r in rules], total, torch.long)
-    rank = torch.arange(width, device=total.device)[None]
-    logits = sorted_logits.masked_fill(rank >= top_k, _NEVER)
-    limited = _column([0 < r.top_k <= width for r in rules], total, torch.bool)
-    log_probs = logits - torch.where(limited, logits.logsumexp(-1, keepdim=True), total)
+
+def _floor(logits: Tensor, rules: Sequence[Rules]) -> Tensor:
+    """The least logit that top_k, top_p and min_p leave, for each row (rows, 1)."""
+    size = logits.shape[1]
+    counts = [rule.top_k if 0 < rule.top_k < size else size for rule in rules]
+    falling = _ascending(-logits).neg_()[:, : max(counts)]
+    most = _column(counts, logits, torch.long)
+    rank = torch.arange(falling.shape[1], device=logits.device)[None]
+    probs = falling.masked_fill(rank >= most, _NEVER).softmax(-1)
+    before = probs.cumsum(-1, dtype=torch.float64) - probs
+    top_p = _column([r.top_p if r.top_p < 1 else 2.0 for r in rules], logits)
+    least = _column([r.min_p for r in rules], logits) * probs[:, :1]
+    # What is kept is always the beginning of the row, and the first always stays.
+    kept = ((before < top_p) & (probs >= least)).sum(-1, keepdim=True)
+    return falling.gather(1, torch.minimum(kept, most).clamp_(min=1) - 1)
+
+
+def _typical(logits: Tensor, masses: Sequence[float]) -> Tensor:
+    """Keeps the tokens whose surprise is nearest to the expected one, up to this mass."""
+    log_probs = logits.log_softmax(-1)
     probs = log_probs.exp()
-    before = probs.cumsum(-1) - probs
-    top_p = _column([r.top_p if r.top_p < 1 else 2.0 for r in rules], total)
-    least = _column([r.min_p for r in rules], total) * probs[:, :1]
-    # The first always stays, whatever top_p is.
-    dropped = ((before >= top_p) & (rank > 0)) | (probs < least)
-    return log_probs.masked_fill(dropped, _NEVER)
-
-
-def _typical(log_probs: Tensor, rules: Sequence[Rules]) -> Tensor:
-    """Keeps the tokens whose surprise is nearest to the expected one, up to a mass of typical_p."""
-    rows = [i for i, rule in enumerate(rules) if rule.typical_p < 1]
-    if not rows:
-        return log_probs
-    part = log_probs[rows].log_softmax(-1)
-    probs = part.exp()
-    entropy = -(part * probs).nansum(-1, keepdim=True)
-    distance = (-part - entropy).abs()
-    order = distance.argsort(-1)
+    entropy = -(log_probs * probs).nansum(-1, keepdim=True)
+    distance = (-log_probs - entropy).abs()
+    order = torch.from_numpy(np.argsort(distance.cpu().numpy(), axis=-1)).to(logits.device)
     mass = probs.gather(-1, order).cumsum(-1)
-    limit = _column([rules[i].typical_p for i in rows], log_probs)
-    keep = (mass < limit).sum(-1, keepdim=True).clamp_(max=part.shape[1] - 1)
-    edge = distance.gather(-1, order).gather(-1, keep)
-    log_probs = log_probs.clone()
-    log_probs[rows] = part.masked_fill(distance > edge, _NEVER)
-    return log_probs
+    last = (mass < _column(masses, logits)).sum(-1, keepdim=True).clamp_(max=mass.shape[1] - 1)
+    edge = distance.gather(-1, order.gather(-1, last))
+    return logits.masked_fill(distance > edge, _NEVER)
 
 
-def _covered(sorted_logits: Tensor, total: Tensor, rules: Sequence[Rules]) -> list[bool]:
-    """Whether the candidates hold all that the truncations would keep."""
-    width = sorted_logits.shape[1]
-    log_probs = sorted_logits - total
-    mass = log_probs.exp().sum(-1).tolist()
-    ratio = (log_probs[:, -1] - log_probs[:, 0]).exp().tolist()
-    return [
-        0 < rule.top_k <= width
-        or (rule.top_k == 0 and rule.typical_p >= 1 and rule.top_p < 1 and held >= rule.top_p)
-        or (rule.typical_p >= 1 and last < rule.min_p)
-        for rule, held, last in zip(rules, mass, ratio, strict=True)
-    ]
+def truncate(logits: Tensor, rules: Sequence[Rules]) -> None:
+    """Makes -inf of what is left out, in place; the logits are divided by temperature already."""
+    cut = [i for i, rule in enumerate(rules) if rule.cuts and not rule.greedy]
+    if cut:
+        floor = torch.full((len(rules), 1), _NEVER, device=logits.device)
+        floor[cut] = _floor(logits[cut], [rules[i] for i in cut])
+        logits.masked_fill_(logits < floor, _NEVER)
+    odd = [i for i, rule in enumerate(rules) if rule.typical_p < 1 and not rule.greedy]
+    if odd:
+        logits[odd] = _typical(logits[odd], [rules[i].typical_p for i in odd])
 
 
 # --- the draw -----------------------------------------------------------------------------------
@@ -214,51 +203,29 @@ def pick(logits: Tensor, rows: Sequence[Drawn]) -> list[int]:
     """The next token of each row. ``logits`` (rows, vocabulary) is changed on the way."""
     for line, drawn in zip(logits, rows, strict=True):
         adjust(line, drawn)
-    chosen: list[int] = logits.argmax(-1).tolist()
     hot = [i for i, drawn in enumerate(rows) if not drawn.rules.greedy]
     if hot:
-        part = [rows[i] for i in hot]
-        scaled = logits[hot] / _column([d.rules.temperature for d in part], logits)
-        for i, token in zip(hot, _draw(scaled, part), strict=True):
+        rules = [drawn.rules for drawn in rows]
+        logits /= _column([1.0 if rule.greedy else rule.temperature for rule in rules], logits)
+        truncate(logits, rules)
+    for line, drawn in zip(logits, rows, strict=True):
+        if drawn.rules.watermark is not None:
+            mark(line, drawn.rules.watermark, drawn.past.tail(drawn.rules.watermark.width))
+    chosen: list[int] = logits.argmax(-1).tolist()
+    if hot:
+        for i, token in zip(hot, _draw(logits[hot], [rows[i] for i in hot]), strict=True):
             chosen[i] = token
     return chosen
 
 
 def _draw(logits: Tensor, rows: Sequence[Drawn]) -> list[int]:
-    chosen = [-1] * len(rows)
-    whole = [i for i, drawn in enumerate(rows) if not drawn.rules.truncates]
-    cut = [i for i, drawn in enumerate(rows) if drawn.rules.truncates]
-    width = min(CANDIDATES, logits.shape[1])
-    while cut:
-        part = logits[cut]
-        rules = [rows[i].rules for i in cut]
-        values, ids = part.topk(width)
-        total = part.logsumexp(-1, keepdim=True)
-        complete = width == logits.shape[1]
-        fits = [True] * len(cut) if complete else _covered(values, total, rules)
-        kept = _typical(_cut(values, total, rules), rules)
-        drawn = _largest(kept, ids, [rows[i] for i in cut])
-        for i, token, good in zip(cut, drawn, fits, strict=True):
-            if good:
-                chosen[i] = token
-        cut = [i for i, good in zip(cut, fits, strict=True) if not good]
-        width = logits.shape[1]
-    if whole:
-        every = torch.arange(logits.shape[1], device=logits.device)[None]
-        for i, token in zip(
-            whole, _largest(logits[whole], every, [rows[i] for i in whole]), strict=True
-        ):
-            chosen[i] = token
-    return chosen
-
-
-def _largest(log_probs: Tensor, ids: Tensor, rows: Sequence[Drawn]) -> list[int]:
-    """The token id whose log probability and noise together are largest, for each row."""
-    seeds = torch.tensor([signed(d.seed) for d in rows], device=ids.device)
-    positions = torch.tensor([len(d.past.output) for d in rows], device=ids.device)
-    best = (log_probs + gumbel(seeds, positions, ids)).argmax(-1, keepdim=True)
-    found: list[int] = ids.expand(len(rows), -1).gather(1, best)[:, 0].tolist()
-    return found
+    ends = logits.softmax(-1).cumsum(-1, dtype=torch.float64)
+    chances = [chance(drawn.seed, len(drawn.past.output)) for drawn in rows]
+    marks = _column(chances, logits, torch.float64) * ends[:, -1:]
+    found = torch.searchsorted(ends, marks, right=True)[:, 0]
+    # A model that has gone mad gives no numbers, and they have no order.
+    tokens: list[int] = found.clamp_(max=ends.shape[1] - 1).tolist()
+    return tokens
 
 
 # --- log probabilities --------------------------------------------------------------------------

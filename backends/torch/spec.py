@@ -8,76 +8,51 @@ was cancelled.
 ``None`` means: the model's own default.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Literal
 
 import msgspec
 from msgspec import Struct
 
-PROTOCOL = 2
+from backends.torch.wishes import (
+    Beams,
+    Call,
+    Calling,
+    Ending,
+    Form,
+    Function,
+    Input,
+    Picking,
+    Turn,
+    Watermark,
+)
+
+__all__ = [
+    "Beams",
+    "Call",
+    "Calling",
+    "Ending",
+    "Form",
+    "Function",
+    "Input",
+    "Picking",
+    "Turn",
+    "Watermark",
+]
+"""Those that stand elsewhere; what follows needs no list."""
+
+PROTOCOL = 3
 MAX_FRAME = 256 * 1024 * 1024
 
 FailKind = Literal["invalid", "unsupported", "too_long", "overloaded", "deadline", "failed"]
 
 
-class Picking(Struct, frozen=True, omit_defaults=True):
-    """How a token is picked."""
-
-    temperature: float | None = None
-    top_p: float | None = None
-    top_k: int | None = None
-    min_p: float | None = None
-    typical_p: float | None = None
-    seed: int | None = None
-    repetition_penalty: float | None = None
-    presence_penalty: float | None = None
-    frequency_penalty: float | None = None
-    logit_bias: Mapping[int, float] = {}
-    allowed_token_ids: tuple[int, ...] | None = None
-    bad_words: tuple[str, ...] = ()
-
-
-class Ending(Struct, frozen=True, omit_defaults=True):
-    """When a choice ends."""
-
-    max_tokens: int | None = None
-    min_tokens: int = 0
-    stop: tuple[str, ...] = ()
-    stop_token_ids: tuple[int, ...] = ()
-    include_stop: bool = False
-    ignore_eos: bool = False
-    skip_special_tokens: bool = True
-
-
-class Turn(Struct, frozen=True, omit_defaults=True):
-    """One message of a conversation, as chat templates want it."""
-
-    role: str
-    content: str
-    name: str | None = None
-
-
-class Input(Struct, frozen=True, omit_defaults=True):
-    """A conversation (``turns``), or prompts of text or token ids.
-
-    ``wrap`` gives each prompt to the chat template as a user's only message. ``keep`` is how many
-    of the last prompt tokens stay (-1: as many as fit); without it a prompt that is too long fails.
-    """
-
-    turns: tuple[Turn, ...] = ()
-    prompts: tuple[str | tuple[int, ...], ...] = ()
-    wrap: bool = False
-    template: str | None = None
-    arguments: bytes = b"{}"
-    """The template's further variables: a JSON object."""
-    continue_final: bool = False
-    generation_prompt: bool = True
-    special_tokens: bool = True
-    keep: int | None = None
-
-
 class Generate(Struct, frozen=True, omit_defaults=True, tag="generate"):
-    """Make ``n`` choices for each prompt, the likeliest of ``best_of`` where that is more."""
+    """Make ``n`` choices for each prompt, the likeliest of ``best_of`` where that is more.
+
+    With ``beams`` they are the best that the search finds, told at its end, and ``best_of`` is not
+    looked at.
+    """
 
     job: int
     input: Input
@@ -95,6 +70,11 @@ class Generate(Struct, frozen=True, omit_defaults=True, tag="generate"):
     timeout: float | None = None
     credit: int = 512
     """So many tokens may be on their way; Credit adds to it."""
+    tenant: str | None = None
+    """Who asks: waiting requests take turns between tenants."""
+    beams: Beams | None = None
+    form: Form | None = None
+    calling: Calling | None = None
 
 
 class Embed(Struct, frozen=True, omit_defaults=True, tag="embed"):
@@ -138,6 +118,8 @@ class Ready(Struct, frozen=True, tag="ready"):
     context: int
     device: str
     dimensions: int | None = None
+    memory: int = 0
+    """Bytes that keys and values may take."""
 
 
 class Progress(Struct, frozen=True, tag="progress"):
@@ -152,11 +134,39 @@ class Broken(Struct, frozen=True, tag="broken"):
     text: str
 
 
-class Heartbeat(Struct, frozen=True, tag="heartbeat"):
-    """The loop turns."""
+class Figures(Struct, frozen=True, gc=False, array_like=True):
+    """What the engine holds, and what it has done since it began. Times are in seconds."""
+
+    blocks: int = 0
+    """Blocks of keys and values."""
+    used: int = 0
+    """Those that rows hold."""
+    preempted: int = 0
+    """How often a row or prompt gave its blocks up, to be read again later."""
+    steps: int = 0
+    seconds: float = 0.0
+    """In steps."""
+    batch: int = 0
+    """Rows and prompts in the last step."""
+    read: int = 0
+    """Prompt tokens that went through the model."""
+    made: int = 0
+    """Tokens that were given to rows."""
+    found: int = 0
+    """Prompt tokens whose keys and values were known, so that they were not read."""
+    queue: float = 0.0
+    """Of all finished requests: how long they waited, were read, and were answered."""
+    prefill: float = 0.0
+    decode: float = 0.0
+
+
+class Heartbeat(Struct, frozen=True, omit_defaults=True, tag="heartbeat"):
+    """The process lives. ``busy`` is how many seconds the present step has taken so far."""
 
     rows: int
     waiting: int
+    busy: float = 0.0
+    figures: Figures = Figures()
 
 
 class Started(Struct, frozen=True, tag="started"):
@@ -206,12 +216,43 @@ class Piece(Struct, frozen=True, gc=False, omit_defaults=True, tag="piece"):
     tokens: tuple[Token, ...] = ()
 
 
+class Called(Struct, frozen=True, gc=False, omit_defaults=True, tag="called"):
+    """The model calls a function: its ``call``-th in this choice."""
+
+    job: int
+    choice: int
+    call: int
+    id: str
+    name: str
+    count: int = 0
+    """How many tokens it took."""
+
+
+class Argued(Struct, frozen=True, gc=False, omit_defaults=True, tag="argued"):
+    """A piece of a call's arguments, which are JSON text, and how many tokens it took."""
+
+    job: int
+    choice: int
+    call: int
+    text: str
+    count: int = 0
+
+
+class Thinking(Struct, frozen=True, gc=False, omit_defaults=True, tag="thinking"):
+    """A piece of what the model thinks before it answers, and how many tokens it took."""
+
+    job: int
+    choice: int
+    text: str
+    count: int = 0
+
+
 class Ended(Struct, frozen=True, gc=False, tag="ended"):
     """A choice is complete; ``stop`` is the string or token id that ended it."""
 
     job: int
     choice: int
-    reason: Literal["eos", "stop", "length"]
+    reason: Literal["eos", "stop", "length", "tool_calls"]
     stop: str | int | None = None
 
 
@@ -243,6 +284,8 @@ class Finished(Struct, frozen=True, gc=False, tag="finished"):
     decode: float = 0.0
     batch: int = 1
     """The most rows that were computed together with it."""
+    cached: int = 0
+    """So many of the prompt tokens were known, and not read again."""
 
 
 class Failed(Struct, frozen=True, gc=False, tag="failed"):
@@ -266,6 +309,9 @@ News = (
     | Started
     | Echo
     | Piece
+    | Called
+    | Argued
+    | Thinking
     | Ended
     | Vectors
     | Tokens

@@ -5,6 +5,7 @@ So text is held back until it is sure, and a token is passed on with the text th
 """
 
 import codecs
+import copy
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
@@ -43,6 +44,12 @@ class Detokenizer:
         """What is left, less the beginning of a character."""
         return self._settle(self._decode(self._ids).rstrip(_REPLACEMENT)) if self._pending else ""
 
+    def copy(self) -> "Detokenizer":
+        """The same text, to go on otherwise."""
+        other = copy.copy(self)
+        other._ids = list(self._ids)  # noqa: SLF001 - one of the same kind
+        return other
+
     def _settle(self, text: str) -> str:
         new = text[len(self._known) :]
         self._ids = self._ids[-max(self._pending, 1) :]
@@ -78,6 +85,13 @@ class Transcript:
         self._held: list[tuple[int, int, Taken]] = []
         self.stopped: str | None = None
         """The stop string that was found."""
+
+    def copy(self) -> "Transcript":
+        """The same text, to go on otherwise."""
+        other = copy.copy(self)
+        other._detokenizer = self._detokenizer.copy()  # noqa: SLF001 - one of the same kind
+        other._held = list(self._held)  # noqa: SLF001
+        return other
 
     def add(self, token: Taken, *, scan: bool) -> None:
         """One more token; with ``scan`` its text is searched for stop strings."""
@@ -122,7 +136,7 @@ class Transcript:
         """The length of the longest end of the text that may yet become a stop string."""
         if self.stopped is not None:
             return 0
-        return max((_overlap(self._text, stop) for stop in self._stops), default=0)
+        return max((overlap(self._text, stop) for stop in self._stops), default=0)
 
     def close(self) -> Release | None:
         """All that is left, once no token follows."""
@@ -134,7 +148,8 @@ class Transcript:
         return Release(text, tokens) if text or tokens else None
 
 
-def _overlap(text: str, stop: str) -> int:
+def overlap(text: str, stop: str) -> int:
+    """How many letters at the end of ``text`` are the beginning, and not the whole, of ``stop``."""
     for size in range(min(len(stop) - 1, len(text)), 0, -1):
         if text.endswith(stop[:size]):
             return size

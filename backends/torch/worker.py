@@ -24,6 +24,7 @@ from backends.torch.spec import (
     Credit,
     Embed,
     Failed,
+    Figures,
     Generate,
     Heartbeat,
     News,
@@ -49,6 +50,8 @@ class _Loop(Protocol):
     def rows(self) -> int: ...
     @property
     def waiting(self) -> int: ...
+    @property
+    def figures(self) -> Figures: ...
     def cancel(self, number: int) -> None: ...
     def credit(self, number: int, tokens: int) -> None: ...
     def step(self) -> bool: ...
@@ -61,6 +64,7 @@ class Link:
         self._socket = connection
         self._inbox: queue.SimpleQueue[list[Order]] = queue.SimpleQueue()
         self._outbox: list[News] = []
+        self._sending = threading.Lock()
         threading.Thread(target=self._listen, daemon=True, name="orders").start()
 
     def tell(self, news: News) -> None:
@@ -71,12 +75,21 @@ class Link:
         """Send what was told, in one frame. The gateway gone is the end of this process."""
         if not self._outbox:
             return
-        data = frame(self._outbox)
-        self._outbox = []
+        news, self._outbox = self._outbox, []
+        self.say(*news)
+
+    def say(self, *news: News) -> None:
+        """Send this now; may be called from any thread."""
+        data = frame(news)
         try:
-            self._socket.sendall(data)
+            with self._sending:
+                self._socket.sendall(data)
         except OSError:
             os._exit(0)
+
+    def wake(self) -> None:
+        """End a wait for orders; may be called from any thread."""
+        self._inbox.put([])
 
     def orders(self, wait: float) -> list[Order]:
         """What has come in; waits so long for the first."""
@@ -110,18 +123,34 @@ class Link:
         return bytes(data)
 
 
+class _Pulse:
+    """Tells that the process lives, and how long the present step has taken, from a thread."""
+
+    def __init__(self, link: Link, loop: _Loop) -> None:
+        self._link = link
+        self._loop = loop
+        self.began: float | None = None
+        threading.Thread(target=self._beat, daemon=True, name="pulse").start()
+
+    def _beat(self) -> None:
+        while True:
+            began, loop = self.began, self._loop
+            busy = 0.0 if began is None else time.monotonic() - began
+            self._link.say(Heartbeat(loop.rows, loop.waiting, busy, loop.figures))
+            time.sleep(HEARTBEAT)
+
+
 def serve(link: Link, loop: Any) -> None:
     """Step for ever. ``loop`` is an Engine or an Embedder."""
-    busy, told = False, time.monotonic()
+    pulse, busy = _Pulse(link, loop), False
     while True:
-        for order in link.orders(0.0 if busy else HEARTBEAT):
+        orders = link.orders(0.0 if busy else HEARTBEAT)
+        pulse.began = time.monotonic()
+        for order in orders:
             _obey(link, loop, order)
         busy = loop.step()
-        now = time.monotonic()
-        if now - told >= HEARTBEAT:
-            told = now
-            link.tell(Heartbeat(loop.rows, loop.waiting))
         link.flush()
+        pulse.began = None
 
 
 def _obey(link: Link, loop: _Loop, order: Order) -> None:
@@ -156,8 +185,9 @@ def _open(settings: Settings, link: Link) -> Any:
 
     from backends.torch.assembly import load_model  # noqa: PLC0415
     from backends.torch.embed import Embedder, load_encoder  # noqa: PLC0415
-    from backends.torch.engine import Engine, Limits  # noqa: PLC0415
-    from backends.torch.models import find  # noqa: PLC0415
+    from backends.torch.engine import Engine  # noqa: PLC0415
+    from backends.torch.models import Task, find  # noqa: PLC0415
+    from backends.torch.scheduler import Limits  # noqa: PLC0415
 
     if settings.threads:
         torch.set_num_threads(settings.threads)
@@ -168,18 +198,23 @@ def _open(settings: Settings, link: Link) -> Any:
         link.tell(Progress(text))
         link.flush()
 
-    found = find(settings.path, report)
+    tasks: dict[str | None, Task] = {"generate": "generate", "embedding": "embed"}
+    found = find(settings.path, report, tasks.get(settings.task))
     report(f"loading {settings.path}")
-    parts = (found, settings.device, settings.dtype, settings.context)
     if found.task == "embed":
-        encoder = load_encoder(*parts)
+        encoder = load_encoder(found, settings)
         device, dimensions = str(encoder.model.device), encoder.dimensions
         link.tell(Ready("embed", PROTOCOL, encoder.length, device, dimensions))
         return Embedder(encoder, settings.queue, link.tell, time.monotonic)
-    model = load_model(*parts)
-    link.tell(Ready("generate", PROTOCOL, model.forward.context, str(model.forward.device)))
-    limits = Limits(settings.max_concurrency, settings.queue)
-    return Engine(model, limits, link.tell, time.monotonic)
+    how = (settings.device, settings.dtype, settings.context, settings.template)
+    model = load_model(found, *how)
+    limits = Limits(settings.max_concurrency, settings.queue, memory=settings.memory)
+    engine = Engine(model, limits, link.tell, time.monotonic, link.wake)
+    engine.prepare()
+    forward = model.forward
+    ready = Ready("generate", PROTOCOL, forward.context, str(forward.device), memory=engine.memory)
+    link.tell(ready)
+    return engine
 
 
 def main(arguments: list[str]) -> None:
@@ -196,6 +231,11 @@ def main(arguments: list[str]) -> None:
         loop = _open(settings, link)
     except ModelError as error:
         link.tell(Broken(str(error)))
+        link.flush()
+        return
+    except ImportError as error:
+        text = f"a local model needs more than is installed ({error}): "
+        link.tell(Broken(text + "pip install 'interlingua[torch]'"))
         link.flush()
         return
     link.flush()

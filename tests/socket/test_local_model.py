@@ -121,7 +121,7 @@ def test_databricks_input(url: str) -> None:
 
 
 def test_what_the_model_can_not_do_is_said(url: str) -> None:
-    tool = {"type": "function", "function": {"name": "f", "parameters": {}}}
+    tool = {"type": "custom", "custom": {"name": "f"}}
     answer = ask(url, "/v1/chat/completions", model="smollm2", messages=SAID, tools=[tool], foo=1)
 
     assert re.fullmatch(

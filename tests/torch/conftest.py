@@ -1,5 +1,7 @@
 """A model of two layers that knows only bytes, and a way to drive an engine by hand."""
 
+import copy
+import threading
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, TypeVar, cast
@@ -10,9 +12,11 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
 from backends.torch.assembly import Model, assemble
-from backends.torch.engine import Engine, Limits
-from backends.torch.forward import ATTENTION, Forward, Segment
+from backends.torch.attention import Segment
+from backends.torch.engine import Engine
+from backends.torch.forward import ATTENTION, Forward
 from backends.torch.reading import Reader
+from backends.torch.scheduler import Limits
 from backends.torch.spec import Echo, Ended, Failed, Finished, Generate, News, Piece
 from backends.torch.text import _byte_letters
 
@@ -66,16 +70,18 @@ class Scripted:
 
     context = 512
     vocabulary = 259
+    token_bytes = 0
 
-    def __init__(self, script: Sequence[int], prompt: int) -> None:
+    def __init__(self, script: Sequence[int], prompt: int, most: int = 1 << 30) -> None:
         self._script = script
         self._prompt = prompt
-        self.broken = False
+        self.most = most
+        """So many tokens are too many for its memory."""
         self.passes: list[int] = []
         """How many segments each pass had."""
 
     def __call__(self, segments: Sequence[Segment]) -> torch.Tensor:
-        if self.broken:
+        if sum(len(segment.tokens) for segment in segments) > self.most:
             raise RuntimeError("out of memory")
         self.passes.append(len(segments))
         rows = []
@@ -86,6 +92,25 @@ class Scripted:
                 line = torch.zeros(self.vocabulary)
                 line[self._script[at] if at < len(self._script) else EOS] = 30.0
                 rows.append(line)
+        return torch.stack(rows) if rows else torch.zeros(0, self.vocabulary)
+
+
+class Noise:
+    """Stands for a Forward: any token is as likely as any other, by chance and always the same."""
+
+    context = 4096
+    token_bytes = 0
+
+    def __init__(self, vocabulary: int = 259) -> None:
+        self.vocabulary = vocabulary
+
+    def __call__(self, segments: Sequence[Segment]) -> torch.Tensor:
+        rows = []
+        for segment in segments:
+            segment.kv.advance(len(segment.tokens))
+            if segment.wants:
+                chance = torch.Generator().manual_seed(segment.kv.length)
+                rows.append(torch.randn(self.vocabulary, generator=chance))
         return torch.stack(rows) if rows else torch.zeros(0, self.vocabulary)
 
 
@@ -100,7 +125,11 @@ class Driven:
     def __init__(self, model: Model, limits: Limits | None = None) -> None:
         self.now = 0.0
         self.told: list[News] = []
-        self.engine = Engine(model, limits or Limits(), self.told.append, lambda: self.now)
+        self.woken = threading.Event()
+        """Set when the engine should look again."""
+        self.engine = Engine(
+            model, limits or Limits(), self.told.append, lambda: self.now, self.woken.set
+        )
 
     def run(self, *specs: Generate, steps: int = 1000) -> "Driven":
         """Submit, and step until there is nothing to do."""
@@ -108,7 +137,10 @@ class Driven:
             self.engine.submit(spec)
         for _ in range(steps):
             if not self.engine.step():
-                break
+                if not self.engine._guiding:
+                    break
+                assert self.woken.wait(30)
+                self.woken.clear()
         return self
 
     def of(self, kind: type[T], job: int = 1) -> list[T]:
@@ -171,10 +203,10 @@ def scripted(tokenizer: Any) -> Callable[..., tuple[Driven, Scripted]]:
     """An engine whose model says ``script`` after a prompt of one token."""
 
     def make(
-        script: str | bytes | Sequence[int], limits: Limits | None = None
+        script: str | bytes | Sequence[int], limits: Limits | None = None, most: int = 1 << 30
     ) -> tuple[Driven, Scripted]:
         ids = list(script.encode() if isinstance(script, str) else script)
-        forward = Scripted(ids, prompt=1)
+        forward = Scripted(ids, prompt=1, most=most)
         reader = Reader(tokenizer, context=512, vocabulary=259, defaults={})
         model = Model(cast("Forward", forward), tokenizer, reader, frozenset({EOS}))
         return Driven(model, limits), forward
@@ -189,3 +221,19 @@ def tiny_folder(tokenizer: Any, tmp_path_factory: pytest.TempPathFactory) -> Pat
     tiny_llama().save_pretrained(folder)
     tokenizer.save_pretrained(folder)
     return folder
+
+
+@pytest.fixture
+def noisy(tokenizer: Any) -> Callable[..., Driven]:
+    """An engine whose model knows nothing, and goes on for long."""
+
+    def make(limits: Limits | None = None, *, special: str = "", template: str = "") -> Driven:
+        own = copy.deepcopy(tokenizer)
+        own.add_special_tokens({"additional_special_tokens": [special] if special else []})
+        own.chat_template = template or own.chat_template
+        forward = Noise(len(own))
+        reader = Reader(own, context=4096, vocabulary=len(own), defaults={})
+        ends = frozenset({own.eos_token_id})
+        return Driven(Model(cast("Forward", forward), own, reader, ends), limits)
+
+    return make

@@ -16,6 +16,7 @@ import pytest
 import pytest_asyncio
 
 from backends.torch.client import TorchBackend
+from backends.torch.process import Process
 from gateway.core.context import Context, Deadline, Timeouts
 from gateway.core.errors import (
     ContextTooLong,
@@ -27,16 +28,22 @@ from gateway.core.errors import (
     WorkerUnreachable,
 )
 from gateway.core.types import (
+    CallArguments,
+    CallStart,
     Done,
     EmbedRequest,
     Event,
     GenerateRequest,
+    Message,
     Request,
     Sampling,
     Start,
     Stopping,
+    Templating,
     Text,
+    TextPart,
     Timing,
+    Tool,
     Usage,
     Want,
 )
@@ -121,6 +128,27 @@ async def test_many_at_once(backend: TorchBackend) -> None:
     assert all(texts(one) == texts(alone) for one in together)
 
 
+async def test_figures_come_with_the_heartbeat(backend: TorchBackend) -> None:
+    long = "a prompt of more than one block of tokens"
+    asked = request(prompts=(long,), stopping=Stopping(max_tokens=4, ignore_eos=True))
+    process = backend.process
+    assert process is not None
+    process.rows = -1
+    await until(lambda: process.rows == 0)
+    before = backend.figures()
+    await events(backend, asked)
+    again = await events(backend, asked)
+    assert Usage(len(long), 4, cached_tokens=32) in again
+    read = before["prompt_tokens"] + 2 * len(long) - 32
+    await until(lambda: backend.figures()["prompt_tokens"] == read)
+    after = backend.figures()
+    assert after["completion_tokens"] == before["completion_tokens"] + 8
+    assert after["prefix_hits"] == before["prefix_hits"] + 32
+    assert after["kv_blocks"] == 16 * 4
+    assert (after["running"], after["waiting"], after["kv_usage"], after["batch"]) == (0, 0, 0, 0)
+    assert after["step_seconds"] > before["step_seconds"]
+
+
 async def test_running_usage(backend: TorchBackend) -> None:
     got = await events(backend, request(want=Want(usage="each")))
     counts = [e.completion_tokens for e in got if isinstance(e, Usage)]
@@ -132,6 +160,24 @@ async def test_running_usage(backend: TorchBackend) -> None:
 async def test_more_tokens_than_the_credit(backend: TorchBackend) -> None:
     got = await events(backend, request(n=16, stopping=Stopping(max_tokens=100, ignore_eos=True)))
     assert Usage(5, 1600) in got
+
+
+async def test_calls_are_counted_and_credited_like_text(backend: TorchBackend) -> None:
+    asked = request(
+        n=16,
+        tools=(Tool("f"),),
+        tool_choice="required",
+        parallel_tools=True,
+        stopping=Stopping(max_tokens=100),
+        want=Want(usage="each"),
+    )
+    got = await events(backend, asked)
+    counts = [e.completion_tokens for e in got if isinstance(e, Usage)]
+    assert counts == sorted(counts)
+    assert 512 < counts[-2] < counts[-1] <= 1600
+    assert {e.name for e in got if isinstance(e, CallStart)} == {"f"}
+    assert {e.text for e in got if isinstance(e, CallArguments)} == {"{", "}"}
+    assert not any(isinstance(e, Text) and e.text for e in got)
 
 
 async def test_errors_come_in_the_gateways_words(backend: TorchBackend) -> None:
@@ -268,3 +314,109 @@ def alive(pid: int) -> bool:
     except FileNotFoundError:
         return False
     return status.rpartition(")")[2].split()[0] != "Z"
+
+
+async def answers_again(own: TorchBackend, before: Process) -> None:
+    """Another process has taken over."""
+    assert (await events(own, request()))[-1] == Done()
+    assert own.process is not before
+    assert own.figures()["restarts"] == 1
+    assert before.exit_code == -signal.SIGKILL
+
+
+async def test_a_process_that_hangs_is_killed_and_started_anew(
+    tiny_folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("backends.torch.process.SILENCE", 2.5)
+    own = TorchBackend(path=str(tiny_folder), threads=1)
+    await own.start()
+    async with aclosing(own.answer(LONG, context())) as stream:
+        await anext(stream)
+        before = own.process
+        assert before is not None
+        assert before.pid is not None
+        os.kill(before.pid, signal.SIGSTOP)
+        with pytest.raises(StreamBroken):
+            await drained(stream)
+    await answers_again(own, before)
+    await own.aclose()
+
+
+async def test_a_step_that_never_ends_is_seen(
+    tiny_folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    own = TorchBackend(path=str(tiny_folder), threads=1)
+    await own.start()
+    async with aclosing(own.answer(LONG, context())) as stream:
+        await anext(stream)
+        before = own.process
+        assert before is not None
+        monkeypatch.setattr("backends.torch.process.LONGEST_STEP", -1.0)
+        with pytest.raises(StreamBroken):
+            await drained(stream)
+        monkeypatch.undo()
+    await answers_again(own, before)
+    await own.aclose()
+
+
+SLOW = (
+    "{% for i in range(1000) %}{% for j in range(1000) %}{% for k in range(20) %}"
+    "{% endfor %}{% endfor %}{% endfor %}so"
+)
+
+
+async def test_long_work_is_no_hang(tiny_folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A template that computes for seconds holds up the loop, and the heart beats on."""
+    monkeypatch.setattr("backends.torch.process.SILENCE", 2.5)
+    own = TorchBackend(path=str(tiny_folder), threads=1, trust_templates=True)
+    await own.start()
+    said = (Message("user", (TextPart("hi"),)),)
+    asked = request(kind="chat", prompts=(), messages=said, templating=Templating(template=SLOW))
+    assert (await events(own, asked))[-1] == Done()
+    assert own.figures()["restarts"] == 0
+    await own.aclose()
+
+
+class Orders:
+    """A process that notes what it is ordered, and does none of it."""
+
+    def __init__(self) -> None:
+        self.sent: list[Any] = []
+
+    def open(self) -> tuple[int, object]:
+        return 1, None
+
+    def send(self, order: Any) -> None:
+        self.sent.append(order)
+        raise Overloaded("not now")
+
+    def close(self, job: int, *, cancel: bool) -> None:
+        del job, cancel
+
+
+async def test_what_nobody_waits_for_comes_last(monkeypatch: pytest.MonkeyPatch) -> None:
+    backend, orders = TorchBackend(path="package:nothing"), Orders()
+
+    async def available(context: Context) -> Orders:
+        del context
+        return orders
+
+    monkeypatch.setattr(backend, "_available", available)
+    for one in (context(), msgspec.structs.replace(context(), give_way=lambda: None)):
+        with pytest.raises(Overloaded):
+            await anext(backend.answer(request(priority=3), one))
+
+    assert [order.priority for order in orders.sent] == [3, 255]
+
+
+async def test_it_is_warm_when_the_model_is_loaded(backend: TorchBackend) -> None:
+    await backend.warm()
+    assert backend.ready
+
+
+async def test_it_never_gets_warm_when_the_model_cannot_be_loaded() -> None:
+    broken = TorchBackend(path="package:there_is_no_such_package")
+    await broken.start()
+    with pytest.raises(WorkerUnreachable, match="there_is_no_such_package"):
+        await broken.warm()
+    await broken.aclose()

@@ -1,5 +1,6 @@
 """Vectors: batches, pooling, the recipe beside a model."""
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -9,19 +10,25 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from transformers import BertConfig, BertModel
-
-from backends.torch.embed import (
-    BUDGET,
-    Embedder,
-    Encoder,
-    Recipe,
-    batched,
-    pooled,
-    read_recipe,
+from safetensors.torch import save_file
+from tokenizers.processors import TemplateProcessing
+from transformers import (
+    BertConfig,
+    BertModel,
+    LlamaConfig,
+    LlamaForCausalLM,
+    RobertaConfig,
+    RobertaModel,
+    T5Config,
+    T5Model,
 )
-from backends.torch.models import ModelError
+
+from backends.torch.embed import BUDGET, Embedder, Encoder, batched, load_encoder
+from backends.torch.models import Found
+from backends.torch.recipe import Recipe
+from backends.torch.settings import Settings
 from backends.torch.spec import Embed, Failed, Finished, News, Tokenize, Tokens, Vectors
+from tests.torch.conftest import byte_tokenizer
 
 
 @given(st.lists(st.integers(1, BUDGET), max_size=50))
@@ -29,54 +36,6 @@ def test_batches_hold_every_text_once_and_keep_the_budget(lengths: list[int]) ->
     batches = batched(lengths)
     assert sorted(i for batch in batches for i in batch) == list(range(len(lengths)))
     assert all(max(lengths[i] for i in b) * len(b) <= BUDGET for b in batches)
-
-
-STATES = torch.tensor([[[1.0, 4.0], [3.0, 2.0], [9.0, 9.0]]])
-MASK = torch.tensor([[1, 1, 0]])
-
-
-@pytest.mark.parametrize(
-    ("how", "vector"),
-    [("mean", [2.0, 3.0]), ("cls", [1.0, 4.0]), ("max", [3.0, 4.0]), ("last", [3.0, 2.0])],
-)
-def test_pooling(how: str, vector: list[float]) -> None:
-    assert pooled(STATES, MASK, how).tolist() == [vector]
-
-
-def folder_with(folder: Path, **files: Any) -> Path:
-    for name, content in files.items():
-        place = folder / name.replace("__", "/")
-        place.parent.mkdir(exist_ok=True)
-        place.with_suffix(".json").write_bytes(msgspec.json.encode(content))
-    return folder
-
-
-def module(kind: str, path: str = "") -> dict[str, Any]:
-    return {"path": path, "type": f"sentence_transformers.models.{kind}"}
-
-
-def test_recipe_of_the_files(tmp_path: Path) -> None:
-    assert read_recipe(tmp_path) == Recipe()
-    folder_with(
-        tmp_path,
-        modules=[module("Transformer"), module("Pooling", "1_Pooling")],
-        sentence_bert_config={"max_seq_length": 256},
-        **{"1_Pooling__config": {"pooling_mode_cls_token": True, "word_embedding_dimension": 4}},
-    )
-    assert read_recipe(tmp_path) == Recipe("cls", normalize=False, length=256)
-
-
-def test_recipes_that_are_not_served(tmp_path: Path) -> None:
-    folder_with(tmp_path, modules=[module("Transformer"), module("Dense", "2_Dense")])
-    with pytest.raises(ModelError, match="Dense"):
-        read_recipe(tmp_path)
-    folder_with(
-        tmp_path,
-        modules=[module("Pooling", "1_Pooling")],
-        **{"1_Pooling__config": {"pooling_mode_weightedmean_tokens": True}},
-    )
-    with pytest.raises(ModelError, match="weightedmean"):
-        read_recipe(tmp_path)
 
 
 @pytest.fixture(scope="module")
@@ -91,7 +50,7 @@ def encoder(tokenizer: Any) -> Encoder:
         max_position_embeddings=64,
     )
     model: Any = BertModel(config)
-    return Encoder(model.eval(), tokenizer, Recipe(), 64)
+    return Encoder(model.eval(), tokenizer, Recipe(sizes=()), 64)
 
 
 def ask(encoder: Encoder, spec: Embed, now: float = 0.0) -> list[News]:
@@ -121,6 +80,14 @@ def test_vectors_come_in_order_and_do_not_depend_on_neighbours(encoder: Encoder)
     alone = np.concatenate([vectors(encoder, Embed(1, (text,))) for text in TEXTS])
     assert np.allclose(together, alone, atol=1e-5)
     assert np.allclose(np.linalg.norm(together, axis=1), 1, atol=1e-5)
+
+
+def test_a_large_request_takes_several_passes(encoder: Encoder) -> None:
+    texts = tuple(chr(97 + n % 26) * n for n in range(1, 65))
+    assert len(batched([len(text) for text in texts])) > 1
+    together = vectors(encoder, Embed(1, texts))
+    for n in (0, 1, 31, 63):
+        assert np.allclose(together[n], vectors(encoder, Embed(1, (texts[n],)))[0], atol=1e-5)
 
 
 def test_dimensions_are_cut_and_normalised_again(encoder: Encoder) -> None:
@@ -161,6 +128,7 @@ def test_too_long_fails_or_is_cut(encoder: Encoder) -> None:
         Embed(1, ((999,),)),
         Embed(1, ("a",), dimensions=0),
         Embed(1, ("a",), dimensions=33),
+        Embed(1, ((1, 2),), instruction="query: "),
     ],
 )
 def test_what_is_wrong_is_told(encoder: Encoder, spec: Embed) -> None:
@@ -182,3 +150,230 @@ def test_deadline_cancel_and_queue(encoder: Encoder) -> None:
     while embedder.step():
         pass
     assert [one.job for one in told if isinstance(one, Finished)] == [2]
+
+
+@pytest.mark.parametrize("error", [RuntimeError("out of memory"), MemoryError()])
+def test_a_pass_that_fails_takes_one_request_with_it(encoder: Encoder, error: Exception) -> None:
+    class Failing:
+        def __init__(self) -> None:
+            self.config, self.device, self.calls = encoder.model.config, torch.device("cpu"), 0
+
+        def __call__(self, **tensors: Any) -> Any:
+            self.calls += 1
+            if self.calls == 1:
+                raise error
+            return encoder.model(**tensors)
+
+    told: list[News] = []
+    embedder = Embedder(encoder._replace(model=Failing()), 4, told.append, lambda: 0.0)
+    embedder.submit(Embed(1, TEXTS))
+    embedder.submit(Embed(2, TEXTS))
+    while embedder.step():
+        pass
+    first, *rest = told
+    assert isinstance(first, Failed)
+    assert (first.job, first.kind) == (1, "failed")
+    assert [type(one) for one in rest] == [Vectors, Finished]
+
+
+# --- held against transformers, by hand -----------------------------------------------------------
+
+
+def closing_tokenizer() -> Any:
+    """Puts a token before a text and one behind it."""
+    one = byte_tokenizer()
+    one.backend_tokenizer.post_processor = TemplateProcessing(
+        single="<bos> $A <eos>",
+        special_tokens=[("<bos>", one.bos_token_id), ("<eos>", one.eos_token_id)],
+    )
+    return one
+
+
+def saved(folder: Path, model: Any, **files: Any) -> Path:
+    model.save_pretrained(folder)
+    closing_tokenizer().save_pretrained(folder)
+    for name, content in files.items():
+        place = folder / f"{name.replace('__', '/')}.json"
+        place.parent.mkdir(exist_ok=True)
+        place.write_bytes(msgspec.json.encode(content))
+    return folder
+
+
+def small_bert() -> Any:
+    torch.manual_seed(3)
+    config = BertConfig(
+        vocab_size=259,
+        hidden_size=32,
+        num_hidden_layers=2,
+        num_attention_heads=2,
+        intermediate_size=64,
+        max_position_embeddings=64,
+    )
+    model: Any = BertModel(config, add_pooling_layer=False)
+    return model.eval()
+
+
+STEPS = [
+    {"path": "", "type": "sentence_transformers.models.Transformer"},
+    {"path": "1_Pooling", "type": "sentence_transformers.models.Pooling"},
+    {"path": "2_Normalize", "type": "sentence_transformers.models.Normalize"},
+]
+
+
+def opened(folder: Path, **settings: Any) -> Encoder:
+    given = Settings(str(folder), device="cpu", **settings)
+    return load_encoder(Found(str(folder), "embed"), given)
+
+
+def by_hand(model: Any, text: str, skip: int = 0) -> Any:
+    """The states of a text's tokens, alone and without padding."""
+    ids = closing_tokenizer().encode(text)
+    with torch.inference_mode():
+        return model(input_ids=torch.tensor([ids])).last_hidden_state[0, skip:].numpy()
+
+
+def unit(vector: Any) -> Any:
+    return vector / np.linalg.norm(vector, axis=-1, keepdims=True)
+
+
+@pytest.mark.parametrize(
+    ("pooling", "expected"),
+    [
+        ("mean", lambda states: states.mean(0)),
+        ("lasttoken", lambda states: states[-1]),
+        ("cls", lambda states: states[0]),
+        (["cls", "max"], lambda states: np.concatenate([states[0], states.max(0)])),
+    ],
+)
+def test_a_model_of_a_folder(tmp_path: Path, pooling: Any, expected: Callable[[Any], Any]) -> None:
+    model = small_bert()
+    said = {"pooling_mode": pooling}
+    encoder = opened(saved(tmp_path, model, modules=STEPS, **{"1_Pooling__config": said}))
+    found = vectors(encoder, Embed(1, TEXTS))
+    assert np.allclose(found, [unit(expected(by_hand(model, text))) for text in TEXTS], atol=1e-5)
+    plain = vectors(encoder, Embed(1, TEXTS, normalize=False))
+    assert np.allclose(plain, [expected(by_hand(model, text)) for text in TEXTS], atol=1e-5)
+    assert encoder.dimensions == plain.shape[1]
+
+
+def test_prompts_stand_before_texts_and_may_be_left_out_of_the_mean(tmp_path: Path) -> None:
+    model = small_bert()
+    told = {"prompts": {"query": "find: ", "text": "t: "}, "default_prompt_name": "text"}
+    counts = {"pooling_mode": "mean"}
+    folder = saved(
+        tmp_path,
+        model,
+        modules=STEPS,
+        config_sentence_transformers=told,
+        **{"1_Pooling__config": counts},
+    )
+    for asked, prompt in ((None, "t: "), ("query", "find: "), ("q: ", "q: ")):
+        whole = by_hand(model, f"{prompt}cat")
+        found = vectors(opened(folder), Embed(1, ("cat",), instruction=asked))
+        assert np.allclose(found, unit(whole.mean(0)), atol=1e-5)
+    ids = (1, 2, 3)
+    plain = vectors(opened(folder), Embed(1, (ids,)))
+
+    saved(folder, model, **{"1_Pooling__config": {**counts, "include_prompt": False}})
+    encoder = opened(folder)
+    # The token before the text and the seven of the prompt are left out.
+    part = by_hand(model, "find: cat", 7)
+    found = vectors(encoder, Embed(1, ("cat",), instruction="query"))
+    assert np.allclose(found, unit(part.mean(0)), atol=1e-5)
+    nothing = by_hand(model, "find: ", 7)
+    found = vectors(encoder, Embed(1, ("",), instruction="query"))
+    assert np.allclose(found, unit(nothing.mean(0)), atol=1e-5)
+    cut_off = vectors(encoder, Embed(1, ("cat",), instruction="query", keep=4))
+    states = by_hand(model, "fi")[-1]
+    assert np.allclose(cut_off, unit(states), atol=1e-5)
+    assert np.array_equal(vectors(encoder, Embed(1, (ids,))), plain)
+
+
+def test_a_text_that_is_cut_keeps_its_closing_token(tmp_path: Path) -> None:
+    model = small_bert()
+    encoder = opened(saved(tmp_path, model), context=10)
+    expected = unit(by_hand(model, "x" * 8).mean(0))
+    assert np.allclose(vectors(encoder, Embed(1, ("x" * 50,), keep=-1)), expected, atol=1e-5)
+    assert np.allclose(vectors(encoder, Embed(1, ("x" * 50,), keep=99)), expected, atol=1e-5)
+    (failed,) = ask(encoder, Embed(1, ("x" * 9,)))
+    assert isinstance(failed, Failed)
+    assert (failed.kind, failed.tokens, failed.limit) == ("too_long", 11, 10)
+    (failed,) = ask(encoder, Embed(1, ("xxx",), keep=2))
+    assert isinstance(failed, Failed)
+    assert failed.message == "of a text at least 3 tokens stay"
+
+
+def test_texts_may_be_taken_in_small_letters(tmp_path: Path) -> None:
+    model = small_bert()
+    encoder = opened(saved(tmp_path, model, sentence_bert_config={"do_lower_case": True}))
+    found = vectors(encoder, Embed(1, ("A Cat",), instruction="FIND "))
+    assert np.allclose(found, unit(by_hand(model, "find a cat").mean(0)), atol=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("matryoshka", "size", "says"),
+    [
+        (None, 8, "have 32 dimensions and were not made to be cut"),
+        ((8, 16), 9, "one of 8, 16, 32"),
+        ((), 33, "1 to 32"),
+        ((64,), 64, "1 to 32"),
+        (None, 32, None),
+        ((), 9, None),
+        ((8, 16), 8, None),
+    ],
+)
+def test_which_sizes_there_are(
+    tmp_path: Path, matryoshka: Any, size: int, says: str | None
+) -> None:
+    model = small_bert()
+    encoder = opened(saved(tmp_path, model), matryoshka=matryoshka)
+    asked = Embed(1, ("cat",), dimensions=size)
+    if says is None:
+        expected = unit(by_hand(model, "cat").mean(0)[:size])
+        assert np.allclose(vectors(encoder, asked), expected, atol=1e-5)
+    else:
+        (failed,) = ask(encoder, asked)
+        assert isinstance(failed, Failed)
+        assert (failed.kind, failed.param) == ("invalid", "dimensions")
+        assert says in failed.message
+
+
+def test_a_dense_layer_before_the_end(tmp_path: Path) -> None:
+    model, weight = small_bert(), torch.randn(5, 32)
+    dense = {"path": "3_Dense", "type": "sentence_transformers.models.Dense"}
+    said = {"bias": False, "activation_function": "torch.nn.modules.linear.Identity"}
+    folder = saved(
+        tmp_path,
+        model,
+        modules=[STEPS[0], STEPS[1], dense, STEPS[2]],
+        **{"1_Pooling__config": {"pooling_mode": "mean"}, "3_Dense__config": said},
+    )
+    save_file({"linear.weight": weight}, folder / "3_Dense" / "model.safetensors")
+    encoder = opened(folder)
+    expected = unit(weight.numpy() @ by_hand(model, "cat").mean(0))
+    assert np.allclose(vectors(encoder, Embed(1, ("cat",))), expected, atol=1e-5)
+    assert encoder.dimensions == 5
+
+
+def test_other_families(tmp_path: Path) -> None:
+    """A decoder gives its last token; the first half of T5; RoBERTa has two places less."""
+    torch.manual_seed(3)
+    sizes: dict[str, Any] = {"vocab_size": 259, "hidden_size": 32, "num_hidden_layers": 2}
+    sizes |= {"num_attention_heads": 2, "intermediate_size": 64, "max_position_embeddings": 64}
+    llama: Any = LlamaForCausalLM(LlamaConfig(**sizes))
+    encoder = opened(saved(tmp_path / "llama", llama.eval()))
+    expected = [unit(by_hand(llama.model, text)[-1]) for text in TEXTS]
+    assert np.allclose(vectors(encoder, Embed(1, TEXTS)), expected, atol=1e-5)
+
+    t5: Any = T5Model(
+        T5Config(vocab_size=259, d_model=32, d_kv=8, d_ff=64, num_layers=2, num_heads=4)
+    )
+    encoder = opened(saved(tmp_path / "t5", t5.eval()), context=50)
+    expected = [unit(by_hand(t5.encoder, text).mean(0)) for text in TEXTS]
+    assert np.allclose(vectors(encoder, Embed(1, TEXTS)), expected, atol=1e-5)
+
+    roberta: Any = RobertaModel(RobertaConfig(**sizes, pad_token_id=1))
+    encoder = opened(saved(tmp_path / "roberta", roberta.eval()))
+    assert encoder.length == 62
+    vectors(encoder, Embed(1, ("x" * 60,)))
+    assert isinstance(ask(encoder, Embed(1, ("x" * 61,)))[0], Failed)

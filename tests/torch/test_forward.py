@@ -4,9 +4,11 @@ from typing import Any
 
 import pytest
 import torch
-from transformers import AutoModelForCausalLM, Gemma2Config, MistralConfig, Qwen3Config
+from transformers import AutoModelForCausalLM, MistralConfig, Qwen3Config
 
-from backends.torch.forward import ATTENTION, Forward, Kv, Segment
+from backends.torch.attention import Segment
+from backends.torch.forward import ATTENTION, Forward
+from backends.torch.kv import Kv, Pool
 from backends.torch.models import ModelError
 
 SIZES: dict[str, Any] = {
@@ -40,11 +42,12 @@ def test_other_families_and_any_chunks(config: Any) -> None:
     forward = Forward(build(config, ATTENTION))
     tokens = text[0].tolist()
     for cuts in ([50], [20, 30], [1] * 50, [7, 1, 30, 1, 11]):
-        kv, found = Kv(), []
+        pool = Pool(64)
+        kv, found = Kv(pool, 50), []
         start = 0
         for cut in cuts:
             # A second row beside it, so that the pass is a packed one.
-            other = Segment(Kv(), tokens[:5])
+            other = Segment(Kv(pool, 5), tokens[:5])
             logits = forward([Segment(kv, tokens[start : start + cut], cut), other])
             found.append(logits[:-1])
             start += cut
@@ -52,18 +55,19 @@ def test_other_families_and_any_chunks(config: Any) -> None:
 
 
 def test_a_copy_has_the_same_past_and_its_own_future(tiny: Any) -> None:
-    one = Kv()
+    pool = Pool(9)
+    one = Kv(pool, 3)
     tiny.forward([Segment(one, [1, 2, 3], 0)])
     other = one.copy()
+    assert pool.used == 1
     tiny.forward([Segment(other, [9] * 100, 0)])
-    fresh = Kv()
-    expected = tiny.forward([Segment(fresh, [1, 2, 3, 4])])
-    assert torch.allclose(tiny.forward([Segment(one, [4])]), expected, atol=1e-4)
-    assert (one.length, other.length, one.layers) == (4, 103, 2)
+    expected = tiny.forward([Segment(Kv(pool, 3), [1, 2, 3, 4])])
+    assert torch.equal(tiny.forward([Segment(one, [4])]), expected)
+    assert (one.length, other.length, pool.layers) == (4, 103, 2)
 
 
 def test_a_pass_that_wants_nothing_gives_nothing(tiny: Any) -> None:
-    assert tiny.forward([Segment(Kv(), [1, 2, 3], 0)]).shape == (0, 259)
+    assert tiny.forward([Segment(Kv(Pool(1)), [1, 2, 3], 0)]).shape == (0, 259)
 
 
 class Recurrent(torch.nn.Module):
@@ -86,9 +90,3 @@ class Recurrent(torch.nn.Module):
 def test_a_family_that_does_not_fit_is_refused() -> None:
     with pytest.raises(ModelError, match="not served"):
         Forward(Recurrent(MistralConfig(**SIZES)))
-
-
-def test_soft_caps_are_refused() -> None:
-    config = Gemma2Config(**SIZES, head_dim=8)
-    with pytest.raises(ModelError, match="soft caps"):
-        Forward(build(config, ATTENTION))

@@ -1,20 +1,24 @@
 """Requests to orders, news to events, and what is reported as lost."""
 
 import struct
+from typing import Any
 
 import msgspec
 import pytest
 
 from backends.torch import mapping, spec
+from backends.torch.client import TorchBackend
 from gateway.core import errors
 from gateway.core.types import (
+    CallArguments,
+    CallStart,
     EmbedRequest,
     End,
     GenerateRequest,
     ImagePart,
-    JsonObject,
     Logprobs,
     Message,
+    NamedTool,
     PromptEcho,
     Sampling,
     Start,
@@ -67,7 +71,7 @@ def test_everything_carried_arrives() -> None:
     )
     assert mapping.lost(request, {}, templates=False) == ()
     got = order(request)
-    for name in spec.Picking.__struct_fields__:
+    for name in set(spec.Picking.__struct_fields__) - {"watermark"}:
         assert getattr(got.picking, name) == getattr(sampling, name)
     for name in spec.Ending.__struct_fields__:
         assert getattr(got.ending, name) == getattr(stopping, name)
@@ -90,23 +94,74 @@ def test_greedy_truncation_and_templates() -> None:
     assert mapping.lost(own, {}, templates=True) == ()
 
 
+def test_a_watermark_is_as_the_settings_say() -> None:
+    own = spec.Watermark(key=7)
+    for wanted, mark in ((True, own), (False, None), (None, None)):
+        request = msgspec.structs.replace(TEXT, sampling=Sampling(watermark=wanted))
+        assert mapping.lost(request, {}, templates=False) == ()
+        got = mapping.generate(request, 1, 9.0, templates=False, watermark=own)
+        assert got.picking.watermark == mark
+
+
+def searching(n: int | None = None, best_of: int | None = None, **sampling: Any) -> GenerateRequest:
+    return msgspec.structs.replace(TEXT, sampling=Sampling(**sampling), n=n, best_of=best_of)
+
+
+@pytest.mark.parametrize(
+    ("request_", "beams"),
+    [
+        (searching(beam_width=4), spec.Beams(4)),
+        (searching(beam_width=4, n=2, best_of=4), spec.Beams(4)),
+        (searching(beam_width=2, n=3), spec.Beams(3)),
+        (searching(beam_width=4, length_penalty=0.0), spec.Beams(4, length_penalty=0.0)),
+        (searching(beam_width=4, diversity_penalty=0.5), spec.Beams(4, 4, 0.5)),
+        (searching(beam_width=4, diversity_penalty=0.0), spec.Beams(4)),
+        (searching(beam_width=1, temperature=0.0), None),
+        (searching(n=3, length_penalty=2.0, diversity_penalty=1.0), None),
+    ],
+)
+def test_beams(request_: GenerateRequest, beams: spec.Beams | None) -> None:
+    assert mapping.lost(request_, {}, templates=False) == ()
+    assert order(request_).beams == beams
+    assert mapping.whole(request_) == (beams is not None)
+
+
+def test_a_search_draws_nothing_and_says_so() -> None:
+    for width in (1, 4):
+        request = searching(
+            beam_width=width, temperature=0.7, top_p=0.9, top_k=5, min_p=0.1, typical_p=0.9, seed=1
+        )
+        found = mapping.lost(request, {"sampling.temperature": "heat"}, templates=False)
+        assert {loss.field for loss in found} == {
+            "heat", "top_p", "top_k", "min_p", "typical_p", "seed",
+        }  # fmt: skip
+        assert order(request).picking.temperature == 0
+    neutral = searching(beam_width=4, temperature=0.0, top_p=1.0, min_p=0.0, typical_p=1.0)
+    assert mapping.lost(neutral, {}, templates=False) == ()
+    none = msgspec.structs.replace(searching(beam_width=4), stopping=Stopping(max_tokens=0))
+    assert order(none).beams is None
+
+
+def test_the_best_of_several_come_at_the_end() -> None:
+    assert mapping.whole(searching(n=2, best_of=3))
+    assert not mapping.whole(searching(n=3, best_of=3))
+    assert not mapping.whole(searching())
+
+
 def test_what_is_not_done_is_reported() -> None:
     request = msgspec.structs.replace(
         CHAT,
         messages=(Message("user", (TextPart("see"), ImagePart("data:"))),),
-        tools=(Tool("f"),),
-        tool_choice="required",
-        output=JsonObject(),
-        sampling=Sampling(beam_width=2, watermark=True),
+        tools=(Tool("f"), Tool("g", kind="custom")),
+        tool_choice=NamedTool("g"),
+        suffix="end",
     )
-    found = mapping.lost(request, {"output": "response_format"}, templates=False)
+    found = mapping.lost(request, {"suffix": "behind"}, templates=False)
     assert {(loss.field, loss.reason) for loss in found} == {
         ("messages", "dropped"),
         ("tools", "dropped"),
         ("tool_choice", "dropped"),
-        ("response_format", "dropped"),
-        ("beam_width", "dropped"),
-        ("watermark", "dropped"),
+        ("behind", "dropped"),
     }
 
 
@@ -126,13 +181,16 @@ def test_news_become_events() -> None:
         spec.Started(1, 7),
         spec.Echo(1, 0, "p", (spec.Token(1, b"p", None),)),
         spec.Piece(1, 2, "hi", 3, (5,), (half,)),
+        spec.Called(1, 2, 0, "call_1", "f", 9),
+        spec.Argued(1, 2, 0, "{}", 1),
         spec.Ended(1, 2, "stop", "END"),
         spec.Vectors(1, 4, 2, struct.pack("<4f", 1, 2, 3, 4)),
         spec.Heartbeat(0, 0),
     ]
     again = spec.read_news(spec.frame(news)[4:])
     assert again == news
-    start, echo, text, end, *vectors = [e for one in again for e in mapping.events(one)]
+    events = [event for one in again for event in mapping.events(one)]
+    start, echo, text, call, arguments, end, *vectors = events
     assert start == Start(7)
     assert isinstance(echo, PromptEcho)
     assert echo.logprobs[0].logprob is None
@@ -141,6 +199,7 @@ def test_news_become_events() -> None:
     assert text.logprobs[0].data == b"\xc3"
     assert text.logprobs[0].token == "\ufffd"
     assert (text.logprobs[0].top[0].token, text.logprobs[0].top[0].data) == ("a", None)
+    assert (call, arguments) == (CallStart(2, 0, "call_1", "f"), CallArguments(2, 0, "{}"))
     assert end == End("stop", 2, "END")
     assert vectors == [Vector(4, (1.0, 2.0)), Vector(5, (3.0, 4.0))]
 
@@ -167,3 +226,11 @@ def test_failures_are_errors_of_the_tree(
 def test_a_frame_too_large_is_refused() -> None:
     with pytest.raises(ValueError, match="bytes"):
         spec.body_length(b"\xff\xff\xff\xff")
+
+
+def test_who_asks_is_told_to_the_engine() -> None:
+    asked = GenerateRequest(model="m", kind="completion", prompts=("a",))
+    backend = TorchBackend(path="x")
+    order = backend._order(asked, 1, 5.0, "web-app")
+    assert isinstance(order, spec.Generate)
+    assert (order.tenant, order.timeout) == ("web-app", 5.0)

@@ -1,14 +1,17 @@
 """Where models are found, and what is said when they are not."""
 
+import os
+import subprocess
 import sys
-import threading
 from pathlib import Path
+from typing import Any
 
+import httpx
 import pytest
-import torch
+from huggingface_hub import errors
 
 from backends.torch import models
-from backends.torch.models import ModelError, cache_root, converted, find, pick_device, pick_dtype
+from backends.torch.models import ModelError, cache_root, find
 
 
 def silent(text: str) -> None:
@@ -46,8 +49,99 @@ def test_the_task_is_read_from_the_files(
     assert find(str(tmp_path), silent).task == task
 
 
-def test_a_name_on_the_hub_is_left_to_transformers() -> None:
-    assert find("some-org/some-model", silent).source == "some-org/some-model"
+def test_the_task_may_be_said(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text('{"architectures": ["Qwen3ForCausalLM"]}')
+    assert find(str(tmp_path), silent, "embed").task == "embed"
+
+
+class Hub:
+    """Stands for the hub's own library."""
+
+    def __init__(self, answer: Path | Exception) -> None:
+        self.answer = answer
+        self.asked: list[tuple[str, str | None]] = []
+
+    def snapshot_download(self, *, repo_id: str, revision: str | None, **_: Any) -> str:
+        self.asked.append((repo_id, revision))
+        if isinstance(self.answer, Exception):
+            raise self.answer
+        return str(self.answer)
+
+
+@pytest.fixture
+def hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Hub:
+    (tmp_path / "config.json").write_text('{"architectures": ["BertModel"]}')
+    one = Hub(tmp_path)
+    monkeypatch.setattr("huggingface_hub.snapshot_download", one.snapshot_download)
+    return one
+
+
+def test_a_name_on_the_hub_is_fetched_and_looked_at(hub: Hub, tmp_path: Path) -> None:
+    told: list[str] = []
+    assert find("org/model", told.append) == models.Found(str(tmp_path), "embed")
+    find("model@v1.0", told.append)
+    assert hub.asked == [("org/model", None), ("model", "v1.0")]
+    assert told[0] == "org/model is no folder here: asking the hub"
+
+
+def test_a_repository_without_a_model_is_told(hub: Hub, tmp_path: Path) -> None:
+    (tmp_path / "config.json").unlink()
+    with pytest.raises(ModelError, match=r"no config\.json"):
+        find("org/data", silent)
+
+
+def answered(kind: Any, status: int) -> Any:
+    response = httpx.Response(status, request=httpx.Request("GET", "https://hub"))
+    return kind("It says this\nand that", response=response)
+
+
+@pytest.mark.parametrize(
+    ("error", "says"),
+    [
+        (answered(errors.RepositoryNotFoundError, 401), "check the name, or set HF_TOKEN"),
+        (answered(errors.GatedRepoError, 403), "check the name, or set HF_TOKEN"),
+        (answered(errors.RevisionNotFoundError, 404), "the hub has no org/model"),
+        (answered(errors.HfHubHTTPError, 503), "answers with status 503"),
+        (errors.LocalEntryNotFoundError("no net"), r"can't be reached .*hf download org/model"),
+    ],
+)
+def test_why_the_hub_does_not_give_it(hub: Hub, error: Exception, says: str) -> None:
+    hub.answer = error
+    with pytest.raises(ModelError, match=says) as told:
+        find("org/model", silent)
+    assert "and that" not in str(told.value)
+
+
+OFFLINE = """
+import sys
+from backends.torch.models import ModelError, find
+for name in sys.argv[1:]:
+    try:
+        print(find(name, lambda text: None).source)
+    except ModelError as error:
+        print(error)
+"""
+
+
+def test_without_the_hub_its_cache_serves(tmp_path: Path) -> None:
+    """The hub's own library, told to stay offline, with a model that was fetched before."""
+    place = tmp_path / "models--org--here"
+    (place / "refs").mkdir(parents=True)
+    (place / "refs" / "main").write_text("0" * 40)
+    model = place / "snapshots" / ("0" * 40)
+    model.mkdir(parents=True)
+    (model / "config.json").write_text('{"architectures": ["LlamaForCausalLM"]}')
+    done = subprocess.run(
+        [sys.executable, "-c", OFFLINE, "org/here", "org/elsewhere"],
+        env=os.environ | {"HF_HUB_CACHE": str(tmp_path), "HF_HUB_OFFLINE": "1"},
+        cwd=Path(__file__).parents[2],
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    here, elsewhere = done.stdout.splitlines()
+    assert here == str(model)
+    assert "org/elsewhere is no folder here, it is not in the hub's cache" in elsewhere
 
 
 @pytest.mark.parametrize(
@@ -58,7 +152,9 @@ def test_a_name_on_the_hub_is_left_to_transformers() -> None:
         ("package:", "no package"),
         ("/nowhere/at/all", "there is no"),
         ("./nowhere", "there is no"),
+        ("nowhere/at/all", "there is no"),
         (__file__, "neither a folder nor a .gguf file"),
+        (str(Path(__file__).parent), "carries no model"),
     ],
 )
 def test_what_is_not_found_says_what_to_do(path: str, says: str) -> None:
@@ -81,57 +177,8 @@ def test_the_cache_may_lie_elsewhere(monkeypatch: pytest.MonkeyPatch) -> None:
     assert cache_root() == Path("/cache/interlingua")
 
 
-def test_conversion_is_once_even_by_two_at_once(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("INTERLINGUA_CACHE", str(tmp_path / "cache"))
-    file = tmp_path / "x.gguf"
-    file.write_bytes(b"weights")
-    both = threading.Barrier(2)
-    made: list[Path] = []
-
-    def convert(_: Path, folder: Path, report: models.Report) -> None:
-        both.wait(10)
-        (folder / "config.json").write_text("{}")
-        made.append(folder)
-        report("done")
-
-    monkeypatch.setattr(models, "_convert", convert)
-    found: list[Path] = []
-    threads = [
-        threading.Thread(target=lambda: found.append(converted(file, silent))) for _ in range(2)
-    ]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert len(set(found)) == 1
-    assert len(made) == 2
-    assert [p.name for p in found[0].parent.iterdir()] == [found[0].name]
-    assert converted(file, silent) == found[0]
-    assert len(made) == 2
-    file.write_bytes(b"other weights")
-    both = threading.Barrier(1)
-    assert converted(file, silent) != found[0]
-
-
-def test_a_file_that_is_no_model_leaves_nothing(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("INTERLINGUA_CACHE", str(tmp_path / "cache"))
-    file = tmp_path / "x.gguf"
-    file.write_bytes(b"no model at all, but long enough to be read as a header of one")
-    with pytest.raises(ModelError, match=r"can't read x\.gguf"):
-        find(str(file), silent)
-    assert list((tmp_path / "cache" / "models").iterdir()) == []
-
-
-def test_devices_and_dtypes() -> None:
-    cpu = pick_device("cpu")
-    assert cpu.type == "cpu"
-    assert pick_dtype("auto", cpu) is torch.float32
-    assert pick_dtype("bfloat16", cpu) is torch.bfloat16
-    with pytest.raises(ModelError, match="choose"):
-        pick_dtype("int8", cpu)
-    with pytest.raises(ModelError, match="device nonsense"):
-        pick_device("nonsense")
+@pytest.mark.parametrize("text", ["[", "[]"])
+def test_a_configuration_that_can_not_be_read_is_told(tmp_path: Path, text: str) -> None:
+    (tmp_path / "config.json").write_text(text)
+    with pytest.raises(ModelError, match=r"config\.json can't be read"):
+        find(str(tmp_path), silent)

@@ -5,20 +5,32 @@ from typing import Any
 
 import pytest
 import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from transformers import (
     LogitsProcessorList,
     MinPLogitsWarper,
     NoBadWordsLogitsProcessor,
     RepetitionPenaltyLogitsProcessor,
     SequenceBiasLogitsProcessor,
+    SuppressTokensLogitsProcessor,
     TemperatureLogitsWarper,
     TopKLogitsWarper,
     TopPLogitsWarper,
     TypicalLogitsWarper,
 )
 
-from backends.torch import sampler
-from backends.torch.sampler import Drawn, Past, Rules, adjust, gumbel, likelihoods, pick, seed_of
+from backends.torch.sampler import (
+    Drawn,
+    Past,
+    Rules,
+    adjust,
+    chance,
+    likelihoods,
+    pick,
+    seed_of,
+    truncate,
+)
 
 V = 300
 
@@ -35,40 +47,48 @@ def chi_square(counts: torch.Tensor, expected: torch.Tensor) -> float:
     return float(((counts - expected) ** 2 / expected).sum())
 
 
-# --- noise --------------------------------------------------------------------------------------
+# --- chance -------------------------------------------------------------------------------------
 
 PROBABILITIES = torch.tensor([0.5, 0.3, 0.15, 0.05])
 DRAWS = 100_000
 LIMIT = 21.1  # chi-square, 3 degrees of freedom: passed by chance once in 10,000
 
 
+def fallen(chances: list[float]) -> torch.Tensor:
+    """The outcome of each, of four with these PROBABILITIES."""
+    return torch.bucketize(torch.tensor(chances, dtype=torch.float64), PROBABILITIES.cumsum(0)[:3])
+
+
 @pytest.mark.parametrize("by", ["seed", "position"])
-def test_noise_draws_by_the_probabilities(by: str) -> None:
-    many, one = torch.arange(DRAWS), torch.full((DRAWS,), 42)
-    seeds, positions = (many, one) if by == "seed" else (one, many)
-    ids = torch.arange(4)[None].expand(DRAWS, 4)
-    chosen = (PROBABILITIES.log() + gumbel(seeds, positions, ids)).argmax(-1)
-    counts = chosen.bincount(minlength=4).float()
+def test_chance_is_even(by: str) -> None:
+    many = range(DRAWS)
+    chances = [chance(i, 42) for i in many] if by == "seed" else [chance(42, i) for i in many]
+    counts = fallen(chances).bincount(minlength=4).float()
     assert chi_square(counts, PROBABILITIES * DRAWS) < LIMIT
+    cells = torch.tensor([int(c * 100) for c in chances]).bincount(minlength=100).float()
+    assert chi_square(cells, torch.full((100,), DRAWS / 100)) < 161.3  # 99 degrees, as rare
 
 
-def test_noise_is_independent_between_positions() -> None:
-    ids = torch.arange(4)[None].expand(DRAWS, 4)
-    seeds = torch.arange(DRAWS)
-    draws = [
-        (PROBABILITIES.log() + gumbel(seeds, torch.full((DRAWS,), at), ids)).argmax(-1)
-        for at in (0, 1)
-    ]
-    pairs = (draws[0] * 4 + draws[1]).bincount(minlength=16).float()
+@pytest.mark.parametrize("other", ["position", "seed", "choice"])
+def test_chance_is_independent_of_the_last(other: str) -> None:
+    def after(seed: int) -> float:
+        return {
+            "position": chance(seed, 1),
+            "seed": chance(seed + 1, 0),
+            "choice": chance(seed_of(seed, 1), 0),
+        }[other]
+
+    first = fallen([chance(seed, 0) for seed in range(DRAWS)])
+    pairs = (first * 4 + fallen([after(seed) for seed in range(DRAWS)])).bincount(minlength=16)
     expected = (PROBABILITIES[:, None] * PROBABILITIES[None]).flatten() * DRAWS
-    assert chi_square(pairs, expected) < 44.3  # 15 degrees of freedom, once in 10,000
+    assert chi_square(pairs.float(), expected) < 44.3  # 15 degrees of freedom, once in 10,000
 
 
-def test_noise_is_finite_for_seeds_of_any_size() -> None:
-    seeds = torch.tensor([sampler.signed(s) for s in (0, 1, 2**63, 2**64 - 1)])
-    noise = gumbel(seeds, torch.zeros(4, dtype=torch.long), torch.arange(V)[None].expand(4, V))
-    assert noise.isfinite().all()
-    assert len({tuple(line.tolist()) for line in noise}) == 4
+def test_chance_is_within_its_bounds_for_seeds_of_any_size() -> None:
+    found = {chance(seed, at) for seed in (0, 1, 2**63, 2**64 - 1) for at in range(1000)}
+    assert len(found) == 4000
+    assert 0 < min(found) < max(found) < 1
+    assert chance(2**64 + 5, 3) == chance(5, 3)
 
 
 def test_the_first_choice_has_the_seed_itself() -> None:
@@ -78,19 +98,40 @@ def test_the_first_choice_has_the_seed_itself() -> None:
 
 def test_pick_draws_by_the_probabilities() -> None:
     line = torch.full((V,), float("-inf"))
-    line[:4] = PROBABILITIES.log()
+    line[[7, 3, 250, 0]] = PROBABILITIES.log()
     rows = 20_000
-    for rules in (Rules(), Rules(top_k=50), Rules(top_p=0.9999), Rules(min_p=0.01)):
+    for rules in (
+        Rules(), Rules(top_k=50), Rules(top_p=0.9999), Rules(min_p=0.01), Rules(typical_p=0.9999)
+    ):  # fmt: skip
         chosen = pick(line.repeat(rows, 1), [drawn(rules, seed) for seed in range(rows)])
-        counts = torch.tensor(chosen).bincount(minlength=4).float()
+        counts = torch.tensor(chosen).bincount(minlength=V)[[7, 3, 250, 0]].float()
         assert chi_square(counts, PROBABILITIES * rows) < LIMIT
+        assert counts.sum() == rows
+
+
+def test_a_model_that_gives_no_numbers_still_gives_tokens() -> None:
+    for rules in (Rules(), Rules(top_p=0.5), Rules(typical_p=0.5), Rules(temperature=0)):
+        (token,) = pick(torch.full((1, V), float("nan")), [drawn(rules)])
+        assert 0 <= token < V
 
 
 # --- transformers as the oracle -----------------------------------------------------------------
 
 
-def theirs(rules: Rules, line: torch.Tensor) -> torch.Tensor:
-    parts: list[Any] = [TemperatureLogitsWarper(rules.temperature)]
+def theirs(rules: Rules, line: torch.Tensor, drawn: Drawn | None = None) -> torch.Tensor:
+    """The distribution that a row is drawn from, by transformers' own processors."""
+    past = drawn.past if drawn is not None else Past([1], [])
+    parts: list[Any] = []
+    if rules.bias:
+        parts.append(SequenceBiasLogitsProcessor([[[i], bias] for i, bias in rules.bias.items()]))
+    if rules.repetition_penalty != 1:
+        parts.append(RepetitionPenaltyLogitsProcessor(rules.repetition_penalty))
+    if rules.bad:
+        parts.append(NoBadWordsLogitsProcessor([list(ids) for ids in rules.bad]))
+    if past.held:
+        parts.append(SuppressTokensLogitsProcessor(list(past.held)))
+    if rules.temperature != 1:
+        parts.append(TemperatureLogitsWarper(rules.temperature))
     if rules.top_k:
         parts.append(TopKLogitsWarper(rules.top_k))
     if rules.top_p < 1:
@@ -100,22 +141,20 @@ def theirs(rules: Rules, line: torch.Tensor) -> torch.Tensor:
     if rules.typical_p < 1:
         parts.append(TypicalLogitsWarper(rules.typical_p))
     all_of_them: Any = LogitsProcessorList(parts)
-    scores: torch.Tensor = all_of_them(torch.tensor([[1]]), line[None])
+    scores: torch.Tensor = all_of_them(torch.tensor([[*past.prompt, *past.output]]), line[None])
     return scores.softmax(-1)[0]
 
 
 def ours(rules: Rules, line: torch.Tensor) -> torch.Tensor:
     scaled = line[None] / rules.temperature
-    values, ids = scaled.topk(line.shape[0])
-    total = scaled.logsumexp(-1, keepdim=True)
-    kept = sampler._typical(sampler._cut(values, total, [rules]), [rules])
-    return torch.zeros_like(line).scatter(0, ids[0], kept[0].softmax(-1))
+    truncate(scaled, [rules])
+    return scaled.softmax(-1)[0]
 
 
 GRID = [
     Rules(temperature=t, top_k=k, top_p=p, min_p=m, typical_p=y)
     for t, k, p, m, y in itertools.product(
-        (0.7, 1.5), (0, 1, 40), (0.3, 0.95, 1.0), (0.0, 0.1), (0.4, 0.9, 1.0)
+        (0.7, 1.5), (0, 2, 40), (0.3, 0.95, 1.0), (0.0, 0.1), (0.4, 0.9, 1.0)
     )
 ]
 
@@ -127,13 +166,46 @@ def test_truncations_are_those_of_transformers(seed: int) -> None:
         assert torch.allclose(ours(rules, line), theirs(rules, line), atol=1e-5), rules
 
 
-def test_few_candidates_give_what_all_give(monkeypatch: pytest.MonkeyPatch) -> None:
-    rows = [drawn(rules, seed=i) for i, rules in enumerate(GRID)]
-    lines = logits(len(rows), seed=9)
-    every = pick(lines.clone(), rows)
-    for few in (1, 7, 64):
-        monkeypatch.setattr(sampler, "CANDIDATES", few)
-        assert pick(lines.clone(), rows) == every
+TOKEN = st.integers(0, 11)
+TOKENS = st.lists(TOKEN, max_size=8)
+RULES = st.builds(
+    Rules,
+    temperature=st.sampled_from([0.3, 1.0, 1.7]),
+    top_k=st.sampled_from([0, 1, 3, 8, 100]),
+    top_p=st.sampled_from([0.2, 0.9, 1.0]),
+    min_p=st.sampled_from([0.0, 0.05, 0.5]),
+    typical_p=st.sampled_from([0.2, 0.9, 1.0]),
+    repetition_penalty=st.sampled_from([0.7, 1.0, 1.3]),
+    bias=st.dictionaries(TOKEN, st.floats(-3, 3), max_size=3),
+    bad=st.lists(st.lists(TOKEN, min_size=1, max_size=3).map(tuple), max_size=2, unique=True).map(
+        tuple
+    ),
+)
+ROWS = st.lists(
+    st.builds(
+        lambda rules, prompt, output, held: Drawn(rules, 0, Past(prompt, output, held)),
+        RULES,
+        st.lists(TOKEN, min_size=1, max_size=8),
+        TOKENS,
+        st.lists(TOKEN, max_size=2, unique=True),
+    ),
+    min_size=1,
+    max_size=6,
+)
+
+
+@given(ROWS, st.integers(0, 2**32))
+@settings(max_examples=100, deadline=None)
+def test_every_row_of_a_mixed_batch_is_drawn_as_transformers_would(
+    rows: list[Drawn], seed: int
+) -> None:
+    lines = logits(len(rows), size=24, seed=seed)
+    expected = [theirs(row.rules, line, row) for row, line in zip(rows, lines, strict=True)]
+    mine = lines.clone()
+    pick(mine, rows)
+    for row, line, wanted in zip(rows, mine, expected, strict=True):
+        if not row.rules.greedy:
+            assert torch.allclose(line.softmax(-1), wanted, atol=1e-5), row
 
 
 def test_a_row_does_not_depend_on_its_neighbours() -> None:
@@ -189,6 +261,12 @@ def test_allowed_and_held_tokens() -> None:
     mine = logits()[0]
     adjust(mine, Drawn(Rules(allowed=(1, 2, 3)), 0, Past([1], [], held=(2,))))
     assert mine.isfinite().nonzero().flatten().tolist() == [1, 3]
+
+
+def test_what_is_held_or_bad_gives_way_where_nothing_else_is_left() -> None:
+    mine = logits()[0]
+    adjust(mine, Drawn(Rules(allowed=(5,), bad=((5,),)), 0, Past([1], [], held=(5,))))
+    assert mine.isfinite().nonzero().flatten().tolist() == [5]
 
 
 def test_greedy_takes_the_likeliest() -> None:

@@ -1,0 +1,177 @@
+"""How families of models write the calls of functions, found out by their chat templates.
+
+Where a template knows nothing of functions, they are told in the system's message, and calls and
+their results are written as text, in the way of Hermes.
+"""
+
+from collections.abc import Iterator, Sequence
+from typing import Any, Final
+
+import msgspec
+from msgspec import Struct
+
+from backends.torch.spec import Call, Function, Turn
+
+
+class Family(Struct, frozen=True):
+    """One way to write calls: ``opens`` NAME ``middle`` ARGUMENTS ``closes``.
+
+    ``before`` stands before the first, ``between`` two of them, and ``after`` the last. A text
+    goes over to calls where it comes upon ``mark``, with which a call or ``before`` begins; without
+    a mark only the whole text may be calls.
+    """
+
+    sign: str
+    """What its chat templates hold, and no earlier family's."""
+    opens: str
+    middle: str
+    closes: str
+    between: str
+    mark: str = ""
+    before: str = ""
+    after: str = ""
+    id_length: int | None = None
+    """Letters and digits that its templates insist on in the id of a call."""
+
+    def written(self, calls: Sequence[Call]) -> str:
+        """These calls as text."""
+        each = (f"{self.opens}{c.name}{self.middle}{c.arguments}{self.closes}" for c in calls)
+        return f"{self.before}{self.between.join(each)}{self.after}"
+
+
+HERMES: Final = Family(
+    sign="<tool_call>",
+    mark="<tool_call>",
+    opens='<tool_call>\n{"name": "',
+    middle='", "arguments": ',
+    closes="}\n</tool_call>",
+    between="\n",
+)
+FAMILIES: Final = (
+    Family(
+        sign="[ARGS]",
+        mark="[TOOL_CALLS]",
+        opens="[TOOL_CALLS]",
+        middle="[ARGS]",
+        closes="",
+        between="",
+        id_length=9,
+    ),
+    Family(
+        sign="[TOOL_CALLS] [",
+        mark="[TOOL_CALLS]",
+        before="[TOOL_CALLS] [",
+        opens='{"name": "',
+        middle='", "arguments": ',
+        closes="}",
+        between=", ",
+        after="]",
+        id_length=9,
+    ),
+    Family(
+        sign="[TOOL_CALLS]",
+        mark="[TOOL_CALLS]",
+        before="[TOOL_CALLS][",
+        opens='{"name": "',
+        middle='", "arguments": ',
+        closes="}",
+        between=", ",
+        after="]",
+        id_length=9,
+    ),
+    Family(
+        sign='"parameters": dictionary',
+        opens='{"name": "',
+        middle='", "parameters": ',
+        closes="}",
+        between="; ",
+    ),
+    HERMES,
+)
+"""Mistral (three ages), Llama 3, Hermes and Qwen; the templates on their model cards."""
+
+
+def family_of(template: str) -> Family:
+    """The family of a chat template; Hermes where it has no sign of any."""
+    return next((one for one in FAMILIES if one.sign in template), HERMES)
+
+
+def knows(template: str) -> bool:
+    """Whether a chat template has a place for functions."""
+    return "tools" in template
+
+
+# --- conversations ------------------------------------------------------------------------------
+
+
+def told(function: Function) -> dict[str, Any]:
+    """A function as chat templates want it."""
+    found: dict[str, Any] = {"name": function.name}
+    if function.description is not None:
+        found["description"] = function.description
+    return {**found, "parameters": msgspec.json.decode(function.parameters)}
+
+
+def written(turns: Sequence[Turn], family: Family) -> Iterator[dict[str, Any]]:
+    """A conversation for a template that knows functions."""
+    for turn in turns:
+        message = _message(turn)
+        if turn.calls:
+            message["tool_calls"] = [
+                {
+                    "id": _id(call.id, family),
+                    "type": "function",
+                    "function": {"name": call.name, "arguments": _arguments(call.arguments)},
+                }
+                for call in turn.calls
+            ]
+        if turn.call_id is not None:
+            message["tool_call_id"] = _id(turn.call_id, family)
+        yield message
+
+
+def plain(
+    turns: Sequence[Turn], functions: Sequence[Function], family: Family
+) -> Iterator[dict[str, Any]]:
+    """A conversation for a template that knows no functions."""
+    rest = list(turns)
+    if functions:
+        offer = _offer(functions, family)
+        first = rest.pop(0).content + "\n\n" if rest and rest[0].role == "system" else ""
+        yield {"role": "system", "content": first + offer}
+    for turn in rest:
+        if turn.role == "tool":
+            said = f"<tool_response>\n{turn.content}\n</tool_response>"
+            yield {"role": "user", "content": said}
+        elif turn.calls:
+            written = family.written(turn.calls)
+            yield {**_message(turn), "content": "\n".join(filter(None, (turn.content, written)))}
+        else:
+            yield _message(turn)
+
+
+def _offer(functions: Sequence[Function], family: Family) -> str:
+    each = "\n".join(msgspec.json.encode(told(one)).decode() for one in functions)
+    form = family.written([Call("", "NAME", "{ARGUMENTS}")])
+    return f"You can call these functions:\n{each}\nTo call one, write:\n{form}"
+
+
+def _message(turn: Turn) -> dict[str, Any]:
+    message = {"role": turn.role, "content": turn.content}
+    return message if turn.name is None else {**message, "name": turn.name}
+
+
+def _arguments(text: str) -> Any:
+    """As an object, which templates write out themselves; as it is where it is no JSON."""
+    try:
+        return msgspec.json.decode(text)
+    except msgspec.DecodeError:
+        return text
+
+
+def _id(given: str, family: Family) -> str:
+    """An id that the family's templates take, the same for a call and its result."""
+    if family.id_length is None:
+        return given
+    plain_id = "".join(letter for letter in given if letter.isascii() and letter.isalnum())
+    return plain_id[-family.id_length :].rjust(family.id_length, "0")

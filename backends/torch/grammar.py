@@ -1,0 +1,195 @@
+"""What may come next where a text has a form: grammars, compiled aside and kept.
+
+To compile a grammar costs a millisecond, and a large one a third of a second: it is done in
+threads, so that no step waits for it. What it allows is told as one flag a token, before the draw.
+
+JSON is written in one way, ``{"a": 1, "b": [2]}``: left free, a weak model fills its answer with
+blanks.
+"""
+
+import contextlib
+import re
+import threading
+from collections import OrderedDict
+from collections.abc import Callable
+from concurrent.futures import Future, ThreadPoolExecutor
+from hashlib import blake2b
+from typing import Any, Final, Literal, NamedTuple
+
+import msgspec
+import numpy as np
+from numpy.typing import NDArray
+
+from backends.torch.reading import Refused
+
+KEPT: Final = 64
+"""Grammars that are kept, those asked for last."""
+LARGEST: Final = 1 << 18
+"""Characters of a grammar."""
+_SHOWN: Final = 200
+NOTHING: Final = "no token may come that both the form of the answer and the other fields allow"
+_COMPLEX: Final = "the form of the answer is too complex to be held to"
+_JSON: Final = {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "}
+_UNKNOWN_KEYS: Final = re.compile(r"Unimplemented keys: \[(.*?)\]")
+_UNKNOWN_FORMAT: Final = re.compile(r"Unknown format: (\S+)")
+
+
+class Part(NamedTuple):
+    """A named piece of a grammar; the first is the whole, and others stand in it as ``@name``.
+
+    ``lenient`` JSON Schema leaves aside the keys that can't be held to.
+    """
+
+    name: str
+    kind: Literal["json", "lenient", "regex", "lark", "grammar"]
+    text: str
+
+
+Source = tuple[Part, ...]
+
+
+class Guide:
+    """How far one text has come in its grammar."""
+
+    def __init__(self, matcher: Any, vocabulary: int) -> None:
+        self._matcher = matcher
+        self._vocabulary = vocabulary
+
+    def copy(self) -> "Guide":
+        """Another text that has come as far."""
+        return Guide(self._matcher.deep_copy(), self._vocabulary)
+
+    def barred(self) -> NDArray[np.bool_]:
+        """A flag for each token that may not come now.
+
+        Raises Refused when the grammar turns out too complex to follow.
+        """
+        packed = np.frombuffer(self._matcher.compute_bitmask(), np.uint8)
+        if self._matcher.is_error():
+            raise Refused("unsupported", _COMPLEX)
+        return np.unpackbits(~packed, count=self._vocabulary, bitorder="little").view(np.bool_)
+
+    def take(self, token: int) -> None:
+        """This token came. Raises Refused for one that may not."""
+        if not self._matcher.consume_token(token):
+            raise Refused("invalid", NOTHING)
+
+    @property
+    def ended(self) -> bool:
+        """Whether nothing may follow."""
+        return bool(self._matcher.is_stopped())
+
+
+class Grammars:
+    """The grammars of one model's vocabulary.
+
+    ``wake`` is called, from another thread, when one that was asked for is there.
+    """
+
+    def __init__(
+        self, tokenizer: Any, vocabulary: int, ends: frozenset[int], wake: Callable[[], None]
+    ) -> None:
+        self._tokenizer = tokenizer
+        self._vocabulary = vocabulary
+        self._ends = sorted(ends)
+        self._wake = wake
+        self._threads = ThreadPoolExecutor(2, "grammars")
+        self._known: OrderedDict[bytes, Future[Guide]] = OrderedDict()
+        self._lock = threading.Lock()
+        self._words: Any = None
+
+    def prepare(self) -> None:
+        """Read the vocabulary. Left to the first request, it would hold up all others."""
+        with contextlib.suppress(Refused):
+            self._vocabulary_of()
+
+    def ask(self, source: Source) -> "Future[Guide]":
+        """The beginning of a text after this grammar; its exception is a Refused."""
+        key = blake2b(msgspec.msgpack.encode(source)).digest()
+        found = self._known.pop(key, None)
+        if found is None:
+            found = self._threads.submit(self._compile, source)
+            found.add_done_callback(lambda _: self._wake())
+        self._known[key] = found
+        while len(self._known) > KEPT:
+            self._known.popitem(last=False)
+        return found
+
+    def _compile(self, source: Source) -> Guide:
+        if sum(len(part.text) for part in source) > LARGEST:
+            raise Refused("invalid", f"the form of the answer has more than {LARGEST} characters")
+        words = self._vocabulary_of()
+        from llguidance import LLMatcher, LLParserLimits  # noqa: PLC0415 - it may not be installed
+
+        try:
+            entries = [_entry(LLMatcher, part) for part in source]
+        except Exception as error:  # the GBNF reader has errors of its own
+            raise _refusal(str(error)) from error
+        text = msgspec.json.encode({"grammars": entries}).decode()
+        limits = LLParserLimits(max_lexer_states=100_000, verbose_errors=False)
+        matcher = LLMatcher(words, text, log_level=0, limits=limits)
+        if matcher.is_error():
+            raise _refusal(matcher.get_error())
+        guide = Guide(matcher, self._vocabulary)
+        guide.barred()  # the first takes longest, and shows whether it can be followed at all
+        return guide
+
+    def _vocabulary_of(self) -> Any:
+        with self._lock:
+            if self._words is None:
+                self._words = _words(self._tokenizer, self._vocabulary, self._ends)
+            return self._words
+
+
+def _words(tokenizer: Any, vocabulary: int, ends: list[int]) -> Any:
+    """What llguidance knows of a model's tokens. Raises Refused."""
+    try:
+        from llguidance.hf import from_tokenizer  # noqa: PLC0415 - see _compile
+
+        return from_tokenizer(tokenizer, n_vocab=vocabulary, eos_token=list(ends))
+    except ImportError as error:
+        text = (
+            "without llguidance no answer can be held to a form: pip install 'interlingua[torch]'"
+        )
+        raise Refused("unsupported", text) from error
+    except ValueError as error:
+        text = "this model's tokenizer does not let an answer be held to a form"
+        raise Refused("unsupported", text) from error
+
+
+def _entry(matcher: Any, part: Part) -> dict[str, Any]:
+    """A part as llguidance reads it."""
+    match part.kind:
+        case "lark":
+            return {"name": part.name, "lark_grammar": part.text}
+        case "grammar":
+            from llguidance.gbnf_to_lark import any_to_lark  # noqa: PLC0415 - see _compile
+
+            return {"name": part.name, "lark_grammar": any_to_lark(part.text)}
+        case "regex":
+            return _named(part.name, matcher.grammar_from_regex(part.text))
+        case "json" | "lenient":
+            how = {**_JSON, "lenient": part.kind == "lenient"}
+            return _named(part.name, matcher.grammar_from_json_schema(part.text, overrides=how))
+
+
+def _named(name: str, whole: str) -> dict[str, Any]:
+    read = msgspec.json.decode(whole, type=dict[str, msgspec.Raw])["grammars"]
+    [entry] = msgspec.json.decode(read, type=list[dict[str, msgspec.Raw]])
+    return {**entry, "name": name}
+
+
+def _refusal(said: str) -> Refused:
+    """What llguidance said of a grammar, which shows only what the client wrote."""
+    if keys := _UNKNOWN_KEYS.search(said):
+        names = keys[1].replace('"', "")
+        return Refused("unsupported", f"the schema has keys that can't be held to: {names}")
+    if "oneOf" in said:
+        text = "the schema has a oneOf whose cases overlap; anyOf can be held to"
+        return Refused("unsupported", text)
+    if form := _UNKNOWN_FORMAT.search(said):
+        return Refused("unsupported", f"the schema has a format that is not known: {form[1]}")
+    if "fuel" in said or "too " in said:
+        return Refused("unsupported", _COMPLEX)
+    first = " ".join(said.split())[:_SHOWN]
+    return Refused("invalid", f"the form of the answer can't be understood: {first}")

@@ -1,0 +1,110 @@
+"""Linear layers in 8 bits: a scale for each output of the weights, and one for each row.
+
+A quarter of the memory and of its traffic, at the price of a rounding that answers show: see
+docs/performance-engine.md for how much. Each row is rounded by its own largest magnitude, never by
+that of its neighbours, and sums of integers are exact: a row comes out the same, whatever is beside
+it. (torch's own dynamic quantisation has one scale for a whole batch: there, it does not.)
+"""
+
+import warnings
+from typing import Any
+
+import torch
+from torch import nn
+
+_MOST = 127
+"""The largest magnitude of 8 bits."""
+_ZERO = 128
+"""What the fused operator takes for zero in a row: its rows are unsigned."""
+_LEAST = 1e-12
+"""A row or an output of zeros has a scale all the same."""
+
+
+def fused() -> Any:
+    """The operator of torch that rounds rows by a given scale, multiplies and scales back, if any.
+
+    Only x86's engine has it, and torch means to remove what its packing is built on.
+    """
+    operations: Any = torch.ops.quantized
+    name = "linear_with_input_q_dq_qweight_dq_output_fp32"
+    x86 = torch.backends.quantized.engine == "x86"
+    return getattr(operations, name, None) if x86 else None
+
+
+def narrowed(weight: torch.Tensor, bias: torch.Tensor | None) -> nn.Module:
+    """A linear layer over these weights (outputs, inputs), in 8 bits as this machine does it."""
+    return Narrow(weight, bias) if fused() is None else Fused(weight, bias)
+
+
+class _Rows(nn.Module):
+    """A linear layer of which each row is scaled by itself."""
+
+    def __init__(self, outputs: int, bias: torch.Tensor | None) -> None:
+        super().__init__()
+        self._outputs = outputs
+        self._bias = bias
+
+    def forward(self, rows: torch.Tensor) -> torch.Tensor:
+        """(…, inputs) to (…, outputs)."""
+        flat = rows.reshape(-1, rows.shape[-1])
+        size = torch.linalg.vector_norm(flat, ord=float("inf"), dim=-1, keepdim=True)
+        size.clamp_min_(_LEAST)
+        out = self._product(flat, size).mul_(size)
+        if self._bias is not None:
+            out += self._bias
+        return out.view(*rows.shape[:-1], self._outputs)
+
+    def _product(self, rows: torch.Tensor, size: torch.Tensor) -> torch.Tensor:
+        """With the weights, of rows divided by their size."""
+        raise NotImplementedError
+
+
+class Fused(_Rows):
+    """With the operator that torch has for x86."""
+
+    def __init__(self, weight: torch.Tensor, bias: torch.Tensor | None) -> None:
+        """``weight`` is (outputs, inputs)."""
+        super().__init__(weight.shape[0], bias)
+        operations: Any = torch.ops.quantized
+        self._weight = operations.linear_prepack(_known(weight), None)
+        self._operator = fused()
+
+    def _product(self, rows: torch.Tensor, size: torch.Tensor) -> torch.Tensor:
+        out: torch.Tensor = self._operator(rows / size, 1 / _MOST, _ZERO, self._weight)
+        return out
+
+
+class Narrow(_Rows):
+    """With torch's product of integers, which every processor has."""
+
+    def __init__(self, weight: torch.Tensor, bias: torch.Tensor | None) -> None:
+        """``weight`` is (outputs, inputs)."""
+        super().__init__(weight.shape[0], bias)
+        scales = _scales(weight)
+        self._weight = _whole(weight, scales).t()
+        self._scales = scales / _MOST
+
+    def _product(self, rows: torch.Tensor, size: torch.Tensor) -> torch.Tensor:
+        whole = (rows * (_MOST / size)).round_().to(torch.int8)
+        return torch._int_mm(whole, self._weight).float().mul_(self._scales)  # noqa: SLF001
+
+
+def _scales(weight: torch.Tensor) -> torch.Tensor:
+    """What one step of each output's weights is worth."""
+    return weight.float().abs().amax(1).clamp_min_(_LEAST) / _MOST
+
+
+def _whole(weight: torch.Tensor, scales: torch.Tensor) -> torch.Tensor:
+    return (weight / scales[:, None]).round_().to(torch.int8).contiguous()
+
+
+def _known(weight: torch.Tensor) -> torch.Tensor:
+    """The weights as the fused operator's packing wants them, with their scales."""
+    scales = _scales(weight)
+    zeros = torch.zeros(weight.shape[0], dtype=torch.long)
+    with warnings.catch_warnings():
+        # torch says that this kind of tensor will be removed; ``fused`` knows what to do then.
+        warnings.simplefilter("ignore", UserWarning)
+        return torch._make_per_channel_quantized_tensor(  # noqa: SLF001
+            _whole(weight, scales), scales.double(), zeros, 0
+        )

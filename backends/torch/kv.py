@@ -1,0 +1,339 @@
+"""The memory of keys and values: blocks of a pool, tables of rows, and beginnings kept for reuse.
+
+A block holds ``BLOCK`` tokens of every layer. A row has a table of blocks; rows that begin alike
+share them, and a shared block is copied when one of them writes to it. Blocks that a prompt filled
+are known by a hash of all tokens up to their end: a later prompt that begins the same takes them
+over. What nobody uses any more stays until its place is needed, the longest unused first.
+
+Attention wants a row's past in one piece. Blocks are therefore given out one behind another, and a
+row that comes to lie in several pieces is moved to where it lies in one, while there is plenty of
+room. Only where there is not are pieces shared for long, and copied together for each pass.
+"""
+
+import hashlib
+from array import array
+from collections.abc import Sequence
+
+import torch
+
+BLOCK = 32
+"""Tokens. A beginning is shared in whole blocks."""
+_AHEAD = 8
+"""Blocks that are kept free behind a row, so that it can grow in one piece."""
+_PLENTY = 4
+"""One in so many blocks stays free when a row is moved."""
+
+_FREE, _PROMISED, _USED = 0, 1, 2
+
+
+class Full(Exception):
+    """The pool has no such room."""
+
+
+def chained(ids: Sequence[int]) -> list[bytes]:
+    """For each whole block of a prompt, a hash of it and of all before it."""
+    found, last = [], b""
+    for start in range(0, len(ids) - BLOCK + 1, BLOCK):
+        part = array("q", ids[start : start + BLOCK]).tobytes()
+        last = hashlib.blake2b(last + part, digest_size=16).digest()
+        found.append(last)
+    return found
+
+
+class Pool:
+    """So many blocks, and no more. A layer's memory is taken when it is first written to."""
+
+    def __init__(self, blocks: int) -> None:
+        self.blocks = blocks
+        self._state = bytearray(blocks)
+        self._users = array("q", bytes(8 * blocks))
+        self._free = blocks
+        self._known: dict[bytes, int] = {}
+        self._names: dict[int, bytes] = {}
+        self._idle: dict[int, None] = {}
+        """Known blocks that no row uses, the longest unused first."""
+        self._layers: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}
+        self._gathered: dict[tuple[int, int], torch.Tensor] = {}
+
+    @property
+    def tokens(self) -> int:
+        """How many it can hold."""
+        return self.blocks * BLOCK
+
+    @property
+    def room(self) -> int:
+        """Blocks that can be had."""
+        return self._free + len(self._idle)
+
+    @property
+    def used(self) -> int:
+        """Blocks that rows hold."""
+        return self.blocks - self.room
+
+    @property
+    def layers(self) -> int:
+        """How many layers keep something."""
+        return len(self._layers)
+
+    @property
+    def size(self) -> int:
+        """Bytes of all blocks together."""
+        return sum(part.nbytes for pair in self._layers.values() for part in pair)
+
+    # --- blocks ---------------------------------------------------------------------------------
+
+    def take(self, count: int, behind: int, more: int) -> tuple[list[int], range]:
+        """So many blocks, right behind that one if possible, and room kept for ``more``.
+
+        Returns them and what is promised. Raises Full.
+        """
+        if count > self.room:
+            raise Full
+        while self._free < count:
+            self._forget(next(iter(self._idle)))
+        found: list[int] = []
+        while behind >= 0 and len(found) < count and self._is_open(behind + 1):
+            behind += 1
+            found.append(self._use(behind))
+        promised = range(0)
+        if rest := count - len(found):
+            start = self._state.find(bytes(rest + more))
+            if start >= 0:
+                promised = range(start + rest, start + rest + more)
+            else:
+                start = self._state.find(bytes(rest))
+            found.extend(self._use(start + i if start >= 0 else self._any()) for i in range(rest))
+        for block in promised:
+            self._state[block] = _PROMISED
+        return found, promised
+
+    def spare(self, count: int, more: int) -> tuple[list[int], range] | None:
+        """The same in one piece, and only where there is plenty of room."""
+        start = self._state.find(bytes(count + more))
+        if start < 0 or self._free - count < self.blocks // _PLENTY:
+            return None
+        return self.take(count, -1, more)
+
+    def _is_open(self, block: int) -> bool:
+        return block < self.blocks and self._state[block] != _USED
+
+    def _any(self) -> int:
+        free = self._state.find(_FREE)
+        return free if free >= 0 else self._state.find(_PROMISED)
+
+    def _use(self, block: int) -> int:
+        self._state[block] = _USED
+        self._users[block] = 1
+        self._free -= 1
+        return block
+
+    def _forget(self, block: int) -> None:
+        del self._idle[block]
+        del self._known[self._names.pop(block)]
+        self._state[block] = _FREE
+        self._free += 1
+
+    def share(self, blocks: Sequence[int]) -> None:
+        """One more row uses these."""
+        for block in blocks:
+            self._users[block] += 1
+            self._idle.pop(block, None)
+
+    def give(self, blocks: Sequence[int], promised: range) -> None:
+        """One row less uses these, and none waits for what was promised."""
+        # The end of a beginning goes before its start, which alone is of use.
+        for block in reversed(blocks):
+            self._users[block] -= 1
+            if self._users[block]:
+                continue
+            if block in self._names:
+                self._idle[block] = None
+            else:
+                self._state[block] = _FREE
+                self._free += 1
+        for block in promised:
+            if self._state[block] == _PROMISED:
+                self._state[block] = _FREE
+
+    def is_shared(self, block: int) -> bool:
+        """Whether several rows use it."""
+        return self._users[block] > 1
+
+    # --- known beginnings -----------------------------------------------------------------------
+
+    def known(self, hashes: Sequence[bytes]) -> list[int]:
+        """The blocks of the longest beginning that is known."""
+        found = []
+        for name in hashes:
+            block = self._known.get(name)
+            if block is None:
+                break
+            found.append(block)
+        return found
+
+    def learn(self, name: bytes, block: int) -> None:
+        """This block is complete. Of two that are alike the first stays known."""
+        if name not in self._known and block not in self._names:
+            self._known[name] = block
+            self._names[block] = name
+
+    # --- what lies in the blocks ----------------------------------------------------------------
+
+    def write(
+        self, layer: int, slots: torch.Tensor, keys: torch.Tensor, values: torch.Tensor
+    ) -> None:
+        """Keys and values (heads, tokens, size), each token at its slot."""
+        if layer not in self._layers:
+            self._layers[layer] = (self._made(keys), self._made(values))
+        for whole, new in zip(self._layers[layer], (keys, values), strict=True):
+            whole.index_copy_(1, slots, new)
+
+    def _made(self, like: torch.Tensor) -> torch.Tensor:
+        return like.new_empty((like.shape[0], self.tokens, like.shape[2]))
+
+    def read(self, layer: int, runs: Sequence[range]) -> tuple[torch.Tensor, torch.Tensor]:
+        """All keys and values (heads, tokens, size) of these slots."""
+        keys, values = self._layers[layer]
+        if len(runs) == 1:
+            (run,) = runs
+            return keys[:, run.start : run.stop], values[:, run.start : run.stop]
+        return self._gather(0, keys, runs), self._gather(1, values, runs)
+
+    def _gather(self, which: int, whole: torch.Tensor, runs: Sequence[range]) -> torch.Tensor:
+        """A copy in one piece, in memory that the next one takes again."""
+        length = sum(map(len, runs))
+        place = self._gathered.get((which, whole.shape[2]))
+        if place is None or place.shape[0] < whole.shape[0] or place.shape[1] < length:
+            place = whole.new_empty((whole.shape[0], -(-length // 512) * 512, whole.shape[2]))
+            self._gathered[which, whole.shape[2]] = place
+        place, at = place[: whole.shape[0]], 0
+        for run in runs:
+            place[:, at : at + len(run)] = whole[:, run.start : run.stop]
+            at += len(run)
+        return place[:, :length]
+
+    def copy(self, runs: Sequence[range], block: int) -> None:
+        """What lies in these slots, to that block and those behind it."""
+        with torch.inference_mode():
+            for whole in (part for pair in self._layers.values() for part in pair):
+                at = block * BLOCK
+                for run in runs:
+                    whole[:, at : at + len(run)] = whole[:, run.start : run.stop]
+                    at += len(run)
+
+
+class Kv:
+    """The past of one row. ``prompt`` of its tokens were, or will be, read in whole blocks."""
+
+    def __init__(self, pool: Pool, prompt: int = 0) -> None:
+        self.pool = pool
+        self.prompt = prompt
+        self.length = 0
+        self._blocks: list[int] = []
+        self._promised = range(0)
+        self._pieces: list[range] | None = None
+
+    def needs(self, tokens: int) -> int:
+        """Blocks to be taken before so many more tokens have room."""
+        need = -(-(self.length + tokens) // BLOCK) - len(self._blocks)
+        return need + 1 if self._borrows() else need
+
+    def _borrows(self) -> bool:
+        """Whether what is written next goes to a block that another row uses, too."""
+        return self.length % BLOCK > 0 and self.pool.is_shared(self._blocks[self.length // BLOCK])
+
+    def reserve(self, tokens: int) -> None:
+        """Room for so many more tokens. Raises Full."""
+        if self.needs(tokens) > self.pool.room:
+            raise Full
+        if self._borrows():
+            at = self.length // BLOCK
+            (own,), _ = self.pool.take(1, -1, 0)
+            self.pool.copy(_joined(self._blocks[at : at + 1]), own)
+            self.pool.give([self._blocks[at]], range(0))
+            self._blocks[at] = own
+            self._pieces = None
+        if (count := self.needs(tokens)) > 0:
+            behind = self._blocks[-1] if self._blocks else -1
+            blocks, promised = self.pool.take(count, behind, self._ahead(count))
+            self._blocks.extend(blocks)
+            if promised:
+                self.pool.give((), self._promised)
+                self._promised = promised
+            self._pieces = None
+        if self._pieces is None:
+            self._pieces = _joined(self._blocks)
+            if len(self._pieces) > 1:
+                self._move()
+
+    def _ahead(self, taken: int) -> int:
+        """Blocks that it will want behind those it has and the next ones."""
+        return max(0, -(-self.prompt // BLOCK) - len(self._blocks) - taken) + _AHEAD
+
+    def _move(self) -> None:
+        """To where it lies in one piece, if there is such a place."""
+        place = self.pool.spare(len(self._blocks), self._ahead(0))
+        if place is not None:
+            self.pool.copy(self.runs(self.length), place[0][0])
+            self.pool.give(self._blocks, self._promised)
+            self._blocks, self._promised = place
+            self._pieces = _joined(self._blocks)
+
+    def advance(self, tokens: int) -> None:
+        """So many tokens went through all layers."""
+        self.length += tokens
+
+    def slots(self, tokens: int) -> list[int]:
+        """Where the next tokens go."""
+        places = range(self.length, self.length + tokens)
+        return [self._blocks[at // BLOCK] * BLOCK + at % BLOCK for at in places]
+
+    def runs(self, length: int) -> list[range]:
+        """The slots of its first ``length`` tokens, in as few pieces as they lie in."""
+        if self._pieces is None:
+            self._pieces = _joined(self._blocks)
+        found, left = [], length
+        for piece in self._pieces:
+            part = piece[:left]
+            found.append(part)
+            left -= len(part)
+            if not left:
+                break
+        return found
+
+    def begin(self, hashes: Sequence[bytes]) -> None:
+        """Take over what is known of a prompt, before anything else is done."""
+        most = (self.prompt - 1) // BLOCK  # its last token must be read, for the next one's sake
+        self._blocks = self.pool.known(hashes[:most])
+        self.pool.share(self._blocks)
+        self.length = len(self._blocks) * BLOCK
+        self._pieces = None
+
+    def publish(self, hashes: Sequence[bytes]) -> None:
+        """Make known what is read of a prompt."""
+        for name, block in zip(hashes[: self.length // BLOCK], self._blocks, strict=False):
+            self.pool.learn(name, block)
+
+    def copy(self) -> "Kv":
+        """The same past, for another row."""
+        other = Kv(self.pool, self.prompt)
+        other.length = self.length
+        other._blocks = self._blocks[: -(-self.length // BLOCK)]
+        self.pool.share(other._blocks)
+        return other
+
+    def free(self) -> None:
+        """Give back all of it; it begins anew."""
+        self.pool.give(self._blocks, self._promised)
+        self._blocks, self._promised, self._pieces, self.length = [], range(0), None, 0
+
+
+def _joined(blocks: Sequence[int]) -> list[range]:
+    found: list[range] = []
+    for block in blocks:
+        start, stop = block * BLOCK, (block + 1) * BLOCK
+        if found and found[-1].stop == start:
+            found[-1] = range(found[-1].start, stop)
+        else:
+            found.append(range(start, stop))
+    return found

@@ -1,0 +1,125 @@
+"""Calls read by the response template that comes with some tokenizers, in the model's own form.
+
+Such a template says how the model writes what it thinks, says and calls. It is for reading only:
+nothing keeps the model to it, and what can't be read is told as it was written.
+"""
+
+import logging
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+import msgspec
+from msgspec import Struct
+
+from backends.torch.speech import Argument, Begun, Mused, Said, new_id
+from backends.torch.text import Release, Taken
+
+_log = logging.getLogger(__name__)
+_UNREADABLE = (LookupError, TypeError, ValueError)
+
+
+def template_of(tokenizer: Any) -> Any:
+    """The tokenizer's own response template, if it has one that is one."""
+    found = getattr(tokenizer, "response_template", None)
+    if found is None:
+        return None
+    try:
+        # Not every transformers has it.
+        from transformers.utils.chat_parsing.response_templates import (  # noqa: PLC0415
+            load_response_template,
+        )
+
+        return load_response_template(found)
+    except (ImportError, *_UNREADABLE) as error:
+        _log.warning("the tokenizer's response template is of no use: %s", error)
+        return None
+
+
+class Ear(Struct, frozen=True):
+    """What the choices of a request are read by, after ``prompt``."""
+
+    template: Any
+    prompt: str
+    tools: Sequence[dict[str, Any]]
+    marks: frozenset[int]
+    """See ``speech.Voice``."""
+
+    def speech(self) -> "Heard":
+        """For one choice."""
+        from transformers.utils.chat_parsing import ResponseParser  # noqa: PLC0415 - as above
+
+        return Heard(ResponseParser(self.template, self.prompt, tools=list(self.tools)))
+
+
+class Heard:
+    """One choice, as its template reads it."""
+
+    def __init__(self, parser: Any) -> None:
+        self._parser = parser
+        self._raw = ""
+        """Of the region that is open."""
+        self._blanks = ""
+        """Held back: they may be the region's last."""
+        self._told = False
+        """Something of the region that is open was sent."""
+        self._tokens: list[Taken] = []
+        self.calls = 0
+        """How many have begun."""
+
+    def add(self, release: Release) -> Iterator[Said]:
+        """What may be told of it."""
+        self._tokens += release.tokens
+        if self._parser is None:
+            yield self._release(release.text)
+            return
+        try:
+            for event in self._parser.feed(release.text):
+                yield from self._said(event)
+        except _UNREADABLE:
+            self._parser = None
+            yield self._release(self._raw + release.text)
+
+    def close(self) -> Iterator[Said]:
+        """What is left when nothing follows."""
+        if self._parser is None:
+            return
+        try:
+            for event in self._parser.finalize()[1]:
+                yield from self._said(event)
+        except _UNREADABLE:
+            yield self._release(self._raw)
+
+    def _said(self, event: Mapping[str, Any]) -> Iterator[Said]:
+        field = event["field"]
+        if event["type"] == "region_chunk":
+            self._raw += event["text"]
+            if field != "tool_calls":
+                yield from self._text(field, event["text"])
+            return
+        if event["type"] == "region_close" and field == "tool_calls":
+            found = event["value"]
+            for call in found if isinstance(found, list) else [found]:
+                yield from self._call(call["function"])
+        self._raw = self._blanks = ""
+        self._told = False
+
+    def _text(self, field: str, text: str) -> Iterator[Said]:
+        """Without the blanks at a region's beginning and end."""
+        text = self._blanks + text if self._told else text.lstrip()
+        body = text.rstrip()
+        self._blanks = text[len(body) :]
+        if body:
+            self._told = True
+            release = self._release(body)
+            yield release if field == "content" else Mused(body, len(release.tokens))
+
+    def _call(self, function: Mapping[str, Any]) -> Iterator[Said]:
+        arguments = function["arguments"]
+        text = arguments if isinstance(arguments, str) else msgspec.json.encode(arguments).decode()
+        yield Begun(self.calls, new_id(), str(function["name"]), len(self._release("").tokens))
+        yield Argument(self.calls, text, 0)
+        self.calls += 1
+
+    def _release(self, text: str) -> Release:
+        tokens, self._tokens = self._tokens, []
+        return Release(text, tokens)

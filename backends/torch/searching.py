@@ -1,0 +1,104 @@
+"""Beam search over rows: the beams of a prompt go on together, each in a row of its own."""
+
+from collections.abc import Callable, Iterator, Sequence
+
+import torch
+
+from backends.torch.beams import Beam, Search
+from backends.torch.guiding import bar, stuck
+from backends.torch.kv import BLOCK
+from backends.torch.reading import Refused
+from backends.torch.rows import Group, Job, Row
+from backends.torch.sampler import Likely, adjust, likelihoods
+from backends.torch.spec import Beams
+from backends.torch.watermark import mark
+
+_RANGES = (("length_penalty", 40.0), ("diversity_penalty", 1e6))
+"""Beyond them scores would be no numbers any more."""
+Extend = Callable[[Row, int, Likely | None], bool]
+"""Gives a row a token. Whether it was the row's last."""
+
+
+def searches(beams: Beams, ends: int) -> list[Search[Row]]:
+    """One for each group. ``ends`` is how many tokens end a text. Raises Refused."""
+    for name, most in _RANGES:
+        value = getattr(beams, name)
+        if not abs(value) <= most:
+            raise Refused("invalid", f"{name} is {value}; {-most:g} to {most:g}", param=name)
+    rules = (beams.width // beams.groups, ends, beams.length_penalty, beams.diversity_penalty)
+    return [Search(*rules) for _ in range(beams.groups)]
+
+
+def longest(context: int, blocks: int, job: Job) -> int:
+    """How many tokens a row may have; all beams together need their share of the memory."""
+    if job.spec.beams is None:
+        return context
+    return min(context, blocks // job.spec.beams.width * BLOCK)
+
+
+def best(group: Group) -> list[Row]:
+    """What was found, best first. Where there are fewer texts than choices they come again."""
+    pairs = (pair for search in group.searches for pair in search.finished)
+    found = [row for _, row in sorted(pairs, key=lambda pair: -pair[0])]
+    return [found[rank % len(found)].fork() for rank in range(group.job.spec.n)]
+
+
+def step(logits: torch.Tensor, rows: Sequence[Row], extend: Extend) -> list[Row]:
+    """One token for each beam of a prompt, by its line of ``logits``. Returns the rows that ended.
+
+    The search goes by what biases, penalties, forms and the watermark make of the model's log
+    probabilities; temperature and truncations are of no concern to it.
+    """
+    own = logits.log_softmax(-1)
+    steered = own.clone()
+    bar(steered, rows)
+    for line, row in zip(steered, rows, strict=True):
+        drawn = row.drawn()
+        adjust(line, drawn)
+        if drawn.rules.watermark is not None:
+            mark(line, drawn.rules.watermark, drawn.past.tail(drawn.rules.watermark.width))
+    taken: list[int] = []
+    ended: list[Row] = []
+    for search, slots in _parts(rows):
+        beams = _Beams([rows[at] for at in slots], own[slots], extend)
+        length = len(beams.rows[0].output) + 1
+        placed = search.step(steered[slots], length, beams.grow, taken)
+        beams.settle(placed)
+        taken += [beam.text.output[-1] for beam in placed]
+        if search.over:
+            ended += beams.rows
+        if search.over and not search.finished:
+            stuck(beams.rows[0])
+    return ended
+
+
+def _parts(rows: Sequence[Row]) -> Iterator[tuple[Search[Row], list[int]]]:
+    """The searches that go on, and where their rows stand."""
+    for number, search in enumerate(rows[0].group.searches):
+        if not search.over:
+            yield search, [at for at, row in enumerate(rows) if row.sample // search.size == number]
+
+
+class _Beams:
+    """The rows of one search in one step, and the model's own ``log_probs`` for each."""
+
+    def __init__(self, rows: list[Row], log_probs: torch.Tensor, extend: Extend) -> None:
+        self.rows = rows
+        self._log_probs = log_probs
+        self._extend = extend
+        self._top = rows[0].group.job.spec.logprobs
+
+    def grow(self, slot: int, token: int) -> tuple[Row, bool]:
+        """See ``Search.step``."""
+        row, likely = self.rows[slot].fork(), None
+        if self._top is not None:
+            (likely,) = likelihoods(self._log_probs[slot : slot + 1], [token], [self._top])
+        return row, self._extend(row, token, likely)
+
+    def settle(self, placed: Sequence[Beam[Row]]) -> None:
+        """Give each row its beam. Whose beam comes from elsewhere takes over its past, too."""
+        for slot, (row, beam) in enumerate(zip(self.rows, placed, strict=False)):
+            if beam.parent != slot:
+                row.kv.free()
+                row.kv = self.rows[beam.parent].kv.copy()
+            row.become(beam.text)

@@ -1,0 +1,179 @@
+"""What a choice says and what it calls: text as it comes, taken apart.
+
+No letter of the marks around calls is ever sent: text is held back while it may yet become one, as
+are blanks in front of it.
+"""
+
+import secrets
+from collections.abc import Iterator, Sequence
+from typing import NamedTuple
+
+from msgspec import Struct
+
+from backends.torch.families import Family
+from backends.torch.text import Release, Taken, overlap
+
+
+class Begun(NamedTuple):
+    """A call begins, and the tokens that it took."""
+
+    call: int
+    id: str
+    name: str
+    tokens: int
+
+
+class Argument(NamedTuple):
+    """A piece of the arguments of the call that began last, and the tokens that it took."""
+
+    call: int
+    text: str
+    tokens: int
+
+
+class Mused(NamedTuple):
+    """A piece of what the model thinks, and the tokens that it took."""
+
+    text: str
+    tokens: int
+
+
+Said = Release | Begun | Argument | Mused
+
+
+class Speech:
+    """One choice, whose text may go over to calls.
+
+    ``anywhere``: behind some text, too, and not only where it begins.
+    """
+
+    def __init__(self, family: Family, names: Sequence[str], *, anywhere: bool) -> None:
+        rest = {f"{family.opens}{name}{family.middle}": name for name in names}
+        self._heads = {family.before + head: name for head, name in rest.items()}
+        self._nexts = {family.closes + family.between + head: name for head, name in rest.items()}
+        self._mark = family.mark
+        self._anywhere = anywhere
+        self._text = ""
+        self._tokens: list[Taken] = []
+        self._json = _Json()
+        self._told = False
+        """Some text was sent."""
+        self.calls = 0
+        """How many have begun."""
+
+    def add(self, release: Release) -> Iterator[Said]:
+        """What may be told of it."""
+        self._text += release.text
+        self._tokens += release.tokens
+        before = ""
+        while self._text not in ("", before):
+            before = self._text
+            yield from self._look() if not self.calls or self._json.whole else self._argue()
+
+    def close(self) -> Iterator[Said]:
+        """What is left when nothing follows: of text, the part that did not become a call."""
+        if self.calls:
+            return
+        text = self._text
+        if self._mark and (at := text.find(self._mark)) >= 0 and self._heads_begin(text[at:]):
+            text = text[:at].rstrip()
+        if text or self._tokens:
+            yield self._release(text)
+
+    def _look(self) -> Iterator[Said]:
+        """For the next call."""
+        heads = self._nexts if self.calls else self._heads
+        found = self._find(heads)
+        if found is not None:
+            at, head = found
+            text = self._text[:at].rstrip()
+            self._text = self._text[at + len(head) :]
+            if text and not self.calls:
+                yield self._release(text)
+            yield Begun(self.calls, new_id(), heads[head], self._spent())
+            self.calls += 1
+            self._json = _Json()
+        elif not self.calls and (free := len(self._text) - self._uncertain()) > 0:
+            text, self._text = self._text[:free], self._text[free:]
+            yield self._release(text)
+
+    def _find(self, heads: dict[str, str]) -> tuple[int, str] | None:
+        """Where a call's head stands, and which."""
+        if self._anywhere and not self.calls:
+            places = [(self._text.find(head), head) for head in heads]
+            return min((place for place in places if place[0] >= 0), default=None)
+        return next(((0, head) for head in heads if self._text.startswith(head)), None)
+
+    def _uncertain(self) -> int:
+        """How many letters at the end may yet belong to a head, or stand in front of one."""
+        if not self._anywhere:
+            return len(self._text) if not self._told and self._heads_begin(self._text) else 0
+        size = max(overlap(self._text, head) for head in self._heads)
+        before = self._text[: len(self._text) - size]
+        return len(self._text) - len(before.rstrip())
+
+    def _heads_begin(self, text: str) -> bool:
+        return any(head.startswith(text) for head in self._heads)
+
+    def _argue(self) -> Iterator[Said]:
+        size = self._json.add(self._text)
+        text, self._text = self._text[:size], self._text[size:]
+        yield Argument(self.calls - 1, text, self._spent())
+
+    def _release(self, text: str) -> Release:
+        tokens, self._tokens = self._tokens, []
+        self._told = True
+        return Release(text, tokens)
+
+    def _spent(self) -> int:
+        """The tokens since anything was told; nothing else is told of them."""
+        tokens, self._tokens = self._tokens, []
+        return len(tokens)
+
+
+class Voice(Struct, frozen=True):
+    """What the choices of a request may call, and how."""
+
+    family: Family
+    names: tuple[str, ...]
+    anywhere: bool
+    marks: frozenset[int]
+    """Special tokens that are a part of calls: as text they are there to be read."""
+
+    def speech(self) -> Speech:
+        """For one choice."""
+        return Speech(self.family, self.names, anywhere=self.anywhere)
+
+
+class _Json:
+    """Finds the end of a JSON object."""
+
+    def __init__(self) -> None:
+        self._depth = 0
+        self._quoted = False
+        self._escaped = False
+        self.whole = False
+
+    def add(self, text: str) -> int:
+        """How many of these letters belong to it."""
+        for at, letter in enumerate(text):
+            if self._escaped:
+                self._escaped = False
+            elif self._quoted:
+                self._escaped = letter == "\\"
+                self._quoted = letter != '"'
+            elif letter == '"':
+                self._quoted = True
+            elif letter in "{[":
+                self._depth += 1
+            elif letter in "}]":
+                self._depth -= 1
+                if not self._depth:
+                    self.whole = True
+                    return at + 1
+        return len(text)
+
+
+def new_id() -> str:
+    """For a call."""
+    return f"call_{secrets.token_hex(12)}"

@@ -1,0 +1,98 @@
+"""Layers in 8 bits: near the exact ones, and never dependent on what is beside a row."""
+
+from typing import Any
+
+import pytest
+import torch
+
+from backends.torch import int8
+from backends.torch.assembly import Model, assemble
+from backends.torch.forward import Forward, load_forward
+from backends.torch.int8 import Fused, Narrow, fused, narrowed
+from backends.torch.loading import pick_device
+from backends.torch.models import Found, ModelError
+from tests.torch.test_invariance import alone, check, compose, long_llama, requests
+
+WAYS = [Narrow, *([Fused] if fused() else [])]
+
+
+def drawn(*shape: int) -> torch.Tensor:
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(len(shape)))
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_near_the_exact_product(way: Any) -> None:
+    weight, bias, rows = drawn(40, 64), drawn(40), drawn(2, 5, 64)
+    exact = rows @ weight.t() + bias
+    off = way(weight, bias)(rows) - exact
+    assert off.shape == (2, 5, 40)
+    # 127 steps for what is largest, and 64 errors of half a step that mostly cancel out.
+    assert 0 < off.abs().max() < 0.03 * exact.abs().max()
+    without = way(weight, None)(rows)
+    assert torch.allclose(without + bias, way(weight, bias)(rows))
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_a_row_and_an_output_of_zeros_are_zero(way: Any) -> None:
+    weight, rows = drawn(8, 16), drawn(3, 16)
+    weight[2], rows[1] = 0, 0
+    out = way(weight, None)(rows)
+    assert torch.equal(out[1], torch.zeros(8))
+    assert torch.equal(out[:, 2], torch.zeros(3))
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_a_row_is_the_same_beside_any_others(way: Any) -> None:
+    layer, rows = way(drawn(48, 64), None), drawn(40, 64)
+    rows[7] *= 1000  # one scale for all would drown the others
+    together = layer(rows)
+    for start, end in ((0, 1), (7, 8), (6, 9), (0, 16), (3, 36)):
+        assert torch.equal(layer(rows[start:end]), together[start:end])
+
+
+def test_both_ways_round_alike() -> None:
+    if fused() is None:
+        pytest.skip("torch has no such operator here")
+    weight, rows = drawn(40, 64), drawn(9, 64)
+    one, other = Fused(weight, None)(rows), Narrow(weight, None)(rows)
+    assert torch.allclose(one, other, atol=0.02 * float(one.abs().max()))
+
+
+def test_without_the_operator_integers_are_multiplied(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(int8, "fused", lambda: None)
+    assert type(narrowed(drawn(8, 16), None)) is Narrow
+
+
+@pytest.mark.skipif(not fused(), reason="torch has no such operator here")
+def test_with_the_operator_it_is_used() -> None:
+    assert type(narrowed(drawn(8, 16), None)) is Fused
+
+
+def test_the_operator_belongs_to_one_engine(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("torch.backends.quantized.engine", "onednn")
+    assert fused() is None
+
+
+@pytest.fixture(scope="module")
+def model(tokenizer: Any) -> Model:
+    return assemble(Forward(long_llama(288), made=narrowed), tokenizer)
+
+
+def test_the_same_in_any_composition(model: Model) -> None:
+    pool = alone(model, requests(1, 24, 160))
+    check([compose(model, pool, seed) for seed in range(30)])
+
+
+@pytest.mark.parametrize("dtype", ["int8", "float32"])
+def test_only_who_asks_has_it(dtype: str, tiny_folder: Any) -> None:
+    forward = load_forward(Found(str(tiny_folder), "generate"), "cpu", dtype, None)
+    kinds = {type(layer) for layer in forward._model.modules()}
+    assert bool(kinds & {Fused, Narrow}) == (dtype == "int8")
+    assert forward._model.dtype is torch.float32  # embeddings and norms stay as they were
+
+
+def test_it_is_for_processors(tiny_folder: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    place = pick_device("meta")
+    monkeypatch.setattr("backends.torch.forward.pick_device", lambda asked: place)
+    with pytest.raises(ModelError, match="int8 is for processors"):
+        load_forward(Found(str(tiny_folder), "generate"), "auto", "int8", None)

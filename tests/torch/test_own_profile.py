@@ -1,0 +1,73 @@
+"""What a gateway promises of our own workers, the engine does: the profile and the engine agree."""
+
+from typing import Any
+
+import pytest
+from msgspec import Raw
+
+from backends.torch import mapping
+from gateway.core.types import (
+    EmbedRequest,
+    GenerateRequest,
+    ImagePart,
+    JsonObject,
+    Message,
+    ReasoningPart,
+    Request,
+    Sampling,
+    Stopping,
+    Templating,
+    TextPart,
+    Tool,
+)
+from protocols.openai import OpenAI
+from tests.unit.protocols.openai.test_own import REST, SAMPLING, STOPPING, chat, text
+
+WORKER = OpenAI("interlingua")
+PARTS = (TextPart("hi"), ImagePart("https://x/y.png"))
+MORE: dict[str, dict[str, Any]] = {
+    "tools": {"tools": (Tool("f", parameters=Raw(b"{}")),)},
+    "custom tools": {"tools": (Tool("f", kind="custom"),)},
+    "output": {"output": JsonObject()},
+    "template": {"templating": Templating(template="T")},
+    "spaces": {"stopping": Stopping(spaces_between_special_tokens=True)},
+    "reasoning": {"messages": (Message("assistant", (ReasoningPart("so"), TextPart("a"))),)},
+    "images": {"messages": (Message("user", PARTS),)},
+    "insert_before": {"insert_before": "x"},
+}
+
+
+def lost(request: Request) -> tuple[set[str], set[str]]:
+    """The paths of what the engine does not do, and of what its profile says that it does not."""
+    engine = mapping.lost(request, {}, templates=False)
+    profile = WORKER.losses(request, {})
+    return {one.path or one.field for one in engine}, {one.path or one.field for one in profile}
+
+
+@pytest.mark.parametrize("kind", [chat, text])
+def test_the_engine_loses_nothing_that_the_profile_promises(kind: Any) -> None:
+    requests = [
+        *(kind(sampling=Sampling(**{name: value})) for name, value in SAMPLING.items()),
+        *(kind(stopping=Stopping(**{name: value})) for name, value in STOPPING.items()),
+        *(kind(**{name: value}) for name, value in REST.items()),
+        *(kind(**fields) for fields in MORE.values() if kind is chat or "messages" not in fields),
+    ]
+    for asked in requests:
+        assert isinstance(asked, GenerateRequest)
+        engine, profile = lost(asked)
+        assert engine <= profile, asked
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"instruction": "q"},
+        {"dimensions": 8},
+        {"normalize": False},
+        {"truncate": 5},
+        {"overflow": "truncate"},
+    ],
+)
+def test_vectors(fields: dict[str, Any]) -> None:
+    engine, profile = lost(EmbedRequest(model="m", inputs=("a",), **fields))
+    assert engine == profile == set()

@@ -1,0 +1,255 @@
+"""Who goes first, who gives way, and what a failing pass costs."""
+
+from collections.abc import Callable
+from typing import Any
+
+import msgspec
+import pytest
+
+from backends.torch.models import ModelError
+from backends.torch.queueing import TURN, Line
+from backends.torch.rows import Group, Job
+from backends.torch.sampler import Rules, pick
+from backends.torch.scheduler import Limits
+from backends.torch.spec import Ending, Failed, Finished, Generate, Input, Picking, Piece
+from tests.torch.conftest import Driven, Scripted
+
+Drive = Callable[..., Any]
+Play = Callable[..., tuple[Driven, Scripted]]
+
+
+def asked(job: int, prompt: str = "x", **fields: Any) -> Generate:
+    ending = Ending(max_tokens=fields.pop("max_tokens", 24), ignore_eos=True)
+    greedy = Picking(temperature=0)
+    return Generate(job, Input(prompts=(prompt,)), greedy, ending, token_ids=True, **fields)
+
+
+def waiting(line: Line, job: int, tokens: int = 1, **fields: Any) -> Job:
+    one = Job(asked(job, **fields), Rules(), 0, 0.0)
+    line.add(Group(one, 0, [0] * tokens, None))  # type: ignore[arg-type]
+    return one
+
+
+def order(line: Line) -> list[int]:
+    return [line.take().job.spec.job for _ in range(len(line))]
+
+
+def begun(driven: Driven) -> list[int]:
+    """The jobs in the order of their first pieces."""
+    pieces = (one for one in driven.told if isinstance(one, Piece))
+    return list(dict.fromkeys(piece.job for piece in pieces))
+
+
+# --- the line -----------------------------------------------------------------------------------
+
+
+def test_the_more_urgent_go_first_and_equals_in_turn() -> None:
+    line = Line()
+    for job, priority in ((1, 128), (2, 5), (3, 128), (4, 5)):
+        waiting(line, job, priority=priority)
+    assert order(line) == [2, 4, 1, 3]
+    assert line.head() is None
+
+
+def test_tenants_take_turns_by_tokens() -> None:
+    line = Line()
+    for job in range(1, 7):
+        waiting(line, job, TURN, tenant="greedy")
+    waiting(line, 11, TURN, tenant="modest")
+    waiting(line, 12, TURN // 2, tenant="small")
+    waiting(line, 13, TURN // 2, tenant="small")
+    assert order(line) == [1, 11, 12, 13, 2, 3, 4, 5, 6]
+
+
+def test_a_long_prompt_waits_until_its_turns_pay_for_it() -> None:
+    line = Line()
+    waiting(line, 1, 10 * TURN, tenant="long")
+    for job in range(2, 22):
+        waiting(line, job, TURN, tenant="short")
+    assert order(line).index(1) in range(8, 11)
+
+
+def test_who_leaves_the_line_holds_up_nobody() -> None:
+    line = Line()
+    jobs = [waiting(line, job, tenant=str(job % 2)) for job in range(1, 6)]
+    line.remove(jobs[0])
+    line.remove(jobs[1])
+    line.remove(Job(asked(9, priority=3), Rules(), 0, 0.0))
+    assert len(line) == 3
+    assert sorted(order(line)) == [3, 4, 5]
+
+
+def test_a_crowd_does_not_keep_another_tenant_from_its_turn(scripted: Play) -> None:
+    got, _ = scripted("abc", Limits(rows=1))
+    crowd = [asked(job, "y" * 200, tenant="crowd", max_tokens=2) for job in range(1, 9)]
+    got.run(*crowd, asked(20, tenant="other", max_tokens=2))
+    assert begun(got).index(20) <= 2
+
+
+# --- memory -------------------------------------------------------------------------------------
+
+
+def test_rows_give_way_when_memory_runs_out_and_nobody_sees_it(driven: Drive) -> None:
+    specs = [asked(job, chr(96 + job) * 30, max_tokens=90) for job in range(1, 5)]
+    alone = [driven().run(spec).ids(spec.job) for spec in specs]
+    got = driven(Limits(memory=0)).run(*specs)
+    assert [got.ids(spec.job) for spec in specs] == alone
+    assert got.engine.figures.preempted > 0
+    assert got.engine.pool.used == 0
+    # The last to come gives way: nobody overtakes.
+    assert [one.job for one in got.told if isinstance(one, Finished)] == [1, 2, 3, 4]
+
+
+def test_the_less_urgent_give_way(driven: Drive) -> None:
+    early = [asked(job, chr(96 + job) * 30, max_tokens=90) for job in (1, 2)]
+    got = driven(Limits(memory=0)).run(*early, steps=20)
+    got.run(asked(3, "c" * 30, max_tokens=90, priority=1))
+    assert next(one.job for one in got.told if isinstance(one, Finished)) != 2
+    assert got.engine.figures.preempted > 0
+
+
+def test_a_row_that_finds_no_room_gives_way_itself(driven: Drive) -> None:
+    specs = [asked(1, "a" * 30, max_tokens=60), asked(2, "b" * 60, max_tokens=60)]
+    alone = [driven().run(spec).ids(spec.job) for spec in specs]
+    got = driven(Limits(memory=0)).run(*specs)
+    assert [got.ids(spec.job) for spec in specs] == alone
+    assert got.engine.figures.preempted == 1
+
+
+def test_the_urgent_take_a_place_and_memory_from_the_less_urgent(driven: Drive) -> None:
+    low = asked(1, "a" * 31, n=4, best_of=4, max_tokens=40)
+    high = asked(2, "c" * 120, priority=1, max_tokens=8)
+    alone = driven().run(low), driven().run(high)
+    for limits in (
+        Limits(memory=0),
+        Limits(memory=11 * 32 * 512, chunk=32),
+        Limits(rows=4),
+    ):
+        got = driven(limits).run(low, steps=1)
+        got.run(high)
+        assert [got.ids(1, choice) for choice in range(4)] == [
+            alone[0].ids(1, choice) for choice in range(4)
+        ]
+        assert got.ids(2) == alone[1].ids(2)
+        assert [one.job for one in got.told if isinstance(one, Finished)] == [2, 1]
+        assert got.engine.figures.preempted > 0
+
+
+def test_samples_wait_for_credit(scripted: Play) -> None:
+    got, _ = scripted("a" * 20, Limits(rows=1))
+    got.run(asked(1, n=2, best_of=2, credit=8, max_tokens=8))
+    assert (got.text(1, 0), got.text(1, 1)) == ("a" * 8, "")
+    got.run(asked(2, max_tokens=3))
+    assert got.text(2) == "aaa"
+    got.engine.credit(1, 8)
+    got.run()
+    assert got.text(1, 1) == "a" * 8
+
+
+def test_who_takes_nothing_gives_way_to_who_waits(scripted: Play) -> None:
+    got, _ = scripted("a" * 100, Limits(rows=1))
+    got.run(asked(1, credit=10, max_tokens=60))
+    assert len(got.ids(1)) == 10
+    got.run(asked(2))
+    assert len(got.ids(2)) == 24
+    got.engine.credit(1, 100)
+    got.run()
+    assert got.text(1) == "a" * 60
+
+
+def test_samples_share_the_blocks_of_their_prompt(driven: Drive) -> None:
+    spec = asked(1, "p" * 70, n=8, best_of=8, max_tokens=10)
+    got = driven(Limits(memory=14 * 32 * 512)).run(spec, steps=3)
+    assert got.engine.rows == 8
+    # Two whole blocks for all of them, and one each of their own; there is no room to move.
+    assert 2 + 8 <= got.engine.pool.used <= 2 + 8 + 2
+    got.run()
+    assert got.engine.pool.used == 0
+    wide = driven().run(spec)
+    assert [wide.ids(1, choice) for choice in range(8)] == [
+        got.ids(1, choice) for choice in range(8)
+    ]
+
+
+def test_a_known_beginning_is_not_read_again(driven: Drive) -> None:
+    got = driven().run(asked(1, "s" * 80 + "one"))
+    assert got.finished(1).cached == 0
+    got.run(asked(2, "s" * 80 + "two"))
+    assert got.finished(2).cached == 64
+    assert got.ids(2) == driven().run(asked(2, "s" * 80 + "two")).ids(2)
+    figures = got.engine.figures
+    assert (figures.read, figures.found, figures.made) == (83 + 19, 64, 48)
+    scored = asked(3, "s" * 80, logprobs=0, prompt_logprobs=0, echo=True)
+    got.run(scored)
+    assert got.finished(3).cached == 0
+    assert len(got.echo(3).tokens) == 80
+
+
+def test_a_cancelled_request_leaves_no_block(driven: Drive) -> None:
+    got = driven(Limits(rows=2, chunk=32))
+    got.run(asked(1, "p" * 100, n=4, best_of=4), asked(2, "q" * 100), steps=2)
+    assert got.engine.pool.used > 0
+    got.engine.cancel(1)
+    got.engine.cancel(2)
+    assert got.engine.pool.used == 0
+    assert (got.engine.rows, got.engine.waiting) == (0, 0)
+
+
+# --- failure ------------------------------------------------------------------------------------
+
+
+def test_a_prompt_too_large_for_the_machine_fails_alone(scripted: Play) -> None:
+    got, forward = scripted("abcdef")
+    got.run(asked(1, max_tokens=6), steps=2)
+    forward.most = 40
+    got.run(asked(2, "y" * 100), asked(3, max_tokens=6))
+    assert got.failed(2).kind == "failed"
+    assert got.text(1) == "abcdef"
+    assert got.finished(3).completion_tokens == 6
+    assert got.engine.pool.used == 0
+
+
+def test_of_rows_that_fail_together_the_youngest_goes(scripted: Play) -> None:
+    got, forward = scripted("abcdef")
+    got.run(*(asked(job, max_tokens=6) for job in (1, 2, 3)), steps=2)
+    forward.most = 2
+    got.run()
+    assert [one.job for one in got.told if isinstance(one, Failed)] == [3]
+    assert (got.text(1), got.text(2)) == ("abcdef", "abcdef")
+
+
+def test_a_draw_that_fails_costs_one_request(
+    driven: Drive, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    specs = [asked(job, "abc"[job - 1], max_tokens=8) for job in (1, 2, 3)]
+    alone = [driven().run(spec).ids(spec.job) for spec in specs]
+
+    def failing(logits: Any, rows: Any) -> list[int]:
+        logits.zero_()  # it fails on the way, with its work half done
+        if any(drawn.past.prompt == [ord("b")] and len(drawn.past.output) == 4 for drawn in rows):
+            raise MemoryError
+        return []
+
+    def injected(logits: Any, rows: Any) -> list[int]:
+        kept = logits.clone()
+        failing(logits, rows)
+        return pick(kept, rows)
+
+    monkeypatch.setattr("backends.torch.choosing.pick", injected)
+    got = driven().run(*specs)
+    assert got.failed(2).message == "the local model failed: MemoryError"
+    assert (got.ids(1), got.ids(3)) == (alone[0], alone[2])
+    assert got.engine.pool.used == 0
+
+
+def test_memory_that_cannot_be_had_is_told_at_once(scripted: Play) -> None:
+    with pytest.raises(ModelError, match="keys and values"):
+        scripted("abc", Limits(), most=0)
+
+
+def test_figures_of_a_step(scripted: Play) -> None:
+    got, _ = scripted("abc")
+    got.run(asked(1), msgspec.structs.replace(asked(2), credit=5), steps=3)
+    figures = got.engine.figures
+    assert (figures.steps, figures.batch, figures.read, figures.made) == (3, 2, 2, 6)
+    assert (figures.used, figures.blocks) == (2, 16 * 16)

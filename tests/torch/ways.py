@@ -1,0 +1,128 @@
+"""Every way in which a client may ask for text, with the parameters that each takes."""
+
+import json
+from collections.abc import Callable, Iterator, Mapping
+from importlib import import_module
+from typing import Any, Final, Literal
+
+from msgspec import Struct
+
+from gateway.core.ports import Call, Endpoint
+from gateway.core.types import GenerateRequest
+from protocols import DIALECTS
+from protocols.params import Param
+
+Json = dict[str, Any]
+PROMPT: Final = "Hello"
+
+
+def _chat(options: Json) -> Json:
+    return {"model": "m", "messages": [{"role": "user", "content": PROMPT}], **options}
+
+
+def _plain(options: Json) -> Json:
+    return {"model": "m", "prompt": PROMPT, **options}
+
+
+def _text_input(options: Json) -> Json:
+    return {"text_input": PROMPT, "parameters": options}
+
+
+def _inputs(options: Json) -> Json:
+    return {"inputs": PROMPT, "parameters": options}
+
+
+def _ids(options: Json) -> Json:
+    data = list(PROMPT.encode())
+    tensor = {"name": "input0", "shape": [1, len(data)], "datatype": "UINT32", "data": data}
+    return {"inputs": [tensor], "outputs": [{"name": "output0"}], "parameters": options}
+
+
+_BODIES: Final[Mapping[str, Callable[[Json], Json]]] = {
+    "openai chat": _chat,
+    "openai completion": _plain,
+    "databricks invocations, of a conversation": _chat,
+    "databricks invocations, of a completion": _plain,
+    "databricks chat": _chat,
+    "databricks completion": _plain,
+    "triton vllm": lambda options: {
+        "text_input": PROMPT,
+        "sampling_parameters": json.dumps(options),
+    },
+    "triton trtllm": lambda options: {"text_input": PROMPT, **options},
+    "triton llmapi": lambda options: {"text_input": PROMPT, **options},
+    "triton plain": _text_input,
+    "mindie text": _text_input,
+    "mindie tokens": _ids,
+    "mindie chat": _chat,
+    "mindie completion": _plain,
+    "mindie generate": _inputs,
+    "mindie generate, of a prompt": lambda options: {"prompt": PROMPT, **options},
+    "mindie native": _inputs,
+    "ovms chat": _chat,
+    "ovms completion": _plain,
+}
+LIKE_ANOTHER: Final = frozenset(
+    {"triton generate_stream", "triton infer", "mindie text_stream", "mindie generate_stream",
+     "mindie root"}
+)  # fmt: skip
+"""Those that read the rows of another by the same code, and differ in how the answer is framed."""
+
+
+class Way(Struct, frozen=True):
+    """One way to ask: a dialect in one profile, at one endpoint, in one manner."""
+
+    name: str
+    dialect: Any
+    endpoint: Endpoint
+    rows: tuple[Param, ...]
+    body: Callable[[Json], Json]
+
+    def wire(self, field: str) -> str | None:
+        """How a field is called, if it can be said at all; an echo is declined by its opposite."""
+        return next((row.wire for row in self.rows if row.field == field), None)
+
+    def has(self, *fields: str) -> bool:
+        """Whether all of these can be said."""
+        return all(self.wire(field) is not None for field in fields)
+
+    def asked(self, options: Json) -> tuple[GenerateRequest, Mapping[str, str]]:
+        """The request with these options, by wire name; and the names for reports of loss."""
+        params = dict.fromkeys(("model", "name", "served", "version"), "m")
+        body = json.dumps(self.body(options)).encode()
+        headers = {"content-type": "application/json"}
+        call = Call(self.endpoint, params, headers, "", body, self.endpoint.path)
+        request = self.dialect.decode(call)
+        assert isinstance(request, GenerateRequest)
+        return request, self.dialect.names(call)
+
+    @property
+    def kind(self) -> Literal["chat", "text"]:
+        """Whether it is a conversation."""
+        return "chat" if self.body is _chat else "text"
+
+
+def ways() -> Iterator[Way]:
+    """All of them; of profiles that read the same rows at the same place only the first."""
+    known: list[tuple[str, str, tuple[Param, ...]]] = []
+    for name, where in DIALECTS.items():
+        module, _, kind = where.partition(":")
+        family = getattr(import_module(module), kind)
+        options = {"model": "m"} if name == "mindie" else {}
+        for profile in family.profiles:
+            dialect = family(profile, **options)
+            for key, rows in getattr(dialect, "tables", {}).items():
+                if "embedding" in key or (name, key, rows) in known:
+                    continue
+                known.append((name, key, rows))
+                manner = profile if name == "triton" else key
+                if f"{name} {key}" not in LIKE_ANOTHER:
+                    body = _BODIES[f"{name} {manner}"]
+                    endpoint = _endpoint(dialect, key)
+                    yield Way(f"{name} {profile} {key}", dialect, endpoint, rows, body)
+
+
+def _endpoint(dialect: Any, key: str) -> Endpoint:
+    variant = key.partition(",")[0]
+    found: Endpoint = next(one for one in dialect.endpoints if one.variant == variant)
+    return found
