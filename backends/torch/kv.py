@@ -85,10 +85,8 @@ class Pool:
     def take(self, count: int, behind: int, more: int) -> tuple[list[int], range]:
         """So many blocks, right behind that one if possible, and room kept for ``more``.
 
-        Returns them and what is promised. Raises Full.
+        Returns them and what is promised. There must be so many to be had.
         """
-        if count > self.room:
-            raise Full
         while self._free < count:
             self._forget(next(iter(self._idle)))
         found: list[int] = []
@@ -292,14 +290,11 @@ class Kv:
         """The slots of its first ``length`` tokens, in as few pieces as they lie in."""
         if self._pieces is None:
             self._pieces = _joined(self._blocks)
-        found, left = [], length
+        found: list[range] = []
         for piece in self._pieces:
-            part = piece[:left]
-            found.append(part)
-            left -= len(part)
-            if not left:
-                break
-        return found
+            found.append(piece[:length])
+            length -= len(found[-1])
+        return [run for run in found if run]
 
     def begin(self, hashes: Sequence[bytes]) -> None:
         """Take over what is known of a prompt, before anything else is done."""

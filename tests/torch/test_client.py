@@ -16,7 +16,6 @@ import pytest
 import pytest_asyncio
 
 from backends.torch.client import TorchBackend
-from backends.torch.process import Process
 from gateway.core.context import Context, Deadline, Timeouts
 from gateway.core.errors import (
     ContextTooLong,
@@ -34,14 +33,11 @@ from gateway.core.types import (
     EmbedRequest,
     Event,
     GenerateRequest,
-    Message,
     Request,
     Sampling,
     Start,
     Stopping,
-    Templating,
     Text,
-    TextPart,
     Timing,
     Tool,
     Usage,
@@ -314,67 +310,6 @@ def alive(pid: int) -> bool:
     except FileNotFoundError:
         return False
     return status.rpartition(")")[2].split()[0] != "Z"
-
-
-async def answers_again(own: TorchBackend, before: Process) -> None:
-    """Another process has taken over."""
-    assert (await events(own, request()))[-1] == Done()
-    assert own.process is not before
-    assert own.figures()["restarts"] == 1
-    assert before.exit_code == -signal.SIGKILL
-
-
-async def test_a_process_that_hangs_is_killed_and_started_anew(
-    tiny_folder: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("backends.torch.process.SILENCE", 2.5)
-    own = TorchBackend(path=str(tiny_folder), threads=1)
-    await own.start()
-    async with aclosing(own.answer(LONG, context())) as stream:
-        await anext(stream)
-        before = own.process
-        assert before is not None
-        assert before.pid is not None
-        os.kill(before.pid, signal.SIGSTOP)
-        with pytest.raises(StreamBroken):
-            await drained(stream)
-    await answers_again(own, before)
-    await own.aclose()
-
-
-async def test_a_step_that_never_ends_is_seen(
-    tiny_folder: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    own = TorchBackend(path=str(tiny_folder), threads=1)
-    await own.start()
-    async with aclosing(own.answer(LONG, context())) as stream:
-        await anext(stream)
-        before = own.process
-        assert before is not None
-        monkeypatch.setattr("backends.torch.process.LONGEST_STEP", -1.0)
-        with pytest.raises(StreamBroken):
-            await drained(stream)
-        monkeypatch.undo()
-    await answers_again(own, before)
-    await own.aclose()
-
-
-SLOW = (
-    "{% for i in range(1000) %}{% for j in range(1000) %}{% for k in range(20) %}"
-    "{% endfor %}{% endfor %}{% endfor %}so"
-)
-
-
-async def test_long_work_is_no_hang(tiny_folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A template that computes for seconds holds up the loop, and the heart beats on."""
-    monkeypatch.setattr("backends.torch.process.SILENCE", 2.5)
-    own = TorchBackend(path=str(tiny_folder), threads=1, trust_templates=True)
-    await own.start()
-    said = (Message("user", (TextPart("hi"),)),)
-    asked = request(kind="chat", prompts=(), messages=said, templating=Templating(template=SLOW))
-    assert (await events(own, asked))[-1] == Done()
-    assert own.figures()["restarts"] == 0
-    await own.aclose()
 
 
 class Orders:

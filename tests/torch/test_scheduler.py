@@ -135,6 +135,24 @@ def test_the_urgent_take_a_place_and_memory_from_the_less_urgent(driven: Drive) 
         assert got.engine.figures.preempted > 0
 
 
+def test_who_is_yet_to_be_read_gives_way_to_who_came_before(driven: Drive) -> None:
+    specs = [
+        asked(1, "a" * 31, n=4, best_of=4, max_tokens=40),
+        asked(2, "c" * 120, max_tokens=8),
+        asked(3, "b" * 20, max_tokens=8),
+    ]
+    alone = [driven().run(spec).ids(spec.job) for spec in specs]
+    got = driven(Limits(memory=10 * 32 * 512, chunk=32)).run(specs[0], steps=1)
+    got.run(*specs[1:])
+    assert [got.ids(spec.job) for spec in specs] == alone
+    assert got.engine.figures.preempted > 0
+
+
+def test_more_choices_than_anyone_may_have(driven: Drive) -> None:
+    failed = driven(Limits(batch=4)).run(asked(1, n=5, best_of=5)).failed(1)
+    assert (failed.kind, failed.param) == ("invalid", "n")
+
+
 def test_samples_wait_for_credit(scripted: Play) -> None:
     got, _ = scripted("a" * 20, Limits(rows=1))
     got.run(asked(1, n=2, best_of=2, credit=8, max_tokens=8))
@@ -251,5 +269,6 @@ def test_figures_of_a_step(scripted: Play) -> None:
     got, _ = scripted("abc")
     got.run(asked(1), msgspec.structs.replace(asked(2), credit=5), steps=3)
     figures = got.engine.figures
+    assert got.engine.memory == 0
     assert (figures.steps, figures.batch, figures.read, figures.made) == (3, 2, 2, 6)
     assert (figures.used, figures.blocks) == (2, 16 * 16)
