@@ -1,7 +1,9 @@
 """How a target answers a client of its own dialect: by the client's bytes, and the worker's."""
 
+import functools
 from collections.abc import Callable
 from contextlib import aclosing
+from typing import cast
 
 from gateway.core.aggregate import Answer
 from gateway.core.context import Context
@@ -78,11 +80,18 @@ def relaying(
 ) -> Relaying | None:
     """The call as it may be passed on; None where the gateway has something to do with it."""
     backend, model = route.target.backend, route.model
-    if not isinstance(backend, Relayer) or model.on_loss == "reject":
+    if not _relays(type(backend)) or model.on_loss == "reject":
         return None
     if model.defaults.any or model.info.max_tokens is not None:
         return None
     if call.headers.get("x-interlingua-strict") == "1":
         return None
-    relay = backend.relayed(dialect, call, about)
-    return None if relay is None else Relaying(relay, backend, about.context, translate)
+    relayer = cast("Relayer", backend)
+    relay = relayer.relayed(dialect, call, about)
+    return None if relay is None else Relaying(relay, relayer, about.context, translate)
+
+
+@functools.cache
+def _relays(kind: type) -> bool:
+    """Whether such backends pass calls on. Asked once of each: a port is long to compare."""
+    return issubclass(kind, Relayer)

@@ -27,6 +27,8 @@ class Watch:
         self._first = math.inf if first is None else clock() + first
         self._begun = False
         self._due = math.inf
+        self._looks = math.inf
+        """When the timer fires, by the clock."""
         self._timer: asyncio.TimerHandle | None = None
         self._cut: Callable[[], None] = _nothing
         self._which = ""
@@ -48,7 +50,7 @@ class Watch:
 
     async def read(self, reading: Reading) -> bytes:
         """The next bytes, b"" at the end. Raises DeadlineExceeded or StreamBroken."""
-        self._set(self._left())
+        self._set()
         try:
             return await reading.read()
         except StreamBroken:
@@ -90,21 +92,28 @@ class Watch:
         self._which = which if left == limit else "total"
         return left
 
-    def _set(self, seconds: float) -> None:
-        loop = asyncio.get_running_loop()
-        self._due = self._clock() + seconds
+    def _set(self) -> None:
+        """Have it cut off when the next bytes are late. Raises DeadlineExceeded."""
+        now = self._clock()
+        own = now + self._idle if self._begun else max(self._first, now)
+        self._due = due = min(own, self._deadline.at)
+        self._which = "total" if due < own else "idle" if self._begun else "first_token"
+        if due <= now and due < own:
+            raise self._exceeded()
+        if self._looks <= due:
+            return  # it looks again when the timer fires
         if self._timer is not None:
-            if self._timer.when() <= loop.time() + seconds:
-                return  # it looks again when it fires
             self._timer.cancel()
-        self._timer = loop.call_later(seconds, self._look)
+        self._looks = due
+        self._timer = asyncio.get_running_loop().call_later(due - now, self._look)
 
     def _look(self) -> None:
-        self._timer = None
+        self._timer, self._looks = None, math.inf
         left = self._due - self._clock()
         if left == math.inf:
             return
         if left > 0:
+            self._looks = self._due
             self._timer = asyncio.get_running_loop().call_later(left, self._look)
             return
         self._ran_out = True

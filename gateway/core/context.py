@@ -14,22 +14,23 @@ Clock = Callable[[], float]
 class Deadline:
     """The one moment by which an exchange must be over; whoever waits takes what remains of it."""
 
-    __slots__ = ("_at", "_clock")
+    __slots__ = ("_clock", "at")
 
     def __init__(self, clock: Clock, seconds: float) -> None:
         self._clock = clock
-        self._at = clock() + seconds
+        self.at = clock() + seconds
+        """When that is, by the clock."""
 
     def remaining(self, limit: float | None = None) -> float:
         """Seconds left, at most ``limit``. Raises DeadlineExceeded when there are none."""
-        left = self._at - self._clock()
+        left = self.at - self._clock()
         if left <= 0:
             raise DeadlineExceeded("the request's time is up")
         return left if limit is None else min(left, limit)
 
     def shorten(self, seconds: float) -> None:
         """Let it end within ``seconds`` from now, if that is sooner."""
-        self._at = min(self._at, self._clock() + seconds)
+        self.at = min(self.at, self._clock() + seconds)
 
 
 class Timeouts(Struct, frozen=True):

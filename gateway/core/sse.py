@@ -39,6 +39,17 @@ def events_of(
     return events, None
 
 
+def plain(data: bytes) -> list[bytes] | None:
+    """The data of whole events that are each one line ``data: ...``, as nearly all are.
+
+    None where ``data`` holds anything else, or a piece of one.
+    """
+    if not data.startswith(b"data: ") or not data.endswith(b"\n\n") or b"\r" in data:
+        return None
+    found = data[6:-2].split(b"\n\ndata: ")
+    return found if data.count(b"\n") == 2 * len(found) else None
+
+
 class Body:
     """An answer as it comes: one piece of JSON, or a stream.
 
@@ -93,6 +104,13 @@ class Splitter:
     def feed(self, data: bytes) -> Iterator[bytes]:
         """The data of each event that is complete. Raises WorkerFailed past the size limit."""
         buffer = self._buffer
+        if not buffer and not self._data and len(data) <= self._limit:
+            if not data:
+                return
+            if (found := plain(data)) is not None:
+                self._first = False
+                yield from found
+                return
         buffer += data
         if self._first and len(buffer) >= len(_BOM):
             self._first = False

@@ -37,14 +37,15 @@ class Count:
     def apply(self, events: Sequence[Event]) -> Sequence[Event]:
         """These events, with usage before Done if there was none."""
         for i, event in enumerate(events):
-            if isinstance(event, Text):
+            if type(event) is Text:
                 self._tokens += event.tokens
                 self._characters += len(event.text)
-            elif isinstance(event, Usage):
+            elif type(event) is Usage:
                 self._told = True
-            elif isinstance(event, Done) and not self._told:
-                return [*events[:i], *self.missing(), *events[i:]]
-            elif isinstance(event, Start):
+            elif type(event) is Done:
+                if not self._told:
+                    return [*events[:i], *self.missing(), *events[i:]]
+            elif type(event) is Start:
                 self._prompt = event.prompt_tokens
             elif isinstance(event, Thought | Refusal | CallArguments):
                 self._unmeasured += len(event.text)

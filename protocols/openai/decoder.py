@@ -100,6 +100,8 @@ class AnswerDecoder:
         """See ``gateway.core.ports.Decoder``."""
         if self._failed is not None:
             raise self._failed
+        if not data:
+            return ()
         payloads = self._splitter.feed(self._body.feed(data))
         events, self._failed = sse.events_of(payloads, self._event)
         return events

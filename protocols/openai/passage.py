@@ -1,7 +1,8 @@
 """The way back of a relayed call: a worker's own bytes, as far as they are what was asked for."""
 
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from itertools import accumulate
 from typing import Any, Final
 
 import msgspec
@@ -22,6 +23,7 @@ _encode = msgspec.json.Encoder().encode
 _fields = msgspec.json.Decoder(dict[str, Raw]).decode
 
 _BOUNDARY: Final = re.compile(rb"\r?\n\r?\n")
+_AROUND: Final = len(sse.event(b""))
 _STRAY: Final = re.compile(rb"^(?!(?:\xef\xbb\xbf)?data:|:|event|id|retry|\r?$).*\n", re.MULTILINE)
 """A line that is no field of an event: some workers say so what went wrong."""
 _LARGEST: Final = 1 << 20
@@ -99,24 +101,26 @@ class StreamPassage:
         if self._strange or (not self._begun and held.lstrip()[:1] == b"{"):
             self._strange, self._held = True, b""
             return None, self._decoder.feed(held)
-        end, events = 0, list[Event]()
-        while boundary := _BOUNDARY.search(held, end):
+        done, events = 0, list[Event]()
+        plain = sse.plain(held)
+        for end in _ends(held, plain):
             try:
-                events += self._event(held[end : boundary.end()])
+                events += self._event(held[done:end])
             except GatewayError as error:
                 if not events:
                     raise
                 self._failed = error  # told when what came before it is passed on
                 break
-            end = boundary.end()
+            done = end
             self._begun = True
             if events and type(events[-1]) is Done:
                 self._held = b""
-                return self._passed(held[:end], events), events
-        self._held = held[end:]
+                return _STRAY.sub(b"", self._passed(held[:done], events)), events
+        self._held = held[done:]
         if len(self._held) > _LARGEST:
             raise WorkerFailed(f"The worker sent an event of more than {_LARGEST} bytes.")
-        return self._passed(held[:end], events), events
+        passed = self._passed(held[:done], events)
+        return passed if plain is not None else _STRAY.sub(b"", passed), events
 
     def close(self) -> tuple[bytes | None, Sequence[Event]]:
         """See ``gateway.core.ports.Passage``."""
@@ -126,7 +130,9 @@ class StreamPassage:
         events = [*rest, *self._decoder.close()]
         if self._strange:
             return None, events
-        return self._end or self._passed(self._held.strip() + b"\n\n", events), events
+        if self._end:
+            return self._end, events
+        return _STRAY.sub(b"", self._passed(self._held.strip() + b"\n\n", events)), events
 
     def _event(self, block: bytes) -> Sequence[Event]:
         """What an event tells. Raises also what its decoder would have told only afterwards."""
@@ -141,7 +147,14 @@ class StreamPassage:
                 self._pairs |= _pairs(_renamed(self._names, event))
         for old, new in self._pairs.items():
             data = data.replace(old, new)
-        return _STRAY.sub(b"", data)
+        return data
+
+
+def _ends(held: bytes, plain: Sequence[bytes] | None) -> Iterable[int]:
+    """Where each event ends that is there as a whole; ``plain`` are its data, if they are plain."""
+    if plain is None:
+        return (boundary.end() for boundary in _BOUNDARY.finditer(held))
+    return accumulate(len(data) + _AROUND for data in plain)
 
 
 def _pairs(renamed: Mapping[str, tuple[str, str]]) -> dict[bytes, bytes]:

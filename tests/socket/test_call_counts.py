@@ -1,0 +1,324 @@
+"""How many functions are called for a request, and for a token: the hot path's honest number.
+
+Time can't be asserted on a machine that others use; calls can. What is counted is every call of a
+Python or C function on the event loop's thread, front, exchange, dialect and pool together, under
+uvloop, which adds none of its own. Keys, limits, metrics and the log line are on.
+
+Whoever puts work on the path raises the number below on purpose, and whoever takes work off it
+lowers it: a test fails in both directions, and shows what it counted.
+"""
+
+import asyncio
+import hashlib
+import queue
+import socket
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Any, Final
+
+import msgspec
+import pytest
+import uvloop
+from msgspec import Struct
+
+from gateway.app import counted, surroundings
+from gateway.config import load
+from gateway.front import native, reference
+from gateway.snapshot import Snapshot
+from tests.fakes import CHUNKED, END, chunk, whole
+
+
+class Calls(Struct, frozen=True):
+    """For a request with a whole answer, for a stream without its tokens, for each of these."""
+
+    whole: int
+    stream: int
+    token: int
+
+
+STATED: Final = {
+    # front, client's dialect, worker's dialect
+    ("native", "openai", "openai"): Calls(638, 806, 94),
+    ("native", "openai", "triton"): Calls(1396, 1547, 125),
+    ("native", "triton", "openai"): Calls(1087, 1190, 89),
+    ("reference", "openai", "openai"): Calls(655, 829, 107),
+}
+MORE: Final = 4
+"""How many more there may be: what is read, or written, may come in two pieces."""
+FEWER: Final = 0.05
+"""By how much fewer there may be: releases of Python differ in what they call."""
+TURNS: Final = 5
+"""The fewest of so many are taken: a timer may tick in one of them."""
+
+KEY: Final = "sk-counted"
+CONFIG: Final = """
+listeners:
+  - {{address: "127.0.0.1:0", dialects: [openai, {{name: triton, profile: vllm}}]}}
+admin: {{address: "127.0.0.1:0"}}
+backends:
+  pool:
+    dialect: {dialect}
+    {more}
+    workers: ["{url}"]
+    health: {{every: 1h}}
+models:
+  mock: {{backend: pool}}
+keys:
+  - {{name: counted, sha256: "{digest}", models: [mock]}}
+"""
+FRONTS: Final[dict[str, Any]] = {"native": native.Front, "reference": reference.Front}
+
+# --- what the worker and the client say -----------------------------------------------------------
+
+
+def chat(stream: bool) -> tuple[str, dict[str, Any]]:
+    messages = [{"role": "user", "content": "What did the brown fox do?"}]
+    body = {"model": "mock", "messages": messages, "temperature": 0.7, "max_tokens": 99}
+    return "/v1/chat/completions", body | ({"stream": True} if stream else {})
+
+
+def generate(stream: bool) -> tuple[str, dict[str, Any]]:
+    path = f"/v2/models/mock/generate{'_stream' if stream else ''}"
+    return path, {"text_input": "What did it do?", "stream": stream, "max_tokens": 99}
+
+
+ASKED: Final[dict[str, Callable[[bool], tuple[str, dict[str, Any]]]]] = {
+    "openai": chat,
+    "triton": generate,
+}
+
+
+def piece(dialect: str, number: int) -> bytes:
+    """A token as a worker sends it: one chunk, one event."""
+    text = f" token{number}."
+    if dialect == "triton":
+        told: dict[str, Any] = {"model_name": "m", "model_version": "1", "text_output": text}
+    else:
+        choice = {"index": 0, "delta": {"content": text}, "finish_reason": None}
+        told = {"id": "c-1", "object": "chat.completion.chunk", "created": 1, "model": "mock"}
+        told["choices"] = [choice]
+    return chunk(b"data: " + msgspec.json.encode(told) + b"\n\n")
+
+
+def last(dialect: str) -> bytes:
+    """The end of a worker's stream."""
+    if dialect == "triton":
+        return END
+    ended = piece(dialect, 0).partition(b"data: ")[2].removesuffix(b"\r\n")
+    ended = ended.replace(b'{"content":" token0."}', b"{}").replace(b"null", b'"stop"')
+    return chunk(b"data: " + ended) + chunk(b"data: [DONE]\n\n") + END
+
+
+def answer(dialect: str) -> bytes:
+    """A whole answer of a worker."""
+    if dialect == "triton":
+        told: dict[str, Any] = {"model_name": "m", "model_version": "1", "text_output": " Jumped."}
+    else:
+        message = {"role": "assistant", "content": " Jumped."}
+        choice = {"index": 0, "message": message, "finish_reason": "stop"}
+        usage = {"prompt_tokens": 9, "completion_tokens": 2, "total_tokens": 11}
+        told = {"id": "c-1", "object": "chat.completion", "created": 1, "model": "mock"}
+        told |= {"choices": [choice], "usage": usage}
+    return whole(msgspec.json.encode(told))
+
+
+# --- a worker and a client that wait for each other, outside the gateway's thread -----------------
+
+
+class Worker:
+    """Answers a POST with what is put into ``says``, piece by piece, up to None; a GET at once."""
+
+    def __init__(self) -> None:
+        self.says = queue.Queue[bytes | None]()
+        self._listener = socket.create_server(("127.0.0.1", 0))
+        self.url = f"http://127.0.0.1:{self._listener.getsockname()[1]}"
+        threading.Thread(target=self._accept, daemon=True).start()
+
+    def close(self) -> None:
+        self._listener.shutdown(socket.SHUT_RDWR)
+        self._listener.close()
+
+    def _accept(self) -> None:
+        while True:
+            try:
+                one, _ = self._listener.accept()
+            except OSError:
+                return
+            one.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            threading.Thread(target=self._serve, args=(one,), daemon=True).start()
+
+    def _serve(self, one: socket.socket) -> None:
+        with one, one.makefile("rb") as lines:
+            while method := lines.readline().partition(b" ")[0]:
+                length = 0
+                while (line := lines.readline().strip().lower()) != b"":
+                    name, _, value = line.partition(b":")
+                    length = int(value) if name == b"content-length" else length
+                lines.read(length)
+                if method == b"GET":
+                    one.sendall(whole(b"{}"))
+                    continue
+                for said in iter(self.says.get, None):
+                    one.sendall(said)
+
+
+class Client:
+    """Asks over one connection; ``calls`` tells how many were counted so far."""
+
+    def __init__(self, port: int, worker: Worker, calls: Callable[[], int]) -> None:
+        self._socket = socket.create_connection(("127.0.0.1", port), timeout=20)
+        self._socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        self._worker = worker
+        self._calls = calls
+
+    def close(self) -> None:
+        self._socket.close()
+
+    def whole(self, client: str, dialect: str) -> int:
+        """The calls for a request with a whole answer."""
+        before = self._settled()
+        self._ask(*ASKED[client](False))
+        self._worker.says.put(answer(dialect))
+        self._worker.says.put(None)
+        self._until(b"Jumped.")
+        return self._settled() - before
+
+    def stream(self, client: str, dialect: str) -> tuple[int, Sequence[int]]:
+        """The calls for a stream's begin and end, and for each of its tokens but the first.
+
+        The first comes with the stream's begin, and is counted there.
+        """
+        tokens = []
+        before = self._settled()
+        self._ask(*ASKED[client](True))
+        self._token(CHUNKED + piece(dialect, 1), 1)
+        opened = now = self._settled()
+        for number in range(2, 2 + TURNS):
+            self._token(piece(dialect, number), number)
+            then, now = now, self._settled()
+            tokens.append(now - then)
+        self._worker.says.put(last(dialect))
+        self._worker.says.put(None)
+        self._until(b"0\r\n\r\n")
+        return self._settled() - now + opened - before, tokens
+
+    def _ask(self, path: str, body: dict[str, Any]) -> None:
+        told = msgspec.json.encode(body)
+        lines = [
+            f"POST {path} HTTP/1.1",
+            "Host: gateway",
+            "Content-Type: application/json",
+            f"Authorization: Bearer {KEY}",
+            f"Content-Length: {len(told)}",
+        ]
+        self._socket.sendall("\r\n".join([*lines, "", ""]).encode() + told)
+
+    def _token(self, said: bytes, number: int) -> None:
+        self._worker.says.put(said)
+        self._until(f"token{number}.".encode())
+
+    def _until(self, wanted: bytes) -> None:
+        data = b""
+        while wanted not in data:
+            more = self._socket.recv(1 << 16)
+            assert more, data
+            data += more
+
+    def _settled(self) -> int:
+        """What is counted when the gateway has nothing left to do."""
+        calls = -1
+        while (now := self._calls()) != calls:
+            calls = now
+            time.sleep(0.01)
+        return calls
+
+
+# --- counting -------------------------------------------------------------------------------------
+
+
+class Counter:
+    """Counts the calls of the thread that it is switched on in."""
+
+    def __init__(self) -> None:
+        self.calls = 0
+
+    def __call__(self, frame: object, event: str, arg: object) -> None:
+        if event in ("call", "c_call"):
+            self.calls += 1
+
+
+async def count(front: str, client: str, dialect: str, folder: Path) -> Calls:
+    """Run a gateway, ask it, and count."""
+    template = folder / "chat.jinja"
+    template.write_text("{% for m in messages %}{{ m.content }}{% endfor %}")
+    worker = Worker()
+    more = f'profile: vllm\n    template: "{template}"' if dialect == "triton" else ""
+    digest = hashlib.sha256(KEY.encode()).hexdigest()
+    text = CONFIG.format(dialect=dialect, more=more, url=worker.url, digest=digest)
+    outside, _, _ = counted(surroundings(), dict, "")
+    now = Snapshot(load(text, "test.yaml", env={}), outside)
+    [seat] = now.servers
+    listening = FRONTS[front](now.entrance(seat), header_limit=16 << 10, connections=100)
+    for backend in now.backends.values():
+        await backend.start()
+    port = await listening.listen("127.0.0.1", 0)
+    counter = Counter()
+    asking = Client(port, worker, lambda: counter.calls)
+    sys.setprofile(counter)
+    try:
+        return await asyncio.to_thread(asked, asking, client, dialect)
+    finally:
+        sys.setprofile(None)
+        asking.close()
+        await listening.drain(1)
+        await listening.close()
+        for backend in now.backends.values():
+            await backend.aclose()
+        worker.close()
+
+
+def asked(asking: Client, client: str, dialect: str) -> Calls:
+    """The fewest of several requests each, once all that is made at first is made."""
+    asking.whole(client, dialect)
+    asking.stream(client, dialect)
+    wholes = [asking.whole(client, dialect) for _ in range(TURNS)]
+    streams = [asking.stream(client, dialect) for _ in range(TURNS)]
+    tokens = [token for _, each in streams for token in each]
+    return Calls(min(wholes), min(begin for begin, _ in streams), min(tokens))
+
+
+def faults(found: Calls, stated: Calls) -> Iterator[str]:
+    """What is not as stated."""
+    for name in Calls.__struct_fields__:
+        calls, wanted = getattr(found, name), getattr(stated, name)
+        if calls > wanted + MORE:
+            yield f"{name}: {calls} calls, {wanted} are stated: was it worth it?"
+        elif calls < wanted * (1 - FEWER):
+            yield f"{name}: {calls} calls, {wanted} are stated: well done, now state it"
+
+
+@pytest.mark.parametrize(("front", "client", "dialect"), STATED)
+def test_the_hot_path_calls_what_is_stated(
+    front: str, client: str, dialect: str, tmp_path: Path
+) -> None:
+    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+        found = runner.run(count(front, client, dialect, tmp_path))
+    wrong = [*faults(found, STATED[front, client, dialect])]
+    assert not wrong, f"{wrong}\nSTATED in this file would be {found}"
+
+
+@pytest.mark.parametrize(
+    ("found", "wrong"),
+    [
+        (Calls(100, 100, 100), 0),
+        (Calls(95, 100, 95), 0),
+        (Calls(104, 100, 100), 0),
+        (Calls(105, 100, 100), 1),
+        (Calls(100, 94, 105), 2),
+    ],
+)
+def test_more_calls_are_a_fault_and_so_are_many_fewer(found: Calls, wrong: int) -> None:
+    assert len([*faults(found, Calls(100, 100, 100))]) == wrong
