@@ -1,0 +1,106 @@
+"""``python -m tests.bench``: what a gateway costs, beside others, on this machine."""
+
+import sys
+from pathlib import Path
+
+import click
+import msgspec
+
+from tests.bench import micro, report, results, running
+from tests.bench.loads import FULL, QUICK
+from tests.bench.ours import DIRECT, ECHO, OURS, REFERENCE
+from tests.bench.peers import ENVIRONMENTS, NGINX, PEERS
+
+_HERE = {peer.name: peer for peer in PEERS}
+
+
+@click.group()
+def main() -> None:
+    """Measure, compare, and show what was found."""
+
+
+@main.command()
+@click.option("--quick", is_flag=True, help="The three loads that matter, in under a minute.")
+@click.option("--peers", help="Names with commas between; left out: all, and with --quick nginx.")
+@click.option("--rounds", type=click.IntRange(1, 9), help="3; with --quick 2.")
+@click.option("--streams/--no-streams", default=None, help="A thousand of them; not with --quick.")
+@click.option("--minutes", type=click.IntRange(1, 60), default=30, show_default=True)
+@click.option("--json", "out", type=click.Path(path_type=Path), help="Where to keep the results.")
+def run(
+    peers: str | None,
+    rounds: int | None,
+    minutes: int,
+    out: Path | None,
+    *,
+    quick: bool,
+    streams: bool | None,
+) -> None:
+    """Measure the gateway and its peers."""
+    names = peers.split(",") if peers else [NGINX.name] if quick else list(_HERE)
+    if unknown := [name for name in names if name not in _HERE]:
+        raise click.UsageError(f"--peers: there is no {unknown[0]}; there are {', '.join(_HERE)}")
+    others = [_HERE[name] for name in names if name != NGINX.name]
+    baseline = [NGINX] if NGINX.name in names else []
+    plan = running.Plan(
+        gateways=[*baseline, ECHO, *([] if quick else [DIRECT]), OURS, REFERENCE, *others],
+        loads=QUICK if quick else FULL,
+        rounds=rounds or (2 if quick else 3),
+        seconds=minutes * 60,
+        group=9 if quick else 3,
+        tries=1 if quick else 2,
+        streams=not quick if streams is None else streams,
+    )
+    try:
+        found = running.run(plan, click.echo)
+    except BlockingIOError:
+        raise click.ClickException("another run goes on; they would measure each other") from None
+    except RuntimeError as error:
+        raise click.ClickException(str(error)) from None
+    found = msgspec.structs.replace(found, steps=micro.measured(0.01 if quick else 0.1))
+    if out is not None:
+        out.write_bytes(msgspec.json.format(msgspec.json.encode(found), indent=1))
+    click.echo(report.page(found))
+    sys.exit(report.wrong(found))
+
+
+@main.command()
+@click.argument("old", type=click.Path(exists=True, path_type=Path))
+@click.argument("new", type=click.Path(exists=True, path_type=Path))
+def compare(old: Path, new: Path) -> None:
+    """Tell what became of the ratios to the baseline; exits with 1 where one is clearly worse."""
+    lines, worse = report.compared(_read(old), _read(new))
+    click.echo("\n".join(lines))
+    sys.exit(int(worse))
+
+
+@main.command()
+@click.argument("out", type=click.Path(exists=True, path_type=Path))
+@click.option("--into", type=click.Path(exists=True, path_type=Path), help="A page to put it into.")
+def table(out: Path, into: Path | None) -> None:
+    """Show results; with --into in the place of those that a page has."""
+    text = report.page(_read(out))
+    if into is None:
+        click.echo(text)
+    else:
+        into.write_text(report.replaced(into.read_text("utf-8"), text), "utf-8")
+
+
+@main.command()
+@click.argument("names", nargs=-1)
+def install(names: tuple[str, ...]) -> None:
+    """Install peers, each in a folder of its own; without NAMES all that are no system packages."""
+    for environment in ENVIRONMENTS:
+        if not names or environment.name in names:
+            click.echo(f"{environment.name}: {', '.join(environment.packages)}")
+            environment.install()
+
+
+def _read(file: Path) -> results.Results:
+    try:
+        return results.read(file)
+    except msgspec.MsgspecError as error:
+        raise click.ClickException(f"{file} holds no results: {error}") from None
+
+
+if __name__ == "__main__":
+    main()

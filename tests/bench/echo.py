@@ -1,0 +1,46 @@
+"""The least that a gateway in Python can cost: a bare protocol that reads a request and answers.
+
+``echo.py PORT``. It parses nothing but the length, asks nobody, and knows no streams.
+"""
+
+import asyncio
+import sys
+import time
+from typing import cast
+
+import uvloop
+
+_BODY = '{"choices":[{"message":{"content":"%s @000%014d"}}]}'
+_HEAD = "HTTP/1.1 200 OK\r\nContent-Type: application/json\r\nContent-Length: %d\r\n\r\n"
+
+
+class Echo(asyncio.Protocol):
+    """One connection."""
+
+    def __init__(self) -> None:
+        self._transport: asyncio.Transport | None = None
+        self._data = b""
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        """See asyncio.Protocol."""
+        self._transport = cast("asyncio.Transport", transport)
+
+    def data_received(self, data: bytes) -> None:
+        """See asyncio.Protocol."""
+        self._data += data
+        head, found, body = self._data.partition(b"\r\n\r\n")
+        length = int(head.lower().partition(b"content-length: ")[2].partition(b"\r\n")[0] or 0)
+        if found and len(body) >= length and self._transport is not None:
+            self._data = b""
+            answer = _BODY % ("brown fox" * 100, time.monotonic_ns() // 1000)
+            self._transport.write((_HEAD % len(answer) + answer).encode())
+
+
+async def main() -> None:
+    """Serve until killed."""
+    server = await asyncio.get_running_loop().create_server(Echo, "127.0.0.1", int(sys.argv[1]))
+    await server.serve_forever()
+
+
+if __name__ == "__main__":
+    uvloop.run(main())

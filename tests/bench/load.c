@@ -1,0 +1,339 @@
+// Clients that cost next to nothing: many at once, from one epoll loop.
+//
+//   load PORT PATH BODY_FILE NAME=VALUE…      prints one line of JSON
+//
+//   clients=32     how many connections                 count=1000   how many requests at most
+//   seconds=2      how long requests are begun          grace=10     how long the last may then take
+//   tokens=100     how many an answer must have         end=TEXT     what must come behind the last
+//   rate=0         requests a second, whoever waits (an open loop, in which a time begins when its
+//                  request was due); 0: each client asks anew when it is answered (a closed loop)
+//   header=LINE    one more header; may be said again
+//
+// An answer is right when its status is 200, its tokens are 0, 1, 2 … up to exactly as many as
+// wanted, and it came to its end. Whatever else comes is an error, and `why` names the last one.
+// Times are in microseconds. See worker.c for what a token is.
+#define _GNU_SOURCE
+#include <arpa/inet.h>
+#include <errno.h>
+#include <netinet/in.h>
+#include <netinet/tcp.h>
+#include <signal.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/epoll.h>
+#include <sys/prctl.h>
+#include <sys/socket.h>
+#include <time.h>
+#include <unistd.h>
+
+enum { HEAD = 16384, TAIL = 32, DIGITS = 17, EVENTS = 256, MOST = 4000000 };
+enum state { HEADING, SIZE, DATA, DATA_END, LAST, PLAIN };
+enum outcome { ON, COMPLETE, BROKEN };
+
+struct client {
+    int fd, connecting, busy, status, closes, tokens, wrong, digits, tail_size;
+    enum state state;
+    long head_size, left, begun, first, last, value;
+    char head[HEAD], tail[TAIL];
+};
+
+struct measured {
+    const char *name;
+    float *values;
+    long size;
+};
+
+static struct measured latency = {.name = "latency"}, first_token = {.name = "first_token"};
+static struct measured gap = {.name = "gap"}, on_the_way = {.name = "token"};
+static long begun, completed, errors, all_tokens, count = 1000, opens, until;
+static int port, poller, wanted = 1, clients = 1;
+static double seconds = 2, grace = 10, rate = 0;
+static const char *end = "", *why = "";
+static char *request, extra[4096];
+static long request_size, origin;
+
+static long now(void) {
+    struct timespec t;
+    clock_gettime(CLOCK_MONOTONIC, &t);
+    return t.tv_sec * 1000000L + t.tv_nsec / 1000;
+}
+
+static void measure(struct measured *one, float value) {
+    if (one->size < MOST) one->values[one->size++] = value;
+}
+
+static int rising(const void *a, const void *b) {
+    float x = *(float *)a, y = *(float *)b;
+    return (x > y) - (x < y);
+}
+
+static void print(struct measured *one) {
+    long n = one->size;
+    float *v = one->values;
+    if (!n) {
+        printf(",\"%s\":null", one->name);
+        return;
+    }
+    qsort(v, n, sizeof *v, rising);
+    printf(",\"%s\":{\"p50\":%.1f,\"p90\":%.1f,\"p99\":%.1f,\"max\":%.1f}", one->name,
+        v[n / 2], v[(long)(n * .9)], v[(long)(n * .99)], v[n - 1]);
+}
+
+// --- asking --------------------------------------------------------------------------------------
+
+static void dial(struct client *c) {
+    struct sockaddr_in address = {.sin_family = AF_INET, .sin_port = htons(port), .sin_addr = {htonl(INADDR_LOOPBACK)}};
+    struct epoll_event event = {EPOLLIN | EPOLLOUT, {.ptr = c}};
+    int one = 1;
+    c->fd = socket(AF_INET, SOCK_STREAM | SOCK_NONBLOCK, 0);
+    setsockopt(c->fd, IPPROTO_TCP, TCP_NODELAY, &one, sizeof one);
+    connect(c->fd, (void *)&address, sizeof address);
+    epoll_ctl(poller, EPOLL_CTL_ADD, c->fd, &event);
+    c->connecting = 1;
+    opens++;
+}
+
+static long due(void) {    // when the next request is, with a rate
+    return origin + (long)(begun * 1e6 / rate);
+}
+
+static int may_ask(void) {
+    return begun < count && now() < until && (!rate || due() <= now());
+}
+
+static void ask(struct client *c) {
+    c->begun = rate ? due() : now();
+    begun++;
+    c->busy = 1;
+    c->state = HEADING;
+    c->head_size = c->tokens = c->wrong = c->tail_size = 0;
+    c->digits = -1;
+    c->first = c->last = 0;
+    // a request that is larger than the socket takes is sent by and by, as a blocking one would be
+    for (long sent = 0; !c->connecting && sent < request_size;) {
+        long more = send(c->fd, request + sent, request_size - sent, MSG_NOSIGNAL);
+        if (more > 0) sent += more;
+        else if (errno != EAGAIN) break;
+    }
+}
+
+static void fail(const char *what) {
+    errors++;
+    why = what;
+}
+
+static void answered(struct client *c, enum outcome how) {
+    long at = now();
+    c->busy = 0;
+    completed++;
+    if (how == BROKEN) fail("the answer broke off");
+    else if (c->status != 200) fail("the status is not 200");
+    else if (c->wrong) fail("a token is lost, doubled or out of its place");
+    else if (c->tokens != wanted) fail("there are too few tokens");
+    else if (*end && !memmem(c->tail, c->tail_size, end, strlen(end))) fail("it has no end");
+    else {
+        measure(&latency, at - c->begun);
+        if (wanted > 1) measure(&first_token, c->first - c->begun);
+    }
+}
+
+// --- reading -------------------------------------------------------------------------------------
+
+static void token(struct client *c, long at) {
+    long number = c->value / 100000000000000, sent = c->value % 100000000000000;
+    if (number != c->tokens || number >= wanted) c->wrong = 1;
+    c->tokens++;
+    all_tokens++;
+    measure(&on_the_way, at - sent);
+    if (!c->first) c->first = at;
+    else if (c->last != at) measure(&gap, at - c->last);
+    c->last = at;
+}
+
+static void content(struct client *c, const char *data, long size, long at) {
+    for (long i = 0; i < size; i++) {
+        char sign = data[i];
+        if (c->digits >= 0 && sign >= '0' && sign <= '9') {
+            c->value = c->value * 10 + sign - '0';
+            if (++c->digits < DIGITS) continue;
+            token(c, at);
+            c->digits = -1;
+        } else {
+            c->digits = sign == '@' ? 0 : -1;
+            c->value = 0;
+        }
+    }
+    long kept = size < TAIL ? size : TAIL, old = TAIL - kept < c->tail_size ? TAIL - kept : c->tail_size;
+    memmove(c->tail, c->tail + c->tail_size - old, old);
+    memcpy(c->tail + old, data + size - kept, kept);
+    c->tail_size = old + kept;
+}
+
+static enum outcome headed(struct client *c) {    // the head is there
+    c->head[c->head_size] = 0;
+    c->status = atoi(c->head + 9);
+    c->closes = strcasestr(c->head, "\r\nconnection: close") != NULL;
+    c->head_size = 0;
+    if (c->status == 100) return ON;
+    const char *length = strcasestr(c->head, "\r\ncontent-length:");
+    c->left = length ? atol(length + 17) : -1;
+    c->state = strcasestr(c->head, "\r\ntransfer-encoding: chunked") ? SIZE : PLAIN;
+    if (c->state == SIZE) c->left = 0;
+    return c->state == PLAIN && c->left == 0 ? COMPLETE : ON;
+}
+
+static enum outcome body(struct client *c, const char *data, long *from, long size, long at) {
+    long part = size - *from;
+    if (c->left >= 0 && part > c->left) part = c->left;
+    content(c, data + *from, part, at);
+    *from += part;
+    if (c->left < 0) return ON;
+    c->left -= part;
+    if (c->left) return ON;
+    if (c->state == PLAIN) return COMPLETE;
+    c->state = DATA_END;
+    return ON;
+}
+
+static void sized(struct client *c, char sign) {    // a letter of a chunk's size
+    if (sign == '\n') c->state = c->left ? DATA : LAST;
+    else if (sign != '\r') c->left = c->left * 16 + (sign <= '9' ? sign - '0' : (sign | 32) - 'a' + 10);
+}
+
+static enum outcome parse(struct client *c, const char *data, long size, long at) {
+    enum outcome how = ON;
+    for (long i = 0; i < size && how == ON;) {
+        if (c->state == DATA || c->state == PLAIN) {
+            how = body(c, data, &i, size, at);
+            continue;
+        }
+        char sign = data[i++];
+        if (c->state == SIZE) sized(c, sign);
+        else if (c->state == LAST) how = sign == '\n' ? COMPLETE : ON;
+        else if (c->state == DATA_END && sign == '\n') c->state = SIZE;
+        else if (c->state == HEADING) {
+            c->head[c->head_size++] = sign;
+            if (c->head_size == HEAD - 1) return BROKEN;
+            if (c->head_size >= 4 && !memcmp(c->head + c->head_size - 4, "\r\n\r\n", 4)) how = headed(c);
+        }
+    }
+    return how;
+}
+
+// --- the loop ------------------------------------------------------------------------------------
+
+static void hang_up(struct client *c) {
+    close(c->fd);
+    dial(c);
+}
+
+static void connected(struct client *c) {
+    struct epoll_event event = {EPOLLIN, {.ptr = c}};
+    epoll_ctl(poller, EPOLL_CTL_MOD, c->fd, &event);
+    c->connecting = 0;
+    if (c->busy) {
+        long began = c->begun;
+        begun--;
+        ask(c);
+        c->begun = began;
+    }
+}
+
+static void readable(struct client *c) {
+    static char data[262144];
+    long size = recv(c->fd, data, sizeof data, 0), at = now();
+    if (size < 0 && errno == EAGAIN) return;
+    if (size <= 0) {
+        int ended = size == 0 && c->state == PLAIN && c->left < 0;    // its length was not told
+        if (c->busy) answered(c, ended ? COMPLETE : BROKEN);
+        if (may_ask()) hang_up(c);
+        else close(c->fd);
+    } else if (c->busy) {
+        enum outcome how = parse(c, data, size, at);
+        if (how == ON) return;
+        answered(c, how);
+        if (how == BROKEN || c->closes) hang_up(c);
+    }
+    if (!rate && !c->busy && may_ask()) ask(c);
+}
+
+static void ask_when_due(struct client *all) {
+    for (int i = 0; i < clients && may_ask(); i++)
+        if (!all[i].busy) ask(&all[i]);
+}
+
+static void run(struct client *all) {
+    struct epoll_event events[EVENTS];
+    long last = until + (long)(grace * 1e6);
+    for (int i = 0; i < clients; i++) {
+        dial(&all[i]);
+        if (!rate && may_ask()) ask(&all[i]);
+    }
+    while (completed < begun || (begun < count && now() < until)) {
+        if (now() > last) {
+            errors += begun - completed;
+            why = "time is up";
+            return;
+        }
+        if (rate) ask_when_due(all);
+        struct timespec nap = {0, rate ? 200000 : 100000000};
+        int found = epoll_pwait2(poller, events, EVENTS, &nap, NULL);
+        for (int i = 0; i < found; i++) {
+            struct client *c = events[i].data.ptr;
+            if (c->connecting && events[i].events & EPOLLOUT) connected(c);
+            if (events[i].events & (EPOLLIN | EPOLLHUP | EPOLLERR)) readable(c);
+        }
+    }
+}
+
+// --- the command ---------------------------------------------------------------------------------
+
+static void told(char *word) {
+    char *value = strchr(word, '=');
+    if (!value) exit(2);
+    *value++ = 0;
+    if (!strcmp(word, "clients")) clients = atoi(value);
+    else if (!strcmp(word, "count")) count = atol(value);
+    else if (!strcmp(word, "seconds")) seconds = atof(value);
+    else if (!strcmp(word, "grace")) grace = atof(value);
+    else if (!strcmp(word, "tokens")) wanted = atoi(value);
+    else if (!strcmp(word, "end")) end = value;
+    else if (!strcmp(word, "rate")) rate = atof(value);
+    else if (!strcmp(word, "header")) strcat(strncat(extra, value, 1000), "\r\n");
+    else exit(2);
+}
+
+static void compose(const char *path, const char *file) {
+    FILE *opened = fopen(file, "rb");
+    if (!opened) exit(2);
+    fseek(opened, 0, SEEK_END);
+    long size = ftell(opened);
+    rewind(opened);
+    request = malloc(size + 8192);
+    request_size = sprintf(request, "POST %s HTTP/1.1\r\nHost: 127.0.0.1:%d\r\nContent-Type: application/json\r\n"
+        "User-Agent: OpenAI/Python 1.99.0\r\nAccept: application/json\r\n%sContent-Length: %ld\r\n\r\n",
+        path, port, extra, size);
+    if (fread(request + request_size, 1, size, opened) != (size_t)size) exit(2);
+    request_size += size;
+    fclose(opened);
+}
+
+int main(int words, char **word) {
+    if (words < 4) return 2;
+    prctl(PR_SET_PDEATHSIG, SIGKILL);
+    port = atoi(word[1]);
+    for (int i = 4; i < words; i++) told(word[i]);
+    compose(word[2], word[3]);
+    alarm((int)(seconds + grace) + 30);
+    struct measured *all[] = {&latency, &first_token, &gap, &on_the_way};
+    for (int i = 0; i < 4; i++) all[i]->values = malloc(MOST * sizeof(float));
+    poller = epoll_create1(0);
+    origin = now();
+    until = origin + (long)(seconds * 1e6);
+    run(calloc(clients, sizeof(struct client)));
+    printf("{\"completed\":%ld,\"errors\":%ld,\"why\":\"%s\",\"tokens\":%ld,\"connections\":%ld,\"seconds\":%.4f",
+        completed, errors, why, all_tokens, opens, (now() - origin) / 1e6);
+    for (int i = 0; i < 4; i++) print(all[i]);
+    printf("}\n");
+}

@@ -1,0 +1,142 @@
+"""What single steps cost: each is called over and over in this process, and its CPU time is taken.
+
+They place a change that the whole showed: which step became dearer.
+"""
+
+import gc
+import hashlib
+import itertools
+import time
+from collections.abc import Callable, Iterator
+from functools import partial
+from typing import Final
+
+import msgspec
+
+from gateway.auth import Keyring, Principal
+from gateway.core import sse
+from gateway.core.context import Context, Deadline
+from gateway.core.ports import About, Call
+from gateway.core.types import GenerateRequest, Usage
+from gateway.figures import Figures, Histogram
+from gateway.front.heads import head
+from gateway.metrics import Metrics
+from gateway.telemetry import Record, silent
+from protocols.openai import OpenAI
+from protocols.triton import Triton
+from tests.bench.loads import Load
+from tests.bench.results import Step
+from tests.bench.targets import FROM_TRITON, KEY, OPENAI
+
+_TURNS: Final = 5
+_UNKNOWN: Final = "0" * 64
+_KNOWN: Final = hashlib.sha256(KEY.encode()).hexdigest()
+_EVENT: Final = (
+    b'data: {"id":"chatcmpl-0123456789abcdef0123456789abcdef","object":"chat.completion.chunk",'
+    b'"created":1763690000,"model":"mock","choices":[{"index":0,"delta":{"content":" brown"},'
+    b'"logprobs":null,"finish_reason":null}]}\n\n'
+)
+
+Act = Callable[[], object]
+
+
+def measured(seconds: float) -> list[Step]:
+    """Every step, in microseconds of CPU time a call; each of its turns takes so many seconds."""
+    gc.collect()
+    return [_measured(name, act, seconds) for name, act in steps()]
+
+
+def _measured(name: str, act: Act, seconds: float) -> Step:
+    calls = 1
+    while (took := _turn(act, calls)) < seconds / 10:
+        calls *= 4
+    calls = max(1, round(calls * seconds / took))
+    turns = sorted(_turn(act, calls) / calls * 1e6 for _ in range(_TURNS))
+    return Step(name, turns[_TURNS // 2], turns[0], turns[-1])
+
+
+def _turn(act: Act, calls: int) -> float:
+    """Seconds of CPU time."""
+    began = time.process_time()
+    for _ in itertools.repeat(None, calls):
+        act()
+    return time.process_time() - began
+
+
+def steps() -> Iterator[tuple[str, Act]]:
+    """The steps of an exchange, in their order, each with what carries it out."""
+    yield from _heads()
+    yield from _events()
+    yield from _accounts()
+
+
+def _context() -> Context:
+    return Context("r1", Deadline(lambda: 0.0, 60.0), lambda: 0.0)
+
+
+def _about() -> About:
+    return About("r1", 1_763_690_000, "mock", "1", "served", _context())
+
+
+def _call(load: Load) -> Call:
+    body = msgspec.json.encode(OPENAI.body("mock", load))
+    endpoint = OpenAI().endpoints[0]
+    return Call(endpoint, {}, {}, "", body, endpoint.path, "r1", 1_763_690_000.0)
+
+
+def _heads() -> Iterator[tuple[str, Act]]:
+    """What is done once a request."""
+    openai, about = OpenAI(), _about()
+    for size, said in ((650, "0.65 kB"), (40_000, "40 kB"), (1_000_000, "1 MB")):
+        call = _call(Load(name=said, size=size))
+        yield f"read model and stream of a body, {said}", partial(openai.peek, call)
+        rename = partial(openai.relay, openai, call, about)
+        yield f"check a body and rename its model, {said}", rename
+        yield f"read a whole body, {said}", partial(openai.decode, call)
+    keyring = Keyring([Principal("bench", _UNKNOWN), Principal("other", _KNOWN)])
+    headers = {"authorization": f"Bearer {KEY}"}
+    yield "look up a key", lambda: keyring.authenticate(headers)
+    said_of_it = (("x-request-id", "r1"), ("Content-Type", "application/json"))
+    yield "write the head of an answer", lambda: head(200, said_of_it, "Content-Length: 1000\r\n")
+
+
+def _events() -> Iterator[tuple[str, Act]]:
+    """What is done once a token."""
+    openai, triton, about = OpenAI(), Triton("vllm"), _about()
+    call = _call(Load(name="stream", form="stream"))
+    request = openai.decode(call)
+    assert isinstance(request, GenerateRequest)
+    splitter = sse.Splitter()
+    yield "cut an event out of a stream", lambda: list(splitter.feed(_EVENT))
+    relay = openai.relay(openai, call, about)
+    assert relay is not None
+    passage = relay.passage()
+    yield "pass an event on, read for its meaning", lambda: passage.feed(_EVENT)
+    decoder = openai.decoder(request)
+    yield "read an event", lambda: decoder.feed(_EVENT)
+    events = decoder.feed(_EVENT)
+    same = openai.encoder(call, request, about)
+    yield "write an event, OpenAI", lambda: same.write(events)
+    asked = triton.endpoints[1]
+    body = msgspec.json.encode(FROM_TRITON.body("mock", Load(name="stream", form="stream")))
+    called = Call(asked, {"model": "mock"}, {}, "", body, asked.path, "r1", 0.0)
+    wanted = triton.decode(called)
+    other = triton.encoder(called, wanted, about)
+    yield "write an event, Triton", lambda: other.write(events)
+    yield (
+        "translate an event, OpenAI to Triton",
+        lambda: other.write(decoder.feed(_EVENT)),
+    )
+
+
+def _accounts() -> Iterator[tuple[str, Act]]:
+    """What is done at an exchange's end."""
+    usage = Usage(120, 100, source="worker")
+    record = Record("r1", 1_763_690_000.0, "openai", "/v1/chat/completions", "mock", "1", "same")
+    record.usage, record.finish, record.duration = usage, ("stop",), 0.5
+    figures = Figures(Histogram)
+    yield "count a record", lambda: figures.add(record)
+    metrics = Metrics(silent, dict)
+    yield "count a record, with its arm looked up", lambda: metrics.observe(record)
+    encode = msgspec.json.Encoder().encode
+    yield "write a record as a line", lambda: encode(record)

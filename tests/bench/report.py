@@ -1,0 +1,179 @@
+"""Results as a page, and two of them beside each other."""
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from statistics import median
+from typing import Final
+
+from tests.bench.ours import OURS
+from tests.bench.results import Began, Results, Sample, shown, spread
+
+MARK: Final = "<!-- results: everything below is made by python -m tests.bench table -->"
+_WORSE: Final = 1.10
+"""What the median of the ratios must rise to, with no round in common, to count as worse.
+
+It is multiplied by what the baseline shows beside itself: that much is noise.
+"""
+_NOISE: Final = (
+    "> **A noisy machine.** Others used up to {others:.0%} of it, and the baseline moved by more"
+    " than a quarter around {moved} of {count} measurements, so that only ratios are told here:"
+    " each was taken side by side with the baseline. Read nothing out of differences that lie"
+    " within a spread, nor within what the baseline shows beside itself."
+)
+_FOUND: Final = "Others used up to {others:.0%} of the machine meanwhile."
+
+
+def page(results: Results) -> str:
+    """Markdown: what was measured, each load's table, memory, steps, and what is missing."""
+    parts = [_told(results), *(_load(results, load) for load in results.loads())]
+    parts += [_memory(results), _steps(results), _missing(results)]
+    return "\n\n".join(part for part in parts if part) + "\n"
+
+
+def replaced(text: str, results: str) -> str:
+    """A page with these results behind its mark, in the place of what stood there."""
+    before, mark, _ = text.partition(MARK)
+    return f"{before}{mark or MARK}\n\n{results}"
+
+
+def wrong(results: Results) -> int:
+    """1 if our own gateway made a mistake: peers may."""
+    return int(any(sample.outcome.errors for sample in results.samples if _ours(sample)))
+
+
+def _ours(sample: Sample) -> bool:
+    return sample.gateway.startswith(OURS.name)
+
+
+def compared(old: Results, new: Results) -> tuple[list[str], bool]:
+    """A line for each that both have, and whether any of ours became clearly worse."""
+    lines, worse = [], False
+    if old.baseline != new.baseline:
+        return [f"not comparable: measured by {old.baseline} and by {new.baseline}"], True
+    known = set(old.measured())
+    for key in new.measured():
+        before, after = old.ratio(key), new.ratio(key)
+        if key not in known or before is None or after is None:
+            continue
+        change = after.median / before.median
+        enough = _WORSE * max(_noise(old, key[2]), _noise(new, key[2]))
+        bad = change > enough and after.least > before.most
+        good = 1 / change > enough and after.most < before.least
+        word = "WORSE" if bad else "better" if good else ""
+        worse = worse or (bad and key[0].startswith(OURS.name))
+        gateway, way, load = key
+        lines.append(
+            f"{load:28} {gateway:28} {way:17} {before!s:>22} -> {after!s:>22}"
+            f" {change - 1:+7.0%}  {word}".rstrip()
+        )
+    return lines, worse
+
+
+def _noise(results: Results, load: str) -> float:
+    """By how much the baseline differs from itself, from its least to its most."""
+    keys = [key for key in results.measured() if key[0] == results.baseline and key[2] == load]
+    found = [spread_ for key in keys if (spread_ := results.ratio(key)) is not None]
+    return max((one.most / one.least for one in found), default=1.0)
+
+
+# --- the page -------------------------------------------------------------------------------------
+
+
+def _told(results: Results) -> str:
+    moved = sum(not sample.steady for sample in results.samples)
+    text = _NOISE if results.noisy else _FOUND
+    said = text.format(others=results.others, moved=moved, count=len(results.samples))
+    versions = _table(("gateway", "version"), results.versions.items())
+    where = f"{results.when}, revision {results.revision}, {results.machine}."
+    return f"{where}\n\n{said}\n\n{versions}"
+
+
+def _load(results: Results, load: str) -> str:
+    rows = [key for key in results.measured() if key[2] == load]
+    unit = next(one.unit for one in results.samples if one.load == load)
+    head = ["gateway", "way", "rounds", f"CPU a {unit}, {results.baseline} = 1"]
+    columns: list[Callable[[tuple[str, str, str]], str]] = [
+        lambda key: key[0],
+        lambda key: key[1],
+        lambda key: str(sum(sample.key == key for sample in results.samples)),
+        lambda key: str(results.ratio(key) or "-"),
+    ]
+    if not results.noisy:
+        head += [f"µs a {unit}", "requests a second", "p50 / p99 µs"]
+        columns += [
+            lambda key: str(results.cpu(key)),
+            lambda key: _median(results, key, _rate),
+            lambda key: f"{_median(results, key, _p50)} / {_median(results, key, _p99)}",
+        ]
+    head.append("wrong answers")
+    columns.append(lambda key: str(results.errors(key)))
+    return f"### {load}\n\n" + _table(head, ([tell(key) for tell in columns] for key in rows))
+
+
+def _rate(sample: Sample) -> float:
+    return sample.outcome.completed / sample.outcome.seconds
+
+
+def _p50(sample: Sample) -> float:
+    """Of the tokens' way where there is a pace, and of whole answers' otherwise."""
+    times = sample.outcome.token if sample.unit == "token" else sample.outcome.latency
+    return times.p50 if times else 0.0
+
+
+def _p99(sample: Sample) -> float:
+    times = sample.outcome.token if sample.unit == "token" else sample.outcome.latency
+    return times.p99 if times else 0.0
+
+
+def _median(results: Results, key: tuple[str, str, str], of: Callable[[Sample], float]) -> str:
+    return shown(median(of(sample) for sample in results.samples if sample.key == key))
+
+
+def _memory(results: Results) -> str:
+    rows = []
+    for name in dict.fromkeys(one.gateway for one in results.starts):
+        mine = [one for one in results.starts if one.gateway == name]
+        row = [
+            name,
+            *(
+                str(spread([*values]))
+                for values in ([one.memory for one in mine], [one.after for one in mine])
+            ),
+        ]
+        row.append(next((_streams(one) for one in mine if one.streams is not None), "-"))
+        if not results.noisy:
+            row.append(str(spread([one.seconds for one in mine])))
+        rows.append(row)
+    head = ["gateway", "MB at first", "MB after all loads", "MB for 1,000 open streams"]
+    head += [] if results.noisy else ["seconds to the first answer"]
+    return "### Memory\n\n" + _table(head, rows)
+
+
+def _streams(began: Began) -> str:
+    failed = f" ({began.streams_failed} failed)" if began.streams_failed else ""
+    return shown(began.streams or 0.0) + failed
+
+
+def _steps(results: Results) -> str:
+    if not results.steps:
+        return ""
+    if not results.noisy:
+        rows = [[one.name, str(spread([one.least, one.cpu, one.most]))] for one in results.steps]
+        return "### Single steps\n\n" + _table(("step", "µs of CPU"), rows)
+    unit = results.steps[0]
+    rows = [[one.name, shown(one.least / unit.least)] for one in results.steps]
+    return "### Single steps\n\n" + _table(("step", f"beside “{unit.name}”"), rows)
+
+
+def _missing(results: Results) -> str:
+    if not results.missing:
+        return ""
+    return "### Not measured\n\n" + _table(("gateway", "why"), results.missing.items())
+
+
+def _table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
+    lines = [head, ["---"] * len(head), *rows]
+    return "\n".join(f"| {' | '.join(_cells(line))} |" for line in lines)
+
+
+def _cells(line: Sequence[str]) -> Iterator[str]:
+    return (cell.replace("|", "\\|").replace("\n", " ") for cell in line)

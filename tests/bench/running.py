@@ -1,0 +1,369 @@
+"""A run: every gateway is started, and each load is put on one after the other, round by round.
+
+So what is compared stands side by side in time, and a neighbour on the machine disturbs all of it
+alike. Before and after each group of them the baseline is measured; where it moved, the group is
+measured once more if there is time, and marked if it moved again. Everything is bounded in count
+and in time.
+"""
+
+import fcntl
+import os
+import resource
+import shutil
+import signal
+import socket
+import subprocess
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, closing, contextmanager
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Final
+
+import httpx
+import msgspec
+from msgspec import Struct
+
+from tests.bench import process
+from tests.bench.building import CACHE
+from tests.bench.loads import OPEN, Asked, Load, Outcome, Worker, command, put
+from tests.bench.results import MOVED, Began, Results, Sample
+from tests.bench.targets import KEY, Gateway, Seat, Start, Way
+
+_WHOLE: Final = Load(name="the first request")
+_WARM: Final = (
+    msgspec.structs.replace(_WHOLE, count=400, clients=8, seconds=1.0),
+    Load(name="the first streams", form="stream", count=16, clients=8, seconds=1.0),
+)
+_WATCHED: Final = 1.0
+"""Seconds for which the rest of the machine is watched, at the beginning and at the end."""
+_CORES: Final = 2
+"""With as many, the gateway has one for itself."""
+_OVER: Final = 120
+"""Seconds by which a run may be late: what is begun is brought to its end."""
+_FILES: Final = 32_768
+
+Say = Callable[[str], None]
+
+
+class Plan(Struct, frozen=True, kw_only=True):
+    """``gateways``: the first is the baseline. ``seconds`` is how long all of it may take."""
+
+    gateways: Sequence[Gateway]
+    loads: Sequence[Load]
+    rounds: int
+    seconds: int
+    group: int
+    """How many are measured between one measurement of the baseline and the next."""
+    tries: int
+    """How often a group is measured at most."""
+    streams: bool
+    """Whether a thousand open streams are tried."""
+
+
+class Running(Struct, frozen=True):
+    """A gateway that answers."""
+
+    gateway: Gateway
+    pid: int
+    asked: Callable[[Way, Load], Asked]
+
+
+class Failed(Exception):
+    """A gateway does not start, or does not answer rightly."""
+
+
+@contextmanager
+def alone() -> Iterator[None]:
+    """One run at a time on this machine. Raises BlockingIOError while there is another."""
+    CACHE.mkdir(exist_ok=True)
+    with (CACHE / "lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        yield
+
+
+def run(plan: Plan, say: Say) -> Results:
+    """Carry the plan out. Raises BlockingIOError while another run goes on."""
+    with alone(), tempfile.TemporaryDirectory(prefix="bench-") as folder:
+        _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (min(_FILES, most), most))
+        others = process.busy(_WATCHED)
+        round_ = _Round(plan, Path(folder), say)
+        with round_.client, closing(Worker(plan.seconds + _OVER, round_.beside)) as worker:
+            round_.all(worker)
+        return Results(
+            when=datetime.now(UTC).strftime("%Y-%m-%d %H:%M UTC"),
+            machine=process.machine(),
+            revision=_revision(),
+            others=max(others, process.busy(_WATCHED)),
+            baseline=round_.baseline,
+            versions=round_.versions,
+            missing=round_.missing,
+            samples=round_.samples,
+            starts=round_.starts,
+            steps=[],
+        )
+
+
+class _Round:
+    """The rounds of a plan, and what they found."""
+
+    def __init__(self, plan: Plan, folder: Path, say: Say) -> None:
+        self._plan = plan
+        self._folder = folder
+        self._say = say
+        self._until = time.monotonic() + plan.seconds
+        self.client = httpx.Client(trust_env=False, timeout=10)
+        cores = sorted(os.sched_getaffinity(0))
+        self._core = cores[0] if len(cores) >= _CORES else None
+        self.beside = cores[-1] if len(cores) >= _CORES else None
+        """Where the clients and the worker run."""
+        self.baseline = ""
+        self.versions: dict[str, str] = {}
+        self.missing: dict[str, str] = {}
+        self.samples: list[Sample] = []
+        self.starts: list[Began] = []
+
+    def all(self, worker: Worker) -> None:
+        """Round by round, as long as there is time."""
+        for gateway in self._plan.gateways:
+            if (version := gateway.version()) is None:
+                self.missing[gateway.name] = f"not installed: {gateway.get}"
+            else:
+                self.versions[gateway.name] = version
+        for number in range(1, self._plan.rounds + 1):
+            if self._late:
+                break
+            self._say(f"round {number} of {self._plan.rounds}")
+            with ExitStack() as stack:
+                running = self._start(number, worker, stack)
+                for load in self._plan.loads:
+                    self._put(number, load, running, worker)
+                self._settle(number, running, worker)
+
+    @property
+    def _late(self) -> bool:
+        return time.monotonic() > self._until
+
+    def _start(self, number: int, worker: Worker, stack: ExitStack) -> list[Running]:
+        running = []
+        for gateway in self._plan.gateways:
+            if gateway.name in self.missing:
+                continue
+            try:
+                one, seconds = self._one(gateway, worker, stack)
+            except Failed as why:
+                self.missing[gateway.name] = f"does not run here (round {number}): {why}"
+                self._say(f"  {gateway.name}: {why}")
+                continue
+            running.append(one)
+            memory = process.memory(one.pid)
+            self.starts.append(Began(gateway.name, number, seconds, memory, memory))
+        return running
+
+    def _one(self, gateway: Gateway, worker: Worker, stack: ExitStack) -> tuple[Running, float]:
+        """Start a gateway; gives how many seconds it took to its first answer. Raises Failed."""
+        folder = self._folder / gateway.name
+        folder.mkdir(exist_ok=True)
+        seat = Seat(_free_port(), worker.port, folder, _free_port())
+        began, process_ = time.monotonic(), worker.process
+        if gateway.start is None:
+            seat = Seat(worker.port, worker.port, folder, worker.port)
+        else:
+            process_ = stack.enter_context(_started(gateway.start(seat), folder, self._core))
+        headers = [f"Authorization: Bearer {KEY}", *gateway.headers(seat)]
+
+        def asked(way: Way, load: Load) -> Asked:
+            file = folder / f"{way.name}-{load.form}-{load.size}.json"
+            if not file.exists():
+                file.write_bytes(msgspec.json.encode(way.body(way.model, load)))
+            return Asked(seat.port, way.path(load.form), file, headers, way.end)
+
+        one = Running(gateway, process_.pid, asked)
+        seconds = []
+        for way in gateway.ways:
+            self._wait(process_, asked(way, _WHOLE), began + gateway.patience)
+            seconds.append(time.monotonic() - began)
+        for way in gateway.ways:
+            self._warm(one, way, worker)
+        return one, seconds[0]
+
+    def _wait(self, started: "subprocess.Popen[bytes]", asked: Asked, until: float) -> None:
+        """Until it answers as it should. Raises Failed."""
+        headers = dict(header.split(": ", 1) for header in asked.headers)
+        headers["Content-Type"] = "application/json"
+        url, body, why = f"http://127.0.0.1:{asked.port}{asked.path}", asked.body.read_bytes(), ""
+        while time.monotonic() < until and started.poll() is None:
+            try:
+                answer = self.client.post(url, content=body, headers=headers)
+            except httpx.HTTPError as error:
+                why = str(error)
+            else:
+                if answer.status_code == httpx.codes.OK and " @000" in answer.text:
+                    return
+                why = f"{answer.status_code} {answer.text[:200]}"
+            time.sleep(0.01)
+        raise Failed(f"no answer on {asked.path}: {why}")
+
+    def _warm(self, one: Running, way: Way, worker: Worker) -> None:
+        worker.pace(0)
+        for load in _WARM:
+            if load.form in one.gateway.forms:
+                found = put(load, one.asked(way, load), self.beside)
+                if found.errors:
+                    raise Failed(f"{way.name}, {load.form}: {found.why}")
+
+    def _put(self, number: int, load: Load, running: Sequence[Running], worker: Worker) -> None:
+        """A load on each gateway, with the baseline between them."""
+        worker.pace(load.pace)
+        able = [one for one in running if load.form in one.gateway.forms]
+        first = able[0] if able and able[0] is running[0] else None
+        ways = [(one, way) for one in able for way in one.gateway.ways]
+        before = self._baseline(load, first)
+        for start in range(0, len(ways), self._plan.group):
+            if self._late:
+                self._say(f"  {load.name}: time is up, and the rest is left out")
+                return
+            before = self._group(
+                number, load, ways[start : start + self._plan.group], first, before
+            )
+
+    def _group(
+        self,
+        number: int,
+        load: Load,
+        ways: Sequence[tuple[Running, Way]],
+        baseline: Running | None,
+        before: float | None,
+    ) -> float | None:
+        """Measure these; gives what the baseline took after them."""
+        for left in reversed(range(self._plan.tries)):
+            found = [(one, way, *self._cpu(load, one, way)) for one, way in ways]
+            after = self._baseline(load, baseline)
+            steady = before is None or after is None or _about(before, after)
+            beside = None if before is None or after is None else (before + after) / 2
+            before = after
+            if steady or not left:
+                self._keep(number, load, found, beside, steady=steady)
+                break
+        return before
+
+    def _keep(
+        self,
+        number: int,
+        load: Load,
+        found: Sequence[tuple[Running, Way, float, Outcome]],
+        beside: float | None,
+        *,
+        steady: bool,
+    ) -> None:
+        for one, way, cpu, outcome in found:
+            name = one.gateway.name
+            sample = Sample(
+                name, way.name, load.name, load.unit, number, cpu, beside, steady, outcome
+            )
+            self.samples.append(sample)
+            self._say(_line(sample))
+
+    def _baseline(self, load: Load, baseline: Running | None) -> float | None:
+        if baseline is None:
+            return None
+        self.baseline = baseline.gateway.name
+        return self._cpu(load, baseline, baseline.gateway.ways[0])[0]
+
+    def _cpu(self, load: Load, one: Running, way: Way) -> tuple[float, Outcome]:
+        """What a load costs the gateway, in microseconds for each of its units."""
+        before = process.cpu(one.pid)
+        outcome = put(load, one.asked(way, load), self.beside)
+        used = process.cpu(one.pid) - before
+        units = outcome.tokens if load.unit == "token" else outcome.completed
+        return used / 1000 / max(units, 1), outcome
+
+    def _settle(self, number: int, running: Sequence[Running], worker: Worker) -> None:
+        """What is in memory when all is done; and with a thousand streams, in the first round."""
+        for place, began in enumerate(self.starts):
+            found = [one for one in running if one.gateway.name == began.gateway]
+            if began.round != number or not found or found[0].gateway.start is None:
+                continue
+            told = msgspec.structs.replace(began, after=process.memory(found[0].pid))
+            opens = self._plan.streams and number == 1 and OPEN.form in found[0].gateway.forms
+            if opens and not self._late:
+                told = self._opened(told, found[0], worker)
+            self.starts[place] = told
+
+    def _opened(self, began: Began, one: Running, worker: Worker) -> Began:
+        worker.pace(OPEN.pace)
+        asked = one.asked(one.gateway.ways[0], OPEN)
+        opening = [*command(OPEN, asked, self.beside), "grace=30"]
+        with subprocess.Popen(opening, stdout=subprocess.PIPE) as load:
+            time.sleep(OPEN.seconds + 2)
+            memory = process.memory(one.pid) - began.after
+            told, _ = load.communicate()
+        outcome = msgspec.json.decode(told, type=Outcome)
+        failed = f", {outcome.errors} failed: {outcome.why}" if outcome.errors else ""
+        self._say(f"  {began.gateway}: {memory:.1f} MB for {OPEN.clients} open streams{failed}")
+        return msgspec.structs.replace(began, streams=memory, streams_failed=outcome.errors)
+
+
+def _about(one: float, other: float) -> bool:
+    return max(one, other) <= min(one, other) * (1 + MOVED)
+
+
+def _line(sample: Sample) -> str:
+    beside = f"{sample.ratio:6.2f} x baseline" if sample.ratio is not None else ""
+    wrong = f"  {sample.outcome.errors} errors: {sample.outcome.why}" * bool(sample.outcome.errors)
+    noise = "" if sample.steady else "  (noisy)"
+    return (
+        f"  {sample.load:28} {sample.gateway:28} {sample.way:17} {sample.cpu:10.1f} us a"
+        f" {sample.unit:8}{beside}{noise}{wrong}"
+    )
+
+
+@contextmanager
+def _started(start: Start, folder: Path, core: int | None) -> Iterator["subprocess.Popen[bytes]"]:
+    """A gateway's process, with all that it starts itself."""
+    taskset = shutil.which("taskset")
+    pinned = [] if core is None or taskset is None else [taskset, "-c", str(core)]
+    with (folder / "log").open("wb") as log:
+        started = subprocess.Popen(
+            [*pinned, *start.command],
+            env={**os.environ, **start.environment},
+            stdin=subprocess.DEVNULL,
+            stdout=log,
+            stderr=log,
+            start_new_session=True,
+        )
+    try:
+        yield started
+    finally:
+        _end(started)
+
+
+def _end(started: "subprocess.Popen[bytes]") -> None:
+    for number in (signal.SIGTERM, signal.SIGKILL):
+        try:
+            os.killpg(started.pid, number)
+            started.wait(5)
+        except subprocess.TimeoutExpired:
+            continue
+        except ProcessLookupError:
+            started.wait()
+        return
+
+
+def _free_port() -> int:
+    with socket.socket() as one:
+        one.bind(("127.0.0.1", 0))
+        port: int = one.getsockname()[1]
+        return port
+
+
+def _revision() -> str:
+    git = shutil.which("git")
+    if git is None:
+        return "?"
+    found = subprocess.run(
+        [git, "describe", "--always", "--dirty"], capture_output=True, text=True, check=False
+    )
+    return found.stdout.strip() or "?"

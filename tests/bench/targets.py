@@ -1,0 +1,134 @@
+"""What is measured: a gateway is how to start it, and the ways through it.
+
+Each is told the port to listen on, the worker's port, and a folder for its files. One that is not
+installed says so, and how to have it; ``python -m tests.bench install`` does what can be done.
+"""
+
+import re
+import shutil
+import subprocess
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Final
+
+from msgspec import Struct
+
+from tests.bench.loads import Form, Load
+
+KEY: Final = "sk-bench-0123456789abcdef"
+_PROSE: Final = "Tell me, in plain words, what the brown fox did, and why the dog let it be. "
+
+
+class Seat(Struct, frozen=True):
+    """Where a gateway is to listen, who answers it, and where it may keep files."""
+
+    port: int
+    worker: int
+    folder: Path
+    spare: int
+    """Another port, for what it would serve beside."""
+
+
+class Start(Struct, frozen=True):
+    """A command, and what is added to its environment."""
+
+    command: Sequence[str]
+    environment: Mapping[str, str] = {}
+
+
+class Way(Struct, frozen=True):
+    """A way through a gateway. ``{model}`` in its paths is ``model``."""
+
+    name: str
+    paths: Mapping[Form, str]
+    body: Callable[[str, Load], Mapping[str, object]]
+    model: str = "mock"
+    end: str = ""
+
+    def path(self, form: Form) -> str:
+        """Where such requests go."""
+        return self.paths[form].format(model=self.model)
+
+
+class Gateway(Struct, frozen=True, kw_only=True):
+    """One that can be measured. ``version`` is None where it is not installed.
+
+    ``headers`` are lines. ``forms``: what it is able to do. ``patience`` is how long its start may
+    take, in seconds.
+    """
+
+    name: str
+    start: Callable[[Seat], Start] | None
+    """None is the worker itself."""
+    version: Callable[[], str | None]
+    get: str = ""
+    """How to have it."""
+    ways: Sequence[Way] = ()
+    headers: Callable[[Seat], Sequence[str]] = lambda seat: ()
+    forms: frozenset[Form] = frozenset({"whole", "stream"})
+    patience: float = 15.0
+
+
+def _chat(model: str, load: Load) -> Mapping[str, object]:
+    """A conversation of about the load's size."""
+    told = _PROSE * max(1, (load.size - 210) // len(_PROSE))
+    messages = [
+        {"role": "system", "content": "You are a helpful assistant. Be brief, and be right."},
+        {"role": "user", "content": told},
+    ]
+    more: Mapping[str, object] = {}
+    if load.form == "stream":
+        more = {"stream": True, "stream_options": {"include_usage": True}}
+    return {
+        "model": model,
+        "messages": messages,
+        "temperature": 0.7,
+        "top_p": 0.9,
+        "max_tokens": 512,
+        **more,
+    }
+
+
+def _generate(model: str, load: Load) -> Mapping[str, object]:
+    """A prompt of about the load's size."""
+    del model
+    told = _PROSE * max(1, (load.size - 100) // len(_PROSE))
+    return {
+        "text_input": told,
+        "stream": load.form == "stream",
+        "temperature": 0.7,
+        "top_p": 0.9,
+        "max_tokens": 512,
+    }
+
+
+OPENAI: Final = Way(
+    "OpenAI to OpenAI",
+    {"whole": "/v1/chat/completions", "stream": "/v1/chat/completions"},
+    _chat,
+    end="data: [DONE]",
+)
+TO_TRITON: Final = Way("OpenAI to Triton", OPENAI.paths, _chat, "triton-mock", OPENAI.end)
+FROM_TRITON: Final = Way(
+    "Triton to OpenAI",
+    {
+        "whole": "/v2/models/{model}/generate",
+        "stream": "/v2/models/{model}/generate_stream",
+    },
+    _generate,
+)
+
+
+def said(pattern: str, *command: str) -> str | None:
+    """What a command says of its version; None where it is not here."""
+    program = shutil.which(command[0])
+    if program is None:
+        return None
+    told = subprocess.run([program, *command[1:]], capture_output=True, text=True, check=False)
+    found = re.search(pattern, told.stdout + told.stderr)
+    return found[1] if found else "?"
+
+
+def always(version: str) -> Callable[[], str]:
+    """For what is always here."""
+    return lambda: version

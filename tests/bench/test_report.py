@@ -1,0 +1,237 @@
+"""What is told of results: medians and spreads, ratios alone where the machine was noisy."""
+
+from pathlib import Path
+
+import msgspec
+import pytest
+from click.testing import CliRunner
+from msgspec.structs import replace
+
+from tests.bench import micro, report, running
+from tests.bench.__main__ import main
+from tests.bench.loads import Outcome
+from tests.bench.loads import Spread as Times
+from tests.bench.results import Began, Results, Sample, Step, read, shown
+
+TIMES = Times(100.0, 150.0, 200.0, 250.0)
+OURS = ("interlingua", "interlingua, reference front")
+GOOD = Outcome(1000, 0, "", 1000, 32, 2.0, TIMES, None, None, TIMES)
+
+
+def sample(gateway: str, cpu: float, *, round_: int = 1, load: str = "whole") -> Sample:
+    unit = "token" if load == "paced" else "request"
+    return Sample(gateway, "OpenAI to OpenAI", load, unit, round_, cpu, 20.0, True, GOOD)
+
+
+def results(*cpus: float, others: float = 0.01) -> Results:
+    """Of a gateway that took so much, in one round each."""
+    samples = [sample("nginx", 20.0)]
+    samples += [sample("interlingua", cpu, round_=n) for n, cpu in enumerate(cpus, 1)]
+    return Results(
+        when="2026-01-02 03:04 UTC",
+        machine="2 cores of something",
+        revision="abc",
+        others=others,
+        baseline="nginx",
+        versions={"nginx": "1.22", "interlingua": "0.1"},
+        missing={"other": "not installed: ask | for it"},
+        samples=samples,
+        starts=[
+            Began("nginx", 1, 0.05, 6.0, 7.0, 3.0, 12),
+            Began("interlingua", 1, 0.4, 40.0, 44.0, 9.5),
+        ],
+        steps=[Step("peek", 0.5, 0.4, 0.6), Step("more", 5.0, 4.0, 6.0)],
+    )
+
+
+def test_a_quiet_machine_is_told_in_full() -> None:
+    text = report.page(results(40.0, 60.0, 50.0))
+    assert (
+        "| interlingua | OpenAI to OpenAI | 3 | 2.50 (2.00-3.00) | 50.0 (40.0-60.0) | 500"
+        " | 100 / 200 | 0 |" in text
+    )
+    assert "noisy" not in text
+    assert "Others used up to 1% of the machine" in text
+    assert "| interlingua | 40.0 (40.0-40.0) | 44.0 (44.0-44.0) | 9.50 | 0.40 (0.40-0.40) |" in text
+    assert "| nginx | 6.00 (6.00-6.00) | 7.00 (7.00-7.00) | 3.00 (12 failed) |" in text
+    assert "| peek | 0.50 (0.40-0.60) |" in text
+    assert "| other | not installed: ask \\| for it |" in text
+
+
+def test_of_a_noisy_machine_only_ratios_are_told() -> None:
+    text = report.page(results(40.0, 60.0, others=0.5))
+    assert "**A noisy machine.** Others used up to 50% of it" in text
+    assert "| interlingua | OpenAI to OpenAI | 2 | 2.50 (2.00-3.00) | 0 |" in text
+    assert "| interlingua | 40.0 (40.0-40.0) | 44.0 (44.0-44.0) | 9.50 |\n" in text
+    assert "| more | 10.0 |" in text
+    moved = results(40.0)
+    moved = replace(moved, samples=[replace(moved.samples[0], steady=False)])
+    assert moved.noisy
+    assert "around 1 of 1" in report.page(moved)
+
+
+def test_what_was_not_measured_is_left_out() -> None:
+    text = report.page(replace(results(40.0), steps=[], missing={}))
+    assert "Single steps" not in text
+    assert "Not measured" not in text
+    alone = replace(sample("interlingua", 3.0, load="paced"), beside=None)
+    assert (
+        "| interlingua | OpenAI to OpenAI | 1 | - | 3.00 (3.00-3.00) | 500 | 100 / 200 | 0 |"
+        in (report.page(replace(results(), samples=[alone])))
+    )
+
+
+def test_only_our_own_mistakes_fail_a_run() -> None:
+    bad = replace(GOOD, errors=1, why="time is up")
+    run = results(40.0)
+    assert report.wrong(run) == 0
+    peers = [replace(one, outcome=bad) for one in run.samples if one.gateway == "nginx"]
+    assert report.wrong(replace(run, samples=peers)) == 0
+    assert report.wrong(replace(run, samples=[replace(run.samples[-1], outcome=bad)])) == 1
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "worse", "said"),
+    [
+        ((40.0, 42.0), (50.0, 52.0), True, "+24%  WORSE"),
+        ((40.0, 60.0), (50.0, 62.0), False, "+12%"),
+        ((40.0, 42.0), (42.5, 43.0), False, "+4%"),
+        ((50.0, 52.0), (40.0, 42.0), False, "-20%  better"),
+    ],
+)
+def test_worse_is_what_no_spread_explains(
+    old: tuple[float, ...], new: tuple[float, ...], *, worse: bool, said: str
+) -> None:
+    lines, found = report.compared(results(*old), results(*new))
+    assert found == worse
+    assert lines[1].endswith(said)
+    assert len(lines) == 2
+
+
+def test_what_the_baseline_shows_beside_itself_is_noise() -> None:
+    old, new = results(40.0, 42.0), results(50.0, 52.0)
+    shaky = replace(new, samples=[sample("nginx", 26.0, round_=2), *new.samples])
+    assert report.compared(old, new)[1]
+    for pair in ((old, shaky), (replace(old, samples=[*shaky.samples[:2], *old.samples]), new)):
+        lines, worse = report.compared(*pair)
+        assert not worse
+        assert not any(line.endswith("WORSE") for line in lines)
+
+
+def test_what_cannot_be_compared_is_not() -> None:
+    lines, worse = report.compared(results(40.0), replace(results(40.0), baseline="echo"))
+    assert worse
+    assert lines == ["not comparable: measured by nginx and by echo"]
+    assert report.compared(replace(results(), samples=[]), results(40.0)) == ([], False)
+    peer = replace(results(40.0), samples=[sample("haproxy", 20.0)])
+    slower = replace(peer, samples=[sample("haproxy", 90.0)])
+    lines, worse = report.compared(peer, slower)
+    assert lines[0].endswith("WORSE")
+    assert not worse
+
+
+def test_results_are_shown_from_their_file(tmp_path: Path) -> None:
+    old, new, page = tmp_path / "old.json", tmp_path / "new.json", tmp_path / "page.md"
+    old.write_bytes(msgspec.json.encode(results(40.0)))
+    new.write_bytes(msgspec.json.encode(results(80.0)))
+    assert read(new) == results(80.0)
+    invoke = CliRunner().invoke
+    assert invoke(main, ["table", str(old)]).output.strip() == report.page(results(40.0)).strip()
+    assert invoke(main, ["compare", str(old), str(new)]).exit_code == 1
+    assert invoke(main, ["compare", str(old), str(old)]).exit_code == 0
+    page.write_text("How it is done.\n")
+    for file in (old, new):
+        assert invoke(main, ["table", str(file), "--into", str(page)]).exit_code == 0
+    assert page.read_text() == f"How it is done.\n{report.MARK}\n\n{report.page(results(80.0))}"
+
+
+def test_an_unknown_peer_is_refused() -> None:
+    told = CliRunner().invoke(main, ["run", "--peers", "nginx,caddy"])
+    assert told.exit_code == 2
+    assert "there is no caddy; there are nginx, haproxy" in told.output
+
+
+@pytest.mark.parametrize(
+    ("words", "gateways", "rounds", "streams"),
+    [
+        (["--quick"], ["nginx", "bare protocol", *OURS], 2, False),
+        (["--quick", "--peers", "envoy"], ["bare protocol", *OURS, "envoy"], 2, False),
+        (
+            ["--peers", "haproxy,nginx", "--rounds", "5"],
+            ["nginx", "bare protocol", "no gateway", *OURS, "haproxy"],
+            5,
+            True,
+        ),
+    ],
+)
+def test_a_run_is_planned_as_it_is_asked_for(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    words: list[str],
+    gateways: list[str],
+    rounds: int,
+    *,
+    streams: bool,
+) -> None:
+    plans: list[running.Plan] = []
+
+    def run(plan: running.Plan, say: running.Say) -> Results:
+        plans.append(plan)
+        say("round 1")
+        return results(40.0)
+
+    monkeypatch.setattr(running, "run", run)
+    monkeypatch.setattr(micro, "measured", lambda seconds: [Step("peek", seconds, 0.1, 0.2)])
+    out = tmp_path / "out.json"
+    told = CliRunner().invoke(main, ["run", "--json", str(out), *words])
+    assert told.exit_code == 0
+    assert told.output.startswith("round 1\n2026-01-02")
+    [plan] = plans
+    assert [one.name for one in plan.gateways] == gateways
+    assert (plan.rounds, plan.streams) == (rounds, streams)
+    assert [step.name for step in read(out).steps] == ["peek"]
+
+
+@pytest.mark.parametrize(
+    ("error", "said"),
+    [(BlockingIOError(), "another run goes on"), (RuntimeError("no cc"), "no cc")],
+)
+def test_why_a_run_is_not_possible_is_told(
+    monkeypatch: pytest.MonkeyPatch, error: Exception, said: str
+) -> None:
+    def run(plan: running.Plan, say: running.Say) -> Results:
+        raise error
+
+    monkeypatch.setattr(running, "run", run)
+    told = CliRunner().invoke(main, ["run", "--quick"])
+    assert told.exit_code == 1
+    assert said in told.output
+
+
+def test_what_holds_no_results_is_refused(tmp_path: Path) -> None:
+    file = tmp_path / "some.json"
+    file.write_text("{}")
+    told = CliRunner().invoke(main, ["table", str(file)])
+    assert told.exit_code == 1
+    assert "holds no results" in told.output
+
+
+@pytest.mark.parametrize(
+    ("value", "text"), [(12345.6, "12,346"), (100.0, "100"), (12.34, "12.3"), (1.234, "1.23")]
+)
+def test_figures_have_the_digits_that_mean_something(value: float, text: str) -> None:
+    assert shown(value) == text
+
+
+def test_every_step_does_what_it_is_to_do() -> None:
+    done = {name: act() for name, act in micro.steps()}
+    assert len(done) > 15
+    assert b"brown" in str(done["write an event, OpenAI"]).encode()
+    assert b'"text_output":" brown"' in done["write an event, Triton"]  # type: ignore[operator]
+    assert done["look up a key"] is not None
+    assert done["check a body and rename its model, 40 kB"] is not None
+
+
+def test_steps_are_measured() -> None:
+    found = micro.measured(0.001)
+    assert all(0 < step.least <= step.cpu <= step.most for step in found)
