@@ -140,6 +140,7 @@ NOW = datetime.now(UTC)
         ((NOW - timedelta(minutes=90)).isoformat(), 1),
         ((NOW - timedelta(days=1)).astimezone().replace(tzinfo=None).isoformat(), 0),
     ],
+    ids=["minutes", "days", "a time with its zone", "a time here"],
 )
 def test_a_log_is_looked_at_from_a_time_on(log: Path, since: str, early: int) -> None:
     began = NOW.timestamp()
