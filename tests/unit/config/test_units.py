@@ -17,6 +17,9 @@ from gateway.config.units import UNITS
         ("duration", "10m", 600.0, "10m"),
         ("duration", "60m", 3600.0, "1h"),
         ("duration", "0s", 0.0, "0s"),
+        ("keep", "90d", 90 * 86400, "90d"),
+        ("keep", "36h", 36 * 3600, "36h"),
+        ("keep", "48h", 2 * 86400, "2d"),
         ("size", "512B", 512, "512B"),
         ("size", "16KiB", 16384, "16KiB"),
         ("size", "8MiB", 8 << 20, "8MiB"),
@@ -64,6 +67,7 @@ def test_a_unit_reads_and_writes(unit: str, text: str, value: object, written: o
             ("size", text)
             for text in ("", "8", "8M", "8Mib", "8 MiB", "1.5GiB", "-1B", "0B", "2TiB")
         ],
+        *[("keep", text) for text in ("", "90", "0d", "1.5d", "90m", "100000d", "1 d")],
         *[("weight", text) for text in ("", "-1", "1.5", "101%", "10000000", "+5", "\u0665")],
         *[("model", text) for text in ("", "a b", "a..b", "a@1", "ü", "a" * 201, "a\n", "**")],
         *[("name", text) for text in ("", "a/b", "a:b", "a" * 101)],

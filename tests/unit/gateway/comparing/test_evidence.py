@@ -190,7 +190,7 @@ def test_a_page_that_is_cut_anywhere_does_no_harm() -> None:
         metrics.observe(record)
     page = metrics.page().decode()
     told = 0
-    for end in range(0, len(page), 397):
+    for end in range(0, len(page), 1499):
         try:
             told += len(read_page(page[:end], CHAT).arms) == 2
         except Unreadable:

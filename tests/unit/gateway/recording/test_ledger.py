@@ -1,0 +1,290 @@
+"""Rows of usage: what stands in them, and whatever may be wrong with their file."""
+
+import logging
+import os
+import sqlite3
+import threading
+from collections.abc import Callable
+from contextlib import closing
+from itertools import count
+from pathlib import Path
+from typing import Any
+
+import pytest
+from msgspec.structs import replace
+
+from gateway.core.types import Usage
+from gateway.recording import ledger as module
+from gateway.recording.ledger import COLUMNS, Ledger
+from gateway.recording.scribe import Scribe
+from gateway.recording.sums import sums
+from gateway.telemetry import Record
+
+PATIENCE = 20.0
+FOREVER = 1e12
+RECORD = Record(
+    "r",
+    1_700_000_000.25,
+    "openai",
+    "/v1/chat/completions",
+    model="chat",
+    version="1",
+    backend="gpu",
+    key="web",
+    duration=1.5,
+    first_token=0.25,
+    usage=Usage(3, 5),
+    split="rollout",
+)
+
+
+def now() -> float:
+    return 1_700_000_100.0
+
+
+def rows(path: Path) -> list[dict[str, Any]]:
+    with closing(sqlite3.connect(path)) as file:
+        names = [name for name, _ in COLUMNS]
+        found = file.execute("SELECT * FROM usage ORDER BY at, id").fetchall()
+    return [dict(zip(names, row, strict=True)) for row in found]
+
+
+def written(path: Path, *records: Record, keep: float = FOREVER) -> None:
+    ledger = Ledger(str(path), keep, now)
+    for record in records:
+        ledger.tell(record)
+    ledger.start()
+    ledger.close(PATIENCE)
+    assert ledger.lost() == 0
+
+
+class Sounds(logging.Handler):
+    """Waits for what is logged."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.said: list[str] = []
+        self._more = threading.Condition()
+
+    def emit(self, record: logging.LogRecord) -> None:
+        with self._more:
+            self.said.append(record.getMessage())
+            self._more.notify_all()
+
+    def hear(self, what: str) -> None:
+        with self._more:
+            assert self._more.wait_for(lambda: any(what in one for one in self.said), PATIENCE)
+
+
+@pytest.fixture
+def sounds(monkeypatch: pytest.MonkeyPatch) -> Sounds:
+    heard = Sounds()
+    monkeypatch.setattr(module.log, "handlers", [heard])
+    monkeypatch.setattr(module, "_PATIENCE", 0.01)
+    return heard
+
+
+def test_a_row_says_who_asked_what_answered_and_the_tokens(tmp_path: Path) -> None:
+    file = tmp_path / "usage.sqlite"
+    written(file, RECORD)
+    assert rows(file) == [
+        {
+            "at": 1_700_000_000.25,
+            "id": "r",
+            "key": "web",
+            "dialect": "openai",
+            "model": "chat",
+            "version": "1",
+            "split": "rollout",
+            "backend": "gpu",
+            "outcome": "ok",
+            "error": "",
+            "prompt_tokens": 3,
+            "completion_tokens": 5,
+            "source": "worker",
+            "duration": 1.5,
+            "first_token": 0.25,
+        }
+    ]
+
+
+@pytest.mark.parametrize(
+    ("tokens", "told"), [(7, (0, 7, "estimated")), (0, (0, 0, ""))], ids=["some", "none"]
+)
+def test_tokens_that_nobody_counted(tmp_path: Path, tokens: int, told: tuple[object, ...]) -> None:
+    file = tmp_path / "usage.sqlite"
+    left = replace(RECORD, usage=None, tokens=tokens, outcome="cancelled", first_token=None)
+    written(file, left)
+    [row] = rows(file)
+    assert (row["prompt_tokens"], row["completion_tokens"], row["source"]) == told
+    assert row["first_token"] is None
+
+
+def test_what_another_target_answered_is_of_no_split(tmp_path: Path) -> None:
+    file = tmp_path / "usage.sqlite"
+    written(file, replace(RECORD, diverted="chat@2"))
+    assert [row["split"] for row in rows(file)] == [""]
+
+
+def test_what_came_to_no_model_used_nothing(tmp_path: Path) -> None:
+    file = tmp_path / "usage.sqlite"
+    written(file, RECORD, replace(RECORD, id="x", model="", error="Unauthorized"))
+    assert [row["id"] for row in rows(file)] == ["r"]
+
+
+def test_a_row_is_written_once_and_a_name_may_be_used_again(tmp_path: Path) -> None:
+    file = tmp_path / "usage.sqlite"
+    later = replace(RECORD, began=1_700_000_001.5)
+    written(file, RECORD, later, RECORD)
+    written(file, RECORD)
+    assert [row["at"] for row in rows(file)] == [1_700_000_000.25, 1_700_000_001.5]
+
+
+def test_old_rows_are_removed(tmp_path: Path) -> None:
+    file = tmp_path / "usage.sqlite"
+    old = replace(RECORD, id="old", began=now() - 3601)
+    written(file, old)
+    written(file, RECORD, keep=3600)
+    assert [row["id"] for row in rows(file)] == ["r"]
+
+
+def test_old_rows_are_looked_for_once_an_hour(tmp_path: Path) -> None:
+    file, moment = tmp_path / "usage.sqlite", now()
+    ledger = Ledger(str(file), 200, lambda: moment)
+    ledger._write([RECORD])
+    moment += 3599
+    ledger._write([replace(RECORD, id="s")])
+    assert [row["id"] for row in rows(file)] == ["r", "s"]
+    moment += 1
+    ledger._write([replace(RECORD, id="t", began=moment)])
+    assert [row["id"] for row in rows(file)] == ["t"]
+    ledger.close(PATIENCE)
+
+
+def test_a_file_that_is_taken_away_is_made_again(tmp_path: Path) -> None:
+    file = tmp_path / "usage.sqlite"
+    ledger = Ledger(str(file), FOREVER, now)
+    ledger._write([RECORD])
+    file.unlink()
+    ledger._write([replace(RECORD, id="s")])
+    assert [row["id"] for row in rows(file)] == ["s"]
+    file.rename(tmp_path / "elsewhere.sqlite")
+    ledger._write([replace(RECORD, id="t")])
+    ledger.close(PATIENCE)
+    assert [row["id"] for row in rows(file)] == ["t"]
+
+
+def test_rows_wait_for_a_locked_file(tmp_path: Path, sounds: Sounds) -> None:
+    file = tmp_path / "usage.sqlite"
+    written(file, RECORD)
+    ledger = Ledger(str(file), FOREVER, now)
+    with closing(sqlite3.connect(file, isolation_level=None)) as other:
+        other.execute("BEGIN IMMEDIATE")
+        ledger.start()
+        ledger.tell(replace(RECORD, id="s"))
+        sounds.hear(f"usage is not written to {file} for now: database is locked")
+        other.execute("ROLLBACK")
+        sounds.hear(f"usage is written to {file} again")
+    ledger.close(PATIENCE)
+    assert [row["id"] for row in rows(file)] == ["r", "s"]
+    assert len(sounds.said) == 2
+    assert ledger.lost() == 0
+
+
+def _no_folder(file: Path) -> None:
+    file.parent.rmdir()
+
+
+def _no_database(file: Path) -> None:
+    file.write_text("This is no database, and long enough to be known for none." * 9)
+
+
+@pytest.mark.parametrize("harm", [_no_folder, _no_database])
+def test_rows_that_can_never_be_written_are_counted_and_said(
+    tmp_path: Path, sounds: Sounds, harm: Callable[[Path], None]
+) -> None:
+    folder = tmp_path / "folder"
+    folder.mkdir()
+    harm(folder / "usage.sqlite")
+    tries, again = count(1), threading.Event()
+
+    def tried() -> float:
+        if next(tries) == 3:
+            again.set()
+        return now()
+
+    ledger = Ledger(str(folder / "usage.sqlite"), FOREVER, tried)
+    ledger.start()
+    ledger.tell(RECORD)
+    assert again.wait(PATIENCE)
+    ledger.close(PATIENCE)
+    assert ledger.lost() == 1
+    began, ended = sounds.said
+    assert began.startswith(f"usage is not written to {folder / 'usage.sqlite'} for now: ")
+    assert ended == "usage: 1 rows are lost"
+
+
+def test_what_was_lost_is_said_when_rows_are_written_again(
+    tmp_path: Path, sounds: Sounds, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "_MOST", 1)
+    folder = tmp_path / "folder"
+    ledger = Ledger(str(folder / "usage.sqlite"), FOREVER, now)
+    ledger.start()
+    ledger.tell(RECORD)
+    sounds.hear("usage is not written to")
+    ledger.tell(replace(RECORD, id="s"))
+    ledger.tell(replace(RECORD, id="t"))
+    folder.mkdir()
+    sounds.hear("usage: 1 rows are lost")
+    ledger.close(PATIENCE)
+    assert [row["id"] for row in rows(folder / "usage.sqlite")] == ["r", "s"]
+
+
+def test_at_its_end_it_is_tried_once_more(
+    tmp_path: Path, sounds: Sounds, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "_PATIENCE", PATIENCE)
+    folder = tmp_path / "folder"
+    ledger = Ledger(str(folder / "usage.sqlite"), FOREVER, now)
+    ledger.start()
+    ledger.tell(RECORD)
+    sounds.hear("usage is not written to")
+    folder.mkdir()
+    ledger.close(PATIENCE)
+    assert ledger.lost() == 0
+    assert len(rows(folder / "usage.sqlite")) == 1
+
+
+def test_a_file_that_never_was_one_is_let_go(tmp_path: Path, sounds: Sounds) -> None:
+    """It has no table yet when it is taken away."""
+    file = tmp_path / "usage.sqlite"
+    file.symlink_to("/dev/full")
+    ledger = Ledger(str(file), FOREVER, now)
+    ledger.start()
+    ledger.tell(RECORD)
+    sounds.hear("database or disk is full")
+    file.unlink()
+    sounds.hear("is written to")
+    ledger.close(PATIENCE)
+    assert len(rows(file)) == 1
+
+
+def test_an_end_within_which_not_all_was_written_is_said(
+    tmp_path: Path, sounds: Sounds, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ledger = Ledger(str(tmp_path / "usage.sqlite"), FOREVER, now)
+    monkeypatch.setattr(Scribe, "close", lambda self, within: False)
+    ledger.close(0)
+    assert sounds.said == [f"usage: the last rows are not in {tmp_path / 'usage.sqlite'}"]
+
+
+def test_rows_are_summed_while_they_are_written(tmp_path: Path) -> None:
+    file = tmp_path / "usage.sqlite"
+    ledger = Ledger(str(file), FOREVER, now)
+    ledger._write([RECORD])
+    assert [one.requests for one in sums(str(file), ["model"], 0)] == [1]
+    ledger._write([replace(RECORD, id="s")])
+    assert [one.requests for one in sums(str(file), ["model"], 0)] == [2]
+    ledger.close(PATIENCE)
+    assert not os.path.exists(f"{file}-wal")  # noqa: PTH110 - a text

@@ -1,0 +1,128 @@
+"""The log: what is written to it, and what becomes of it when nobody reads."""
+
+import logging
+import os
+from collections.abc import Iterator
+
+import msgspec
+import pytest
+from msgspec import Struct
+
+from gateway.recording.lines import Lines, the_log
+from gateway.telemetry import Record
+
+PATIENCE = 20.0
+
+
+class Pipe(Struct):
+    """Both ends of one."""
+
+    reads: int
+    writes: int
+
+    def rest(self) -> bytes:
+        """What comes until nobody writes any more."""
+        os.close(self.writes)
+        self.writes = -1
+        with os.fdopen(os.dup(self.reads), "rb") as file:
+            return file.read()
+
+    def fill(self) -> int:
+        """Write to it for as long as there is room; gives how many bytes."""
+        os.set_blocking(self.writes, False)
+        filled = 0
+        try:
+            while True:
+                filled += os.write(self.writes, b"." * 4096)
+        except BlockingIOError:
+            return filled
+
+
+@pytest.fixture
+def pipe() -> Iterator[Pipe]:
+    made = Pipe(*os.pipe())
+    yield made
+    for one in (made.reads, made.writes):
+        if one >= 0:
+            os.close(one)
+
+
+def test_exchanges_and_what_is_said_come_in_their_order(pipe: Pipe) -> None:
+    lines = Lines(pipe.writes, 10)
+    lines.tell(Record("a", model="m"))
+    lines.say("and \ud800")
+    lines.tell(Record("b"))
+    lines.start()
+    assert lines.close(PATIENCE)
+    first, said, second = pipe.rest().splitlines()
+    assert msgspec.json.decode(first) == {"id": "a", "model": "m"}
+    assert said == rb"and \ud800"
+    assert msgspec.json.decode(second) == {"id": "b"}
+
+
+def test_a_path_of_whatever_bytes_has_its_line(pipe: Pipe) -> None:
+    lines = Lines(pipe.writes, 10)
+    path = b"/\xff".decode(errors="surrogateescape")
+    lines.tell(Record("a", path=path, status=404, fell_back=("m@1 E",)))
+    lines.start()
+    assert lines.close(PATIENCE)
+    told = msgspec.json.decode(pipe.rest(), type=Record)
+    assert told == Record("a", path=r"/\udcff", status=404, fell_back=("m@1 E",))
+
+
+def test_exchanges_have_no_lines_where_they_are_to_have_none(pipe: Pipe) -> None:
+    lines = Lines(pipe.writes, 10, exchanges=False)
+    lines.tell(Record("a"))
+    lines.say("hello")
+    lines.start()
+    assert lines.close(PATIENCE)
+    assert pipe.rest() == b"hello\n"
+
+
+def test_what_a_logger_says_comes_in_its_own_form_for_as_long_as_that_lasts(pipe: Pipe) -> None:
+    logger = logging.getLogger("interlingua.test")
+    handler = logging.StreamHandler()
+    handler.setFormatter(logging.Formatter("%(levelname)s: %(message)s"))
+    logger.handlers, logger.propagate = [handler], False
+    lines = Lines(pipe.writes, 10)
+    lines.start()
+    with lines.taking_over(logger):
+        logger.warning("here: %d", 1)
+    assert logger.handlers == [handler]
+    logger.handlers, logger.propagate = [], True
+    assert lines.close(PATIENCE)
+    assert pipe.rest() == b"WARNING: here: 1\n"
+
+
+def test_a_full_pipe_costs_lines_and_says_how_many_when_it_flows_again(pipe: Pipe) -> None:
+    filled = pipe.fill()
+    lines = Lines(pipe.writes, 2)
+    for name in "abcde":
+        lines.tell(Record(name))
+    assert lines.lost() == 3
+    lines.start()
+    assert not lines.close(0.1)
+    assert os.read(pipe.reads, filled) == b"." * filled
+    assert lines.close(PATIENCE)
+    assert pipe.rest().splitlines() == [
+        b'{"id":"a"}',
+        b'{"id":"b"}',
+        b"WARNING interlingua: 3 lines of this log are lost here",
+    ]
+
+
+def test_lines_for_a_reader_that_is_gone_are_counted(pipe: Pipe) -> None:
+    os.close(pipe.reads)
+    pipe.reads = -1
+    lines = Lines(pipe.writes, 10)
+    lines.tell(Record("a"))
+    lines.tell(Record("b"))
+    lines.start()
+    assert lines.close(PATIENCE)
+    assert lines.lost() == 2
+
+
+def test_the_log_is_standard_error(capfd: pytest.CaptureFixture[str]) -> None:
+    with the_log(10, exchanges=True) as lines:
+        lines.tell(Record("a"))
+    assert capfd.readouterr().err == '{"id":"a"}\n'

@@ -1,0 +1,89 @@
+"""The thread that writes: its order, its bounds and its end."""
+
+import threading
+from collections.abc import Sequence
+
+from gateway.recording.scribe import Scribe
+
+PATIENCE = 20.0
+
+
+class Slow:
+    """Takes batches only while it may; ``given_up`` of each it says are lost."""
+
+    def __init__(self, given_up: int = 0) -> None:
+        self.batches: list[list[int]] = []
+        self.begun, self.may = threading.Event(), threading.Event()
+        self._given_up = given_up
+
+    def write(self, batch: Sequence[int]) -> int:
+        self.begun.set()
+        assert self.may.wait(PATIENCE)
+        self.batches.append(list(batch))
+        return self._given_up
+
+
+def test_what_is_put_is_written_in_its_order_and_in_batches() -> None:
+    slow = Slow()
+    scribe = Scribe("test", 10_000, slow.write)
+    slow.may.set()
+    for number in range(2500):
+        scribe.put(number)
+    scribe.start()
+    assert scribe.close(PATIENCE)
+    assert [len(batch) for batch in slow.batches] == [1000, 1000, 500]
+    assert [one for batch in slow.batches for one in batch] == list(range(2500))
+    assert scribe.lost == 0
+
+
+def test_it_wakes_for_what_comes_while_it_sleeps() -> None:
+    slow = Slow()
+    scribe = Scribe("test", 10, slow.write)
+    scribe.start()
+    slow.may.set()
+    for number in range(3):
+        slow.begun.clear()
+        scribe.put(number)
+        assert slow.begun.wait(PATIENCE)
+    assert scribe.close(PATIENCE)
+    assert [one for batch in slow.batches for one in batch] == [0, 1, 2]
+
+
+def test_what_there_is_no_room_for_is_counted_and_nobody_waits() -> None:
+    slow = Slow()
+    scribe = Scribe("test", 5, slow.write)
+    scribe.start()
+    scribe.put(0)
+    assert slow.begun.wait(PATIENCE)
+    for number in range(1, 9):
+        scribe.put(number)
+    assert scribe.lost == 3
+    slow.may.set()
+    assert scribe.close(PATIENCE)
+    assert slow.batches == [[0], [1, 2, 3, 4, 5]]
+    assert scribe.lost == 3
+
+
+def test_what_is_given_up_is_counted_too() -> None:
+    slow = Slow(given_up=1)
+    slow.may.set()
+    scribe = Scribe("test", 5, slow.write)
+    scribe.put(1)
+    scribe.start()
+    assert scribe.close(PATIENCE)
+    assert scribe.lost == 1
+
+
+def test_an_end_is_waited_for_only_so_long() -> None:
+    slow = Slow()
+    scribe = Scribe("test", 5, slow.write)
+    scribe.start()
+    scribe.put(1)
+    assert slow.begun.wait(PATIENCE)
+    assert not scribe.close(0.01)
+    slow.may.set()
+    assert scribe.close(PATIENCE)
+
+
+def test_one_that_never_began_has_nothing_to_end() -> None:
+    assert Scribe("test", 5, Slow().write).close(PATIENCE)

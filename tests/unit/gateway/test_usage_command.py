@@ -1,0 +1,94 @@
+"""``interlingua usage``, from its file to its table."""
+
+import json
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner, Result
+from msgspec.structs import replace
+
+from gateway.commands.usage import usage
+from gateway.core.types import Usage
+from gateway.recording.ledger import Ledger
+from gateway.telemetry import Record
+
+RECORD = Record("a", 1_700_000_000.0, model="chat", version="1", key="web", usage=Usage(1000, 20))
+RECORDS = (
+    RECORD,
+    replace(RECORD, id="b", began=1_700_090_000.0, version="2", split="rollout"),
+    replace(RECORD, id="c", outcome="worker_error", error="WorkerFailed", usage=None),
+    replace(RECORD, id="d", outcome="cancelled", usage=None, tokens=4, key=""),
+)
+
+
+@pytest.fixture
+def file(tmp_path: Path) -> Path:
+    made = tmp_path / "usage.sqlite"
+    ledger = Ledger(str(made), 1e12, lambda: 1_700_000_000.0)
+    ledger._write(RECORDS)
+    ledger.close(1)
+    return made
+
+
+def run(*arguments: str | Path) -> Result:
+    return CliRunner().invoke(usage, [*map(str, arguments)])
+
+
+def test_the_table(file: Path) -> None:
+    result = run(file)
+    assert result.exit_code == 0
+    assert result.stdout.splitlines() == [
+        "key  model  requests  errors  cancelled  prompt tokens  completion tokens",
+        "-    chat          1       0          1              0                  4",
+        "web  chat          3       1          0          2,000                 40",
+        "all                4       1          1          2,000                 44",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("by", "told"),
+    [
+        ("version", [({"version": "1"}, 3), ({"version": "2"}, 1)]),
+        ("split", [({"split": ""}, 3), ({"split": "rollout"}, 1)]),
+        ("day", [({"day": "2023-11-14"}, 3), ({"day": "2023-11-15"}, 1)]),
+        ("model,model", [({"model": "chat"}, 4)]),
+    ],
+)
+def test_sums_by_other_things(file: Path, by: str, told: list[object]) -> None:
+    result = run(file, "--by", by, "--json")
+    found = [json.loads(line) for line in result.stdout.splitlines()]
+    assert [(one["by"], one["requests"]) for one in found] == told
+
+
+def test_only_what_came_since(file: Path) -> None:
+    result = run(file, "--since", "2023-11-15T12:00", "--json")
+    [found] = [json.loads(line) for line in result.stdout.splitlines()]
+    assert found == {
+        "by": {"key": "web", "model": "chat"},
+        "requests": 1,
+        "errors": 0,
+        "cancelled": 0,
+        "prompt_tokens": 1000,
+        "completion_tokens": 20,
+    }
+
+
+def test_nothing_comes_to_nothing(file: Path) -> None:
+    assert run(file, "--since", "1h", "--by", "model").stdout.splitlines() == [
+        "model  requests  errors  cancelled  prompt tokens  completion tokens",
+        "all           0       0          0              0                  0",
+    ]
+
+
+def test_what_is_wrong_is_told(file: Path, tmp_path: Path) -> None:
+    other = tmp_path / "other"
+    other.write_text("no database" * 100)
+    for arguments, says in (
+        ([file, "--by", "modle"], "'modle' is none of key, model, version, "),
+        ([file, "--since", "soon"], "neither a time"),
+        ([other], "can't be read as a file of usage: file is not a database"),
+        ([tmp_path / "none"], "does not exist"),
+    ):
+        result = run(*arguments)
+        assert result.exit_code == 2
+        assert says in result.stderr

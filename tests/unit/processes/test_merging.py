@@ -1,0 +1,87 @@
+"""Many processes' figures as one's."""
+
+from gateway.processes.merging import Page, workers
+
+ONE = """\
+# HELP interlingua_requests_total Exchanges.
+# TYPE interlingua_requests_total counter
+interlingua_requests_total{model="a b"} 3.0
+# HELP interlingua_worker_up Whether it is asked.
+# TYPE interlingua_worker_up gauge
+interlingua_worker_up{worker="x"} 1.0
+# HELP interlingua_worker_in_flight The requests that it has.
+# TYPE interlingua_worker_in_flight gauge
+interlingua_worker_in_flight{worker="x"} 2.0
+# HELP interlingua_config_info The configuration.
+# TYPE interlingua_config_info gauge
+interlingua_config_info{hash="h"} 1.0
+# HELP interlingua_request_duration_seconds Long.
+# TYPE interlingua_request_duration_seconds histogram
+interlingua_request_duration_seconds_bucket{le="1"} 1
+interlingua_request_duration_seconds_sum 0.5
+"""
+OTHER = """\
+# HELP interlingua_requests_total Exchanges.
+# TYPE interlingua_requests_total counter
+interlingua_requests_total{model="a b"} 4.0
+interlingua_requests_total{model="c"} 1.0
+# HELP interlingua_worker_up Whether it is asked.
+# TYPE interlingua_worker_up gauge
+interlingua_worker_up{worker="x"} 0.0
+# HELP interlingua_worker_in_flight The requests that it has.
+# TYPE interlingua_worker_in_flight gauge
+interlingua_worker_in_flight{worker="x"} 5.0
+# HELP interlingua_request_duration_seconds Long.
+# TYPE interlingua_request_duration_seconds histogram
+interlingua_request_duration_seconds_bucket{le="1"} 2
+interlingua_request_duration_seconds_sum 0.25
+"""
+
+
+def test_counts_are_added_and_the_supervisors_own_left_alone() -> None:
+    page = Page("# HELP own Mine.\n# TYPE own gauge\nown 2.0\n")
+    page.add(Page(ONE))
+    page.add(Page(OTHER))
+    samples = [line for line in page.text().splitlines() if not line.startswith("#")]
+    assert samples == [
+        "own 2.0",
+        'interlingua_requests_total{model="a b"} 7.0',
+        'interlingua_requests_total{model="c"} 1.0',
+        'interlingua_worker_up{worker="x"} 1.0',
+        'interlingua_worker_in_flight{worker="x"} 7.0',
+        'interlingua_request_duration_seconds_bucket{le="1"} 3.0',
+        "interlingua_request_duration_seconds_sum 0.75",
+    ]
+
+
+def test_each_metric_is_introduced_once_before_its_samples() -> None:
+    page = Page()
+    page.add(Page(OTHER))
+    page.add(Page(OTHER))
+    heads = [line for line in page.text().splitlines() if line.startswith("#")]
+    assert heads == [line for line in OTHER.splitlines() if line.startswith("#")]
+
+
+def test_adding_changes_neither_of_those_that_are_added() -> None:
+    one, other = Page(ONE), Page(OTHER)
+    before = one.text()
+    page = Page()
+    page.add(one)
+    page.add(other)
+    assert one.text() == before
+
+
+def test_of_who_is_gone_only_counts_are_kept() -> None:
+    kept = Page(ONE).counts().text()
+    assert "interlingua_requests_total" in kept
+    assert "duration_seconds_bucket" in kept
+    assert "worker" not in kept
+
+
+def test_a_workers_requests_and_places_are_those_of_all_processes() -> None:
+    x = {"url": "x", "state": "up", "in_flight": 1, "limit": 2}
+    y = {"url": "y", "state": "up", "in_flight": 1, "limit": None}
+    told = [{"p": [x, y]}, {"p": [x | {"state": "out", "in_flight": 3}, y]}]
+    assert workers(told) == {
+        "p": [x | {"in_flight": 4, "limit": 4}, y | {"in_flight": 2, "limit": None}]
+    }

@@ -1,0 +1,46 @@
+"""Ports that several processes bind, and nobody else."""
+
+import socket
+
+import pytest
+
+from gateway.processes.ports import Held
+
+
+@pytest.mark.parametrize("address", ["127.0.0.1:0", "[::1]:0"])
+def test_a_free_port_is_held_for_those_that_share_it(address: str) -> None:
+    held = Held()
+    held.take((address, 0))
+    held.take((address, 1))
+    one, other = (held.ports[address, number] for number in (0, 1))
+    assert one != other
+    host = address.rpartition(":")[0].strip("[]")
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    for _ in range(2):  # one after another: the holder itself takes no connection
+        with socket.socket(family) as shared:
+            shared.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
+            shared.bind((host, one))
+            shared.listen()
+            with socket.create_connection((host, one)), shared.accept()[0]:
+                pass
+    held.keep(frozenset())
+
+
+def test_what_is_not_kept_is_free_again() -> None:
+    held = Held()
+    held.take(("127.0.0.1:0", 0))
+    held.take(("127.0.0.1:0", 1))
+    port = held.ports["127.0.0.1:0", 0]
+    held.keep(frozenset({("127.0.0.1:0", 1)}))
+    assert [*held.ports] == [("127.0.0.1:0", 1)]
+    with socket.create_server(("127.0.0.1", port)):
+        held.keep(frozenset())
+
+
+def test_a_port_that_another_gateways_processes_share_is_taken() -> None:
+    held = Held()
+    with socket.create_server(("127.0.0.1", 0), reuse_port=True) as theirs:
+        port = theirs.getsockname()[1]
+        with pytest.raises(OSError, match="in use"):
+            held.take((f"127.0.0.1:{port}", 0))
+    assert not held.ports

@@ -1,0 +1,61 @@
+"""Each process's part of what the file allows."""
+
+import os
+
+from gateway import config as c
+from gateway.processes.shares import share, undivided
+
+FILE = """
+listeners:
+  - {address: "127.0.0.1:0", dialects: [openai]}
+  - {address: "127.0.0.1:0", dialects: [ovms]}
+limits: {connections: 1001}
+backends:
+  pool:
+    dialect: openai
+    workers: [{url: "http://127.0.0.1:9", max_concurrency: 1}, "http://127.0.0.1:10"]
+    max_concurrency: 8
+    total_concurrency: 11
+    queue: {max: 0}
+  free: {dialect: openai, workers: ["http://127.0.0.1:9"]}
+  echo: {kind: echo}
+models:
+  m: {backend: pool, shadow: {to: n, share: 50%, max_concurrent: 5}}
+  n: {backend: free}
+  o: {backend: echo}
+"""
+SEATS = {("127.0.0.1:0", 0): 5001, ("127.0.0.1:0", 1): 5002}
+CONFIG = c.load(FILE, "x.yaml", env={})
+
+
+def test_each_limit_is_divided_and_rounded_up() -> None:
+    part = share(CONFIG, 3, SEATS)
+    pool, shadow = part.backends["pool"], part.models["m"].shadow
+    assert isinstance(pool, c.Pool)
+    assert shadow is not None
+    assert part.limits.connections == 334
+    assert [one.max_concurrency for one in pool.workers] == [1, None]
+    assert (pool.max_concurrency, pool.total_concurrency, pool.queue.max) == (3, 4, 0)
+    assert shadow.max_concurrent == 2
+
+
+def test_what_has_no_limit_stays_without() -> None:
+    part = share(CONFIG, 3, SEATS)
+    free = part.backends["free"]
+    assert isinstance(free, c.Pool)
+    assert (free.max_concurrency, free.total_concurrency) == (None, None)
+    assert part.backends["echo"] == CONFIG.backends["echo"]
+    assert part.models["n"] == CONFIG.models["n"]
+
+
+def test_every_listener_has_the_port_that_all_have() -> None:
+    addresses = [one.address for one in share(CONFIG, 2, SEATS).listeners]
+    assert addresses == ["127.0.0.1:5001", "127.0.0.1:5002"]
+
+
+def test_a_local_model_cannot_be_shared() -> None:
+    text = "backends: {l: {kind: torch, path: /}, e: {kind: echo}}\nmodels: {m: {backend: l}}"
+    found = c.loaded(text.encode(), "x.yaml", env=os.environ)
+    told = str(found.refusal(*undivided(found.config)))
+    assert told.startswith("x.yaml:1:15: each process would load this model; serve it with `inter")
+    assert told.endswith("(at backends.l)")
