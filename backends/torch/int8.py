@@ -47,8 +47,7 @@ class _Rows(nn.Module):
     def forward(self, rows: torch.Tensor) -> torch.Tensor:
         """(…, inputs) to (…, outputs)."""
         flat = rows.reshape(-1, rows.shape[-1])
-        size = torch.linalg.vector_norm(flat, ord=float("inf"), dim=-1, keepdim=True)
-        size.clamp_min_(_LEAST)
+        size = flat.abs().amax(-1, keepdim=True).clamp_min_(_LEAST)
         out = self._product(flat, size).mul_(size)
         if self._bias is not None:
             out += self._bias

@@ -2,8 +2,8 @@
 
 A plain matrix product is cut up by its shape: the same row comes out a little different beside
 others. oneDNN's product over weights that it has laid out beforehand does not do that, and is two
-to three times as fast for four rows and more. One row alone takes another way, so it is given
-company. The weights as they were loaded are let go: they would only double the memory.
+to three times as fast for four rows and more. The weights as they were loaded are let go: they
+would only double the memory.
 """
 
 from collections.abc import Callable
@@ -11,12 +11,15 @@ from typing import Any
 
 import torch
 from torch import nn
+from torch.nn.functional import pad
 from transformers.pytorch_utils import Conv1D
 
 Made = Callable[[torch.Tensor, torch.Tensor | None], nn.Module]
 """Makes a layer of weights (outputs, inputs) and perhaps a bias."""
 _BATCH = 16
 """The number of rows that the layout is made for."""
+_STEPS = ((16, 1), (128, 8), (float("inf"), 32))
+"""Up to so many rows, numbers of them are rounded up to a multiple of this."""
 
 
 class Laid(nn.Module):
@@ -28,17 +31,30 @@ class Laid(nn.Module):
         operations: Any = torch.ops.mkldnn
         # What torch.compile itself uses for a linear layer with frozen weights.
         self._weight = operations._reorder_linear_weight(weight.contiguous(), _BATCH)  # noqa: SLF001
+        self.weight = weight.new_empty(0)
+        """Nothing: some families look at a layer's dtype."""
         self._bias = bias
         self._product = operations._linear_pointwise  # noqa: SLF001
 
     def forward(self, rows: torch.Tensor) -> torch.Tensor:
         """(…, inputs) to (…, outputs)."""
         flat = rows.reshape(-1, rows.shape[-1])
-        if flat.shape[0] == 1:
-            flat = flat.expand(2, -1)
+        count = flat.shape[0]
+        if more := _rounded(count) - count:
+            flat = pad(flat, (0, 0, 0, more))
         flat = flat.contiguous()
         out: torch.Tensor = self._product(flat, self._weight, self._bias, "none", [], "")
-        return out[: rows.numel() // rows.shape[-1]].view(*rows.shape[:-1], -1)
+        return out[:count].view(*rows.shape[:-1], -1)
+
+
+def _rounded(rows: int) -> int:
+    """How many rows are computed for so many.
+
+    For each number of rows oneDNN makes a kernel, and keeps it: half a megabyte for every layer's
+    shape. One row alone takes another way than several.
+    """
+    step = next(step for most, step in _STEPS if rows <= most)
+    return max(-(-rows // step) * step, 2)
 
 
 def lay_out(model: nn.Module, made: Made | None = None) -> None:

@@ -9,7 +9,7 @@ import torch
 from torch import nn
 from transformers.pytorch_utils import Conv1D
 
-from backends.torch.linear import Laid, lay_out
+from backends.torch.linear import Laid, _rounded, lay_out
 
 SIZES = [(64, 48), (128, 64), (259, 64), (96, 1536), (576, 1536)]
 
@@ -54,3 +54,15 @@ def test_what_does_not_fit_stays_as_it_is(monkeypatch: pytest.MonkeyPatch) -> No
     plain = nn.Sequential(nn.Linear(4, 4))
     lay_out(plain)
     assert type(plain[0]) is nn.Linear
+
+
+@pytest.mark.parametrize(
+    ("rows", "computed"),
+    [(1, 2), (2, 2), (3, 3), (16, 16), (17, 24), (24, 24), (128, 128), (129, 160), (2048, 2048)],
+)
+def test_numbers_of_rows_are_few(rows: int, computed: int) -> None:
+    assert _rounded(rows) == computed
+
+
+def test_a_layer_tells_its_dtype() -> None:
+    assert Laid(torch.randn(8, 16), None).weight.dtype is torch.float32

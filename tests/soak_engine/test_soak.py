@@ -1,0 +1,49 @@
+"""A short soak; the long one is ``python -m tests.soak_engine``."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from gateway.core.types import Done, End, Event, GenerateRequest, Usage
+from tests.soak_engine.soaking import SLACK, Checkpoint, flat, soak, whole
+from tests.torch.conftest import byte_tokenizer, tiny_llama
+
+ASKED = GenerateRequest(model="m", kind="completion", prompts=("x",), n=2)
+RIGHT: list[Event] = [End("stop"), End("length", 1), Usage(1, 2), Done()]
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+async def test_many_short_requests_leave_nothing_behind(tmp_path: Path) -> None:
+    tiny_llama().save_pretrained(tmp_path)
+    byte_tokenizer().save_pretrained(tmp_path)
+
+    done = await soak(str(tmp_path), 1500, 6, seed=1)
+
+    assert sum(done.ends.values()) == 1500
+    assert done.ends["done"] > 600
+    assert done.ends["left"] > 150
+    assert {"DeadlineExceeded", "InvalidParameter"} <= done.ends.keys()
+    assert not done.ends.keys() & {"StreamBroken", "WorkerFailed", "InternalError"}
+    flat(done.checkpoints, 2)
+
+
+@pytest.mark.parametrize(
+    "events",
+    [RIGHT[1:], [RIGHT[0], *RIGHT], RIGHT[:-1], [*RIGHT, Done()], [Done(), *RIGHT[:-1]]],
+    ids=["an end too few", "an end too many", "no Done", "two of them", "one too early"],
+)
+def test_an_answer_that_is_not_whole_is_seen(events: list[Event]) -> None:
+    whole(ASKED, RIGHT)
+    with pytest.raises(AssertionError):
+        whole(ASKED, events)
+
+
+@pytest.mark.parametrize("grown", [{"ours": SLACK}, {"engine": SLACK}, {"tasks": 3}])
+def test_what_grows_is_seen(grown: dict[str, Any]) -> None:
+    first = Checkpoint(10, 0, 0, 2)
+    fields = {"requests": 20, "ours": 0, "engine": 0, "tasks": 2, **grown}
+    flat([first, Checkpoint(20, 0, 0, 2)], 0)
+    with pytest.raises(AssertionError):
+        flat([first, Checkpoint(**fields)], 0)
