@@ -34,7 +34,10 @@ def complaints(backend: str) -> list[str]:
         ("{kind: echo, fail: {how: cutt}}", "must be one of cut, down, error, rate, not 'cutt'; "),
         ("{kind: echo, context: {}}", "must be a whole number, not a mapping"),
         ("{kind: echo, script: [a, ~]}", "has no value; give it one or remove the key"),
-        ("{kind: torch, path: m, dtype: ''}", "must be one of auto, bfloat16, float16, float32, int8"),
+        (
+            "{kind: torch, path: m, dtype: ''}",
+            "must be one of auto, bfloat16, float16, float32, int8",
+        ),
         (
             "{dialect: openai, workers: [{url: http://w, auth: {bearer: {env: [A]}}}]}",
             "must be a text, not a list",
