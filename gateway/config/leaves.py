@@ -28,6 +28,8 @@ class Leaves:
         self._complaints = complaints
         self._env = env
         self._folder = os.path.dirname(complaints.filename)  # noqa: PTH120 - "" is to stay ""
+        if self._folder and not os.path.isabs(self._folder):  # noqa: PTH117
+            self._folder = os.path.join(".", self._folder)  # noqa: PTH118 - plainly no hub's name
         self.files: dict[Steps, str] = {}
         """The files that are named, by where."""
 
