@@ -77,6 +77,8 @@ class Surroundings(Struct, frozen=True):
     shadows: Shadows
     explain: Explain = nobody
     """What looks on where a request asks for it and its key may."""
+    lost: Mapping[str, Callable[[], int]] = {}
+    """How much of what was to be kept is lost, by what it is: see ``gateway.recording.lost``."""
 
 
 class _Asker(Struct, frozen=True):

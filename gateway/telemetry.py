@@ -62,13 +62,13 @@ class Record(Struct, omit_defaults=True):
 Observer = Callable[[Record], None]
 
 
-def silent(record: Record) -> None:
+def silent(record: Struct) -> None:
     """Tells nobody."""
     del record
 
 
 def log_line(record: Struct) -> None:
-    """One JSON line on standard error."""
+    """One JSON line on standard error, at once: the command has gateway/recording/lines.py."""
     sys.stderr.buffer.write(_encode(record) + b"\n")
     sys.stderr.buffer.flush()
 

@@ -4,7 +4,6 @@ import os
 import re
 import sys
 from collections.abc import Iterable
-from datetime import UTC, datetime, timedelta
 from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
@@ -14,6 +13,7 @@ import msgspec
 from msgspec import Struct
 from msgspec.structs import replace
 
+from gateway.commands.times import since
 from gateway.config import ConfigError, read
 
 if TYPE_CHECKING:
@@ -22,8 +22,6 @@ if TYPE_CHECKING:
     from gateway.comparing import Asked, Comparison, Evidence
 
 _URL = re.compile(r"https?://[^/?#]+([^?#]*)")
-_AGO = re.compile(r"([0-9]{1,6})([smhd])")
-_UNITS: Final = {"s": "seconds", "m": "minutes", "h": "hours", "d": "days"}
 _PATIENCE: Final = 10.0
 """Seconds in which a page of metrics must come."""
 
@@ -89,7 +87,7 @@ def ab(source: str, **stated: Any) -> None:
     options = _Options(**stated)
     if options.everything and (options.split is not None or options.config is not None):
         raise click.UsageError("--all is not of one split; leave --split and --config out")
-    asked = Asked(options.model, options.everything, _since(options.since))
+    asked = Asked(options.model, options.everything, since(options.since))
     seen = _seen(source, asked, options.key)
     try:
         found = _compared(seen, options)
@@ -161,20 +159,6 @@ def _fetched(url: str, key: str | None) -> bytes:
     if answer.status_code != httpx.codes.OK:
         raise click.UsageError(f"{page} answers {answer.status_code}, and no metrics")
     return answer.content
-
-
-def _since(stated: str | None) -> float:
-    """In Unix seconds; 0 for the beginning. Raises BadParameter."""
-    if stated is None:
-        return 0.0
-    if match := _AGO.fullmatch(stated):
-        ago = timedelta(**{_UNITS[match[2]]: int(match[1])})
-        return (datetime.now(UTC) - ago).timestamp()
-    try:
-        return datetime.fromisoformat(stated).astimezone().timestamp()
-    except ValueError:
-        text = f"{stated!r} is neither a time such as 2026-11-21T10:00 nor as long ago as 24h"
-        raise click.BadParameter(text, param_hint="--since") from None
 
 
 def _weights(file: str, model: str) -> tuple[str, "Mapping[str, int]"]:

@@ -37,12 +37,14 @@ from gateway.config.shape import (
     ListenerDialect,
     Model,
     ModelLimits,
+    Observe,
     Rule,
     Shadow,
     Split,
     Target,
     Tls,
     Torch,
+    UsageRows,
 )
 from gateway.config.shown import dump
 from gateway.config.units import Secret
@@ -65,6 +67,7 @@ __all__ = [
     "Loaded",
     "Model",
     "ModelLimits",
+    "Observe",
     "Pool",
     "Retries",
     "Rule",
@@ -77,6 +80,7 @@ __all__ = [
     "Timeouts",
     "Tls",
     "Torch",
+    "UsageRows",
     "Worker",
     "capabilities",
     "decode",

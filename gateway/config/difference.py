@@ -24,7 +24,7 @@ Leaves = Mapping[Steps, Any]
 """What has no parts of something, by the way to it."""
 
 _USERS: Final = 100_000
-_WHOLE: Final = ("version", "admin", "limits", "defaults")
+_WHOLE: Final = ("version", "admin", "limits", "defaults", "observe")
 """The parts of a configuration that have no names in them."""
 _HIDDEN: Final = ("sha256",)
 """Fields of which no more is told than that they differ."""
@@ -124,6 +124,8 @@ def fixed(old: Config, new: Config) -> Iterator[tuple[Steps, str]]:
     if here != there:
         told = f"it is at {here}" if here else "there is none"
         yield ("admin",), f"{told} for as long as the gateway runs; restart it"
+    if old.observe != new.observe:
+        yield ("observe",), "can't change for as long as the gateway runs; restart it"
     before = seats(old)
     for number, (seat, listener) in enumerate(seats(new).items()):
         if seat not in before:

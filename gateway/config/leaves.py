@@ -61,7 +61,7 @@ class Leaves:
         if scalar is None:
             return UNSET
         text = scalar.text
-        if unit.path == "always" or (unit.path == "dotted" and text.startswith(".")):
+        if unit.path in ("always", "written") or (unit.path == "dotted" and text.startswith(".")):
             text = self._placed(text)
         if unit.path == "always":
             self.files[path] = text

@@ -21,6 +21,7 @@ from gateway.config.units import (
     Duration,
     FilePath,
     Header,
+    Keep,
     ModelName,
     Name,
     Prefix,
@@ -31,6 +32,7 @@ from gateway.config.units import (
     Text,
     Weight,
     WeightsPath,
+    WrittenPath,
 )
 from protocols import DIALECTS
 
@@ -330,6 +332,39 @@ class Rule(Section, frozen=True, kw_only=True):
     use: Use
 
 
+# --- what is told of it all ----------------------------------------------------------------------
+
+
+class AccessLog(Section, frozen=True):
+    """A line on standard error for each exchange, at its end.
+
+    ``buffer`` is how many lines may wait for whoever reads them; what comes beyond is counted.
+    """
+
+    format: Literal["json", "off"] = "json"
+    buffer: Several = 10_000
+
+
+class UsageRows(Section, frozen=True):
+    """A row for each exchange that came to a model, in a file of SQLite.
+
+    The file is made if it is not there; ``interlingua usage`` sums it. Older rows than ``keep`` are
+    removed.
+    """
+
+    short: ClassVar[str] = "sqlite"
+
+    sqlite: WrittenPath
+    keep: Keep = 90 * 86400
+
+
+class Observe(Section, frozen=True):
+    """What is kept of exchanges that are over: never a prompt, an answer or a key."""
+
+    access_log: AccessLog = AccessLog()
+    usage: UsageRows | None = None
+
+
 class Config(Section, frozen=True, kw_only=True):
     """The whole file."""
 
@@ -342,3 +377,4 @@ class Config(Section, frozen=True, kw_only=True):
     models: Annotated[Mapping[ModelName, Model], Meta(min_length=1)]
     routes: tuple[Rule, ...] = ()
     keys: tuple[Key, ...] = ()
+    observe: Observe = Observe()

@@ -16,6 +16,8 @@ from gateway.config.addresses import PRINTABLE, address, nameserver, place, serv
 _DURATION = re.compile(r"([0-9]{1,9}(?:\.[0-9]{1,9})?)(ms|s|m|h)")
 _SECONDS: Final[Mapping[str, float]] = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0}
 _LONGEST = 168 * 3600.0
+_KEEP = re.compile(r"([0-9]{1,5})([hd])")
+_DAY = 86400
 _SIZE = re.compile(r"([0-9]{1,12})(B|[kKMGT]B|[KMGT]iB)")
 _BYTES: Final[Mapping[str, int]] = {
     "B": 1,
@@ -58,13 +60,13 @@ class Unit(Struct, frozen=True):
     """``read`` raises ValueError with what is wrong; ``write`` is its inverse, for people.
 
     ``path``: the text is a file's path, relative to the configuration; ``dotted`` where it is one
-    only if it starts with a dot.
+    only if it starts with a dot, and ``written`` where the gateway itself changes it.
     """
 
     read: Callable[[str], Any]
     schema: Mapping[str, Any]
     write: Callable[[Any], Any] = str
-    path: Literal["", "always", "dotted"] = ""
+    path: Literal["", "always", "dotted", "written"] = ""
     hidden: bool = False
     """A complaint must not show the text, which may be the secret itself."""
 
@@ -94,6 +96,20 @@ def write_duration(seconds: float) -> str:
         if seconds and seconds % _SECONDS[unit] == 0:
             return f"{seconds // _SECONDS[unit]:.0f}{unit}"
     return f"{seconds:.9f}".rstrip("0").rstrip(".") + "s"
+
+
+def keep(text: str) -> int:
+    """Seconds: for how long something is kept."""
+    found = _KEEP.fullmatch(text)
+    if found is None or int(found[1]) == 0:
+        raise ValueError("is no time to keep something for; write hours or days: 36h or 90d")
+    return int(found[1]) * (_DAY if found[2] == "d" else _DAY // 24)
+
+
+def write_keep(seconds: int) -> str:
+    """In days, where these are whole."""
+    days, rest = divmod(seconds, _DAY)
+    return f"{seconds * 24 // _DAY}h" if rest else f"{days}d"
 
 
 def size(text: str) -> int:
@@ -215,6 +231,13 @@ def file(text: str) -> str:
     return text
 
 
+def written(text: str) -> str:
+    """A file that need not be there yet; its folder must be."""
+    if os.path.isdir(text) or not os.path.isdir(os.path.dirname(text) or "."):  # noqa: PTH112, PTH120 - as above
+        raise ValueError(f"is no file in a folder that there is; {_RELATIVE}")
+    return text
+
+
 def weights_path(text: str) -> str:
     """A local model: a folder, a file, a hub's name or ``package:NAME``."""
     if not text:
@@ -244,6 +267,7 @@ def _text(pattern: re.Pattern[str] | None = None) -> dict[str, Any]:
 UNITS: Final[Mapping[str, Unit]] = {
     "duration": Unit(duration, _text(_DURATION), write_duration),
     "timeout": Unit(timeout, _text(_DURATION), write_duration),
+    "keep": Unit(keep, _text(_KEEP), write_keep),
     "size": Unit(size, _text(_SIZE), write_size),
     "weight": Unit(
         weight,
@@ -269,6 +293,7 @@ UNITS: Final[Mapping[str, Unit]] = {
     "nameserver": Unit(nameserver, _text()),
     "worker": Unit(worker, _text(re.compile(r"https?://.+"))),
     "file": Unit(file, _text(), path="always"),
+    "written": Unit(written, _text(), path="written"),
     "template": Unit(template_path, _text(), path="always"),
     "weights": Unit(weights_path, _text(), path="dotted"),
 }
@@ -280,6 +305,7 @@ def _unit(name: str) -> Meta:
 
 Duration = Annotated[float, _unit("duration")]
 Timeout = Annotated[float, _unit("timeout")]
+Keep = Annotated[int, _unit("keep")]
 Size = Annotated[int, _unit("size")]
 Share = Annotated[float, _unit("share")]
 Weight = Annotated[int, _unit("weight")]
@@ -297,6 +323,7 @@ Service = Annotated[str, _unit("service")]
 Nameserver = Annotated[str, _unit("nameserver")]
 WorkerUrl = Annotated[str, _unit("worker")]
 FilePath = Annotated[str, _unit("file")]
+WrittenPath = Annotated[str, _unit("written")]
 TemplatePath = Annotated[str, _unit("template")]
 WeightsPath = Annotated[str, _unit("weights")]
 Text = Annotated[str, Meta(min_length=1)]

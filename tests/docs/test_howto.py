@@ -16,7 +16,9 @@ _, _, ARMS = (HOWTO / "ab-test.md").read_text("utf-8").partition("## What is cou
 ARMS, _, _ = ARMS.partition("\n## ")
 
 
-@pytest.mark.parametrize("name", ["ab-test", pytest.param("forms", marks=pytest.mark.slow)])
+@pytest.mark.parametrize(
+    "name", ["ab-test", "processes", pytest.param("forms", marks=pytest.mark.slow)]
+)
 def test_a_page_does_what_it_says(name: str, tmp_path: Path) -> None:
     folder = tmp_path / name
     folder.mkdir()

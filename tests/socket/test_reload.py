@@ -406,11 +406,16 @@ async def test_what_is_fixed_while_a_gateway_runs_is_refused_by_its_name(gateway
     pem, mend = str(PEMS / "loopback.pem"), "or take another port"
     await gateway.start(listeners=[LISTENER, here])
     encrypted = here | {"tls": {"cert": pem, "key": pem}, "front": "reference"}
-    whys = await gateway.refuses(listeners=[LISTENER, encrypted], admin={"address": admin})
+    whys = await gateway.refuses(
+        listeners=[LISTENER, encrypted],
+        admin={"address": admin},
+        observe={"access_log": {"format": "off"}},
+    )
     assert [why.partition(":")[::2] for why in whys] == [
         ("listeners[1].tls", f" begins or ceases to speak TLS, which needs a restart; {mend}"),
         ("listeners[1].front", f" can't change while the address is bound; restart, {mend}"),
         ("admin", " there is none for as long as the gateway runs; restart it"),
+        ("observe", " can't change for as long as the gateway runs; restart it"),
     ]
 
 

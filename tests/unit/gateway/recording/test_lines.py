@@ -60,16 +60,6 @@ def test_exchanges_and_what_is_said_come_in_their_order(pipe: Pipe) -> None:
     assert msgspec.json.decode(second) == {"id": "b"}
 
 
-def test_a_path_of_whatever_bytes_has_its_line(pipe: Pipe) -> None:
-    lines = Lines(pipe.writes, 10)
-    path = b"/\xff".decode(errors="surrogateescape")
-    lines.tell(Record("a", path=path, status=404, fell_back=("m@1 E",)))
-    lines.start()
-    assert lines.close(PATIENCE)
-    told = msgspec.json.decode(pipe.rest(), type=Record)
-    assert told == Record("a", path=r"/\udcff", status=404, fell_back=("m@1 E",))
-
-
 def test_exchanges_have_no_lines_where_they_are_to_have_none(pipe: Pipe) -> None:
     lines = Lines(pipe.writes, 10, exchanges=False)
     lines.tell(Record("a"))

@@ -1,0 +1,92 @@
+"""``interlingua usage``: what was used, and by whom."""
+
+import sys
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+import click
+import msgspec
+
+from gateway.commands.times import since as moment
+
+if TYPE_CHECKING:
+    from gateway.recording.sums import Sum
+
+_FIGURES = ("requests", "errors", "cancelled", "prompt tokens", "completion tokens")
+
+
+@click.command()
+@click.argument("file", type=click.Path(exists=True, dir_okay=False))
+@click.option("--since", metavar="AGO|TIME", help="Since 30m, 24h or 7d ago, or since a time.")
+@click.option(
+    "--by",
+    metavar="NAMES",
+    default="key,model",
+    show_default=True,
+    help="What to sum by: of key, model, version, split, backend, dialect, outcome, source, day.",
+)
+@click.option("--json", "as_json", is_flag=True, help="Print the sums as JSON, a line for each.")
+def usage(file: str, since: str | None, by: str, *, as_json: bool) -> None:
+    """Sum the usage that a gateway recorded in FILE: requests, errors and tokens.
+
+    FILE is what the configuration has at observe.usage.sqlite. A gateway may write to it meanwhile.
+
+    Exit codes: 0 summed, 2 wrong usage, or a file that can't be read.
+    """
+    names = _names(by)
+    found = _sums(file, names, moment(since))
+    if as_json:
+        sys.stdout.buffer.write(b"".join(msgspec.json.encode(one) + b"\n" for one in found))
+    else:
+        click.echo(_table(names, found))
+
+
+def _names(by: str) -> Sequence[str]:
+    """Raises BadParameter."""
+    from gateway.recording.sums import BY  # noqa: PLC0415 - only here
+
+    names = list(dict.fromkeys(by.split(",")))
+    for name in names:
+        if name not in BY:
+            text = f"{name!r} is none of {', '.join(BY)}"
+            raise click.BadParameter(text, param_hint="--by")
+    return names
+
+
+def _sums(file: str, by: Sequence[str], start: float) -> "list[Sum]":
+    """Raises UsageError."""
+    import sqlite3  # noqa: PLC0415 - only here
+
+    from gateway.recording.sums import sums  # noqa: PLC0415 - as above
+
+    try:
+        return sums(file, by, start)
+    except sqlite3.Error as error:
+        raise click.UsageError(f"{file} can't be read as a file of usage: {error}") from None
+
+
+def _table(names: Sequence[str], found: "Sequence[Sum]") -> str:
+    """Names to the left, figures to the right, and all of it together below."""
+    rows = [[*(one.by[name] or "-" for name in names), *_figures(one)] for one in found]
+    total = [sum(column) for column in zip(*map(_numbers, found), strict=True)] or [0] * 5
+    table = [
+        [*names, *_FIGURES],
+        *rows,
+        ["all", *[""] * (len(names) - 1), *(f"{number:,}" for number in total)],
+    ]
+    widths = [max(map(len, column)) for column in zip(*table, strict=True)]
+    return "\n".join(
+        "  ".join(
+            cell.ljust(width) if n < len(names) else cell.rjust(width)
+            for n, (cell, width) in enumerate(zip(row, widths, strict=True))
+        ).rstrip()
+        for row in table
+    )
+
+
+def _numbers(one: "Sum") -> tuple[int, ...]:
+    return (one.requests, one.errors, one.cancelled, one.prompt_tokens, one.completion_tokens)
+
+
+def _figures(one: "Sum") -> list[str]:
+    return [f"{number:,}" for number in _numbers(one)]

@@ -1,0 +1,102 @@
+"""The log: a line of JSON for each exchange, and between them what the gateway has to say.
+
+Nobody may read it for a while. Then lines wait, so many at most, and the rest are left out and
+counted; how many is said as soon as somebody reads on.
+"""
+
+import logging
+import os
+import select
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Final
+
+import msgspec
+from msgspec import Struct
+
+from gateway.recording.scribe import Scribe
+from gateway.telemetry import silent
+
+_STANDARD_ERROR: Final = 2
+_LAST_LINES: Final = 2.0
+"""Seconds in which these must be taken."""
+
+_encode: Final = msgspec.json.Encoder().encode
+
+
+@contextmanager
+def the_log(most: int, *, exchanges: bool) -> Iterator["Lines"]:
+    """The process's own on standard error, with whatever is logged, for as long as this lasts."""
+    lines = Lines(_STANDARD_ERROR, most, exchanges=exchanges)
+    lines.start()
+    try:
+        with lines.taking_over(logging.getLogger()):
+            yield lines
+    finally:
+        lines.close(_LAST_LINES)
+
+
+class Lines:
+    """Writes to a descriptor."""
+
+    def __init__(self, descriptor: int, most: int, *, exchanges: bool = True) -> None:
+        """So many lines may wait at ``most``. ``exchanges``: whether these have lines, too."""
+        self._descriptor = descriptor
+        self._scribe = Scribe("log", most, self._write)
+        self._told = 0
+        """Lost lines of which was said that they are."""
+        self.tell: Callable[[Struct], None] = self._scribe.put if exchanges else silent
+        """Write this as a line of JSON."""
+        self.start = self._scribe.start
+        self.close = self._scribe.close
+
+    def lost(self) -> int:
+        """How many lines nobody will read."""
+        return self._scribe.lost
+
+    def say(self, text: str) -> None:
+        """Write a line of text."""
+        self._scribe.put(text.encode(errors="backslashreplace") + b"\n")
+
+    @contextmanager
+    def taking_over(self, logger: logging.Logger) -> Iterator[None]:
+        """What is logged there is said here, in the same form, for as long as this lasts."""
+        before = logger.handlers
+        logger.handlers = [_Saying(self.say, one.formatter) for one in before]
+        try:
+            yield
+        finally:
+            logger.handlers = before
+
+    def _write(self, batch: Sequence[Struct | bytes]) -> int:
+        """Write them; gives how many had to be left out."""
+        lines = (one if isinstance(one, bytes) else _encode(one) + b"\n" for one in batch)
+        try:
+            self._put_out(b"".join(lines))
+            if lost := self._scribe.lost - self._told:
+                self._told += lost
+                self._put_out(b"WARNING interlingua: %d lines of this log are lost here\n" % lost)
+        except OSError:  # whoever read it is gone for good, or the disk is full
+            return len(batch)
+        return 0
+
+    def _put_out(self, data: bytes) -> None:
+        """Write all of it, however long that takes. Raises OSError."""
+        while data:
+            try:
+                data = data[os.write(self._descriptor, data) :]
+            except BlockingIOError:  # another process may have made it so, if it has it, too
+                select.select([], [self._descriptor], [])
+
+
+class _Saying(logging.Handler):
+    """Says what is logged."""
+
+    def __init__(self, say: Callable[[str], None], form: logging.Formatter | None) -> None:
+        super().__init__()
+        self.setFormatter(form)
+        self._say = say
+
+    def emit(self, record: logging.LogRecord) -> None:
+        """See logging's Handler."""
+        self._say(self.format(record))

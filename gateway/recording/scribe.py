@@ -1,0 +1,69 @@
+"""A thread that writes what it is given. Whoever gives it something never waits."""
+
+import threading
+from collections import deque
+from collections.abc import Callable, Sequence
+from typing import Final, Generic, TypeVar
+
+ItemT = TypeVar("ItemT")
+
+_LINGER: Final = 0.02
+"""Seconds from the first of a batch until it is written: what comes meanwhile goes with it."""
+_BATCH: Final = 1000
+
+
+class Scribe(Generic[ItemT]):
+    """Writes in batches, in the order in which things came."""
+
+    def __init__(self, name: str, most: int, write: Callable[[Sequence[ItemT]], int]) -> None:
+        """So many may wait at ``most``. ``write`` gives how many of a batch it had to give up."""
+        self._refused = 0
+        self._given_up = 0
+        """Only the thread changes it, as all others do what was refused."""
+        self.closing = threading.Event()
+        """What can't be written now must be given up."""
+        self._most = most
+        self._write = write
+        self._waiting = deque[ItemT]()
+        self._idle = False
+        self._wake = threading.Event()
+        self._thread = threading.Thread(target=self._run, name=name, daemon=True)
+
+    @property
+    def lost(self) -> int:
+        """How many were not written: there was no room for them, or they were given up."""
+        return self._refused + self._given_up
+
+    def start(self) -> None:
+        """Begin to write."""
+        self._thread.start()
+
+    def put(self, item: ItemT) -> None:
+        """Have this written, if there is room. From any thread; it must not change any more."""
+        if len(self._waiting) >= self._most:
+            self._refused += 1
+            return
+        self._waiting.append(item)
+        if self._idle:
+            self._idle = False
+            self._wake.set()
+
+    def close(self, within: float) -> bool:
+        """Write what waits, for so many seconds at most, and end; False if it was not all."""
+        self.closing.set()
+        self._wake.set()
+        if self._thread.ident is not None:
+            self._thread.join(within)
+        return not self._thread.is_alive()
+
+    def _run(self) -> None:
+        while not self.closing.is_set() or self._waiting:
+            self._idle = True
+            if not self._waiting:  # looked at after the flag was set: what comes later wakes it
+                self._wake.wait()
+            self._idle = False
+            self.closing.wait(_LINGER)
+            self._wake.clear()
+            while self._waiting:
+                some = range(min(_BATCH, len(self._waiting)))
+                self._given_up += self._write([self._waiting.popleft() for _ in some])

@@ -1,0 +1,87 @@
+"""What is recorded of exchanges, from their sockets to what is kept of them."""
+
+from pathlib import Path
+
+import httpx
+import msgspec
+import pytest
+from msgspec.structs import replace
+
+from gateway.app import App, surroundings
+from gateway.config import load
+from gateway.recording.lines import Lines
+from gateway.recording.sums import sums
+from gateway.telemetry import Record
+
+CONFIG = """
+listeners: [{address: "127.0.0.1:0", dialects: [openai]}]
+backends:
+  says: {kind: echo, script: [one, two, three]}
+  fails: {kind: echo, fail: {how: down}}
+  cut: {kind: echo, script: [one, two, three], fail: {how: cut, after: 2}}
+  slow: {kind: echo, script: [one, two, three], delay: 50ms}
+models:
+  says: {versions: {"1": {backend: says}, "2": {backend: slow}}, shadow: {to: "1", share: 100%}}
+  falls: {backend: fails, fallback: [slow]}
+  cut: {backend: cut}
+  slow: {backend: slow}
+"""
+
+
+def asking(model: str, stream: bool = False) -> dict[str, object]:
+    return {"model": model, "stream": stream, "messages": [{"role": "user", "content": "a"}]}
+
+
+async def test_a_record_does_not_change_once_it_was_told() -> None:
+    """It may be written long after that."""
+    told: list[tuple[Record, bytes]] = []
+    outside = surroundings()
+    outside = replace(outside, observe=lambda one: told.append((one, msgspec.json.encode(one))))
+    app = App(load(CONFIG, "test.yaml", env={}), outside)
+    [url] = await app.start()
+    async with httpx.AsyncClient(base_url=url, timeout=30) as http:
+        for model in ("says", "falls", "cut", "slow", "none"):
+            for stream in (False, True):
+                await http.post("/v1/chat/completions", json=asking(model, stream))
+        async with http.stream("POST", "/v1/chat/completions", json=asking("slow", stream=True)):
+            pass
+        with pytest.raises(httpx.ReadTimeout):
+            await http.post("/v1/chat/completions", json=asking("slow"), timeout=0.03)
+    await app.stop()
+    assert len(told) == 12
+    assert {"ok", "client_error", "worker_error", "truncated", "cancelled"} == {
+        one.outcome for one, _ in told
+    }
+    assert [msgspec.json.encode(one) for one, _ in told] == [then for _, then in told]
+
+
+async def test_a_gateway_writes_down_what_is_used(tmp_path: Path) -> None:
+    file = tmp_path / "usage.sqlite"
+    config = load(f"{CONFIG}observe: {{usage: {file}}}\n", "test.yaml", env={})
+    records: list[Record] = []
+    app = App(config, replace(surroundings(), observe=records.append))
+    [url] = await app.start()
+    async with httpx.AsyncClient(base_url=url, timeout=30) as http:
+        await http.post("/v1/chat/completions", json=asking("slow"))
+        await http.post("/v1/chat/completions", json=asking("none"))
+    await app.stop()
+    [record, _] = records
+    assert record.usage is not None
+    [found] = sums(str(file), ["model"], record.began)
+    assert (found.requests, found.completion_tokens) == (1, record.usage.completion_tokens)
+
+
+async def test_what_never_started_has_nothing_to_write(tmp_path: Path) -> None:
+    file = tmp_path / "usage.sqlite"
+    await App(
+        load(f"{CONFIG}observe: {{usage: {file}}}\n", "x.yaml", env={}), surroundings()
+    ).stop()
+    assert not file.exists()
+
+
+def test_the_log_s_lost_lines_are_known_outside() -> None:
+    lines = Lines(2, 1)
+    outside = surroundings(lines)
+    outside.observe(Record("a"))
+    outside.observe(Record("b"))
+    assert {name: count() for name, count in outside.lost.items()} == {"log_lines": 1}

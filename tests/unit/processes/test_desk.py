@@ -1,0 +1,52 @@
+"""The admin listener of several processes, when these do not answer."""
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, cast
+
+import httpx
+import pytest
+from msgspec import Struct
+
+from gateway.processes.desk import Desk
+from gateway.processes.line import Ready
+
+if TYPE_CHECKING:
+    from gateway.processes.member import Member
+
+
+class Gone(Struct, eq=False):
+    """A member of whom nobody has heard yet that it is gone."""
+
+    admin: str
+    ready: Ready | None = Ready((), ())
+
+
+@asynccontextmanager
+async def desk(*members: Gone) -> AsyncIterator[httpx.AsyncClient]:
+    made = Desk("127.0.0.1:0", lambda: cast("list[Member]", members), lambda: b"own 1.0\n")
+    async with httpx.AsyncClient(base_url=await made.listen()) as http:
+        yield http
+    await made.close()
+
+
+@pytest.mark.parametrize("path", ["/metrics", "/-/workers", "/-/ready", "/-/live", "/-/explain/x"])
+async def test_where_no_process_answers_it_says_so(path: str, tmp_path: Path) -> None:
+    """And what the supervisor counts is for those with the key, which only processes ask for."""
+    starting = Gone(str(tmp_path / "a"), None)
+    for members in [(), (starting,), (Gone(str(tmp_path / "b")),)]:
+        async with desk(*members) as http:
+            told = await http.get(path)
+        assert told.status_code == 503
+        assert told.json() == {"error": {"message": "no process serves now", "field": None}}
+
+
+async def test_a_body_may_not_take_for_ever(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("gateway.processes.desk._PATIENCE", 0.05)
+    async with desk() as http:
+        reader, writer = await asyncio.open_connection("127.0.0.1", http.base_url.port)
+        writer.write(b"POST /-/workers HTTP/1.1\r\nHost: localhost\r\nContent-Length: 9\r\n\r\n{")
+        assert (await reader.readline()).startswith(b"HTTP/1.1 408 ")
+        writer.close()
