@@ -202,9 +202,15 @@ class Admin:
         """Ask for another key from now on."""
         self._sha256 = sha256.lower() if sha256 is not None else None
 
-    async def listen(self) -> str:
-        """Bind; gives the URL, with the port that the system chooses for 0."""
+    async def listen(self, path: str = "") -> str:
+        """Bind; gives the URL, with the port that the system chooses for 0.
+
+        With a ``path`` it is a Unix socket there, of which no URL tells.
+        """
         await self._runner.setup()
+        if path:
+            await web.UnixSite(self._runner, path).start()
+            return ""
         await web.TCPSite(self._runner, self._host, self._port).start()
         host = f"[{self._host}]" if ":" in self._host else self._host
         return f"http://{host}:{self._runner.addresses[0][1]}"

@@ -9,7 +9,7 @@ import ssl
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from typing import Protocol, cast, runtime_checkable
+from typing import TYPE_CHECKING, Protocol, cast, runtime_checkable
 
 from msgspec.structs import replace
 
@@ -20,22 +20,33 @@ from gateway.core.ports import Backend, Warming
 from gateway.explaining.dry import Explainer
 from gateway.front import FRONTS, Front
 from gateway.making import load
+from gateway.recording.lines import Lines
 from gateway.reload import Origin, Reloader, Told
 from gateway.router import Router
 from gateway.server import Surroundings
 from gateway.shadow import Shadows
 from gateway.snapshot import Snapshot
-from gateway.telemetry import log_line
+from gateway.telemetry import Record, log_line
 from gateway.watching.kept import Kept
 
+if TYPE_CHECKING:
+    from gateway.recording.ledger import Ledger
+
 log = logging.getLogger("interlingua")
+
+_LAST_ROWS = 5.0
+"""Seconds in which the last rows of usage must be written."""
 
 Trust = Mapping[c.Seat, ssl.SSLContext | None]
 """Each listener's certificate; None where connections are plain."""
 
 
-def surroundings() -> Surroundings:
-    """The real clock, time and luck, ids that are this process's own, and a log line."""
+def surroundings(log: Lines | None = None) -> Surroundings:
+    """The real clock, time and luck, ids that are this process's own, and a line of the log.
+
+    Without a log, lines go to standard error at once.
+    """
+    tell = log_line if log is None else log.tell
     start = os.urandom(8).hex()
     numbers = itertools.count()
     return Surroundings(
@@ -43,8 +54,9 @@ def surroundings() -> Surroundings:
         now=time.time,  # noqa: TID251 - here it is passed in
         new_id=lambda: f"{start}{next(numbers):08x}",
         draw=random.random,  # noqa: TID251 - as above
-        observe=log_line,
-        shadows=Shadows(time.monotonic, log_line),
+        observe=tell,
+        shadows=Shadows(time.monotonic, tell),
+        lost={} if log is None else {"log_lines": log.lost},
     )
 
 
@@ -57,6 +69,20 @@ class Handmade(Protocol):
         """The URLs that the admin added or removed."""
 
 
+class Among(Protocol):
+    """The other processes, where several serve the same listeners."""
+
+    @property
+    def admin(self) -> str:
+        """The path of the Unix socket that takes the admin listener's place in this one."""
+
+    async def agree(self) -> None:
+        """Wait until all can serve what this one can. Raises what keeps them from it."""
+
+    async def reload(self) -> Told:
+        """Let all of them reload."""
+
+
 def counted(
     outside: Surroundings, backends: Callable[[], Mapping[str, Backend]], digest: str
 ) -> tuple[Surroundings, Callable[[], bytes], Callable[[Told], None]]:
@@ -66,6 +92,7 @@ def counted(
     """
     from gateway.engines import Engine, Engines  # noqa: PLC0415 - nobody else needs its library
     from gateway.metrics import Crew, Metrics  # noqa: PLC0415 - as above
+    from gateway.recording.lost import Lost  # noqa: PLC0415 - as above
     from gateway.reloads import Reloads  # noqa: PLC0415 - as above
     from gateway.shadow_counts import ShadowCounts  # noqa: PLC0415 - as above
 
@@ -82,26 +109,51 @@ def counted(
     metrics.also(reloads)
     metrics.also(shadows)
     metrics.also(Engines(engines))
+    metrics.also(Lost(outside.lost))
     return replace(outside, observe=metrics.observe), metrics.page, reloads.tell
+
+
+def kept(told: c.UsageRows | None, outside: Surroundings) -> tuple[Surroundings, "Ledger | None"]:
+    """The surroundings in which usage is written down, and what writes it, if it is to be."""
+    if told is None:
+        return outside, None
+    from gateway.recording.ledger import Ledger  # noqa: PLC0415 - nobody else needs its library
+
+    ledger, observe = Ledger(told.sqlite, told.keep, outside.now), outside.observe
+
+    def both(record: Record) -> None:
+        observe(record)
+        ledger.tell(record)
+
+    lost = {**outside.lost, "usage_rows": ledger.lost}
+    return replace(outside, observe=both, lost=lost), ledger
 
 
 class App:
     """A running gateway: listeners, router and backends made from one configuration.
 
-    With its ``origin`` the configuration can be read anew, and another take its place.
+    With its ``origin`` the configuration can be read anew, and another take its place. With
+    ``among`` it shares its listeners with other processes, and takes another when they do.
     """
 
     def __init__(
-        self, config: c.Config, outside: Surroundings, *, origin: Origin | None = None
+        self,
+        config: c.Config,
+        outside: Surroundings,
+        *,
+        origin: Origin | None = None,
+        among: Among | None = None,
     ) -> None:
+        self._among = among
         page: Callable[[], bytes] = bytes
         tell: Callable[[Told], None] = _untold
         digest = origin.loaded.hash if origin else ""
+        outside, self._ledger = kept(config.observe.usage, outside)
         if config.admin is not None:
             outside, page, tell = counted(outside, lambda: self.backends, digest)
-        kept = Kept(outside.clock, outside.draw)
-        self._explainer = Explainer(kept, lambda: self._now.by_address, outside.clock)
-        self._outside = outside = replace(outside, explain=kept.watch)
+        explained = Kept(outside.clock, outside.draw)
+        self._explainer = Explainer(explained, lambda: self._now.by_address, outside.clock)
+        self._outside = outside = replace(outside, explain=explained.watch)
         self._now = Snapshot(config, outside, digest)
         self._living = [self._now]
         """Those that have exchanges, or may have; the last is the one that is served."""
@@ -130,6 +182,8 @@ class App:
         With ``warmed`` nothing listens before every backend is at its best. Raises OSError, and
         WorkerError for one that never will be.
         """
+        if self._ledger is not None:
+            self._ledger.start()
         await asyncio.gather(*(backend.start() for backend in self.backends.values()))
         if warmed:
             slow = [one for one in self.backends.values() if isinstance(one, Warming)]
@@ -137,9 +191,9 @@ class App:
         urls = []
         trust = served(self._now.config)
         for seat, listener in c.seats(self._now.config).items():
-            urls.append(await bind(self._fronts[seat], listener, trust[seat]))
+            urls.append(await self._bind_one(self._fronts[seat], listener, trust[seat]))
         if self._admin is not None:
-            urls.append(await self._admin.listen())
+            urls.append(await self._admin.listen(self._among.admin if self._among else ""))
         return urls
 
     async def stop(self) -> None:
@@ -159,6 +213,8 @@ class App:
         await asyncio.gather(*(backend.aclose() for backend in left))
         if self._admin is not None:
             await self._admin.close()
+        if self._ledger is not None:
+            await asyncio.to_thread(self._ledger.close, _LAST_ROWS)
 
     # --- another configuration --------------------------------------------------------------------
 
@@ -176,6 +232,8 @@ class App:
         try:
             await self._warm(now, loaded)
             await self._bind(new, trust, loaded)
+            if self._among is not None:
+                await self._among.agree()
         except BaseException:
             await asyncio.gather(*(front.close() for front in new.values()))
             await asyncio.gather(*(one.aclose() for one in self._added(now).values()))
@@ -197,11 +255,16 @@ class App:
             if seat not in new:
                 continue
             try:
-                url = await bind(new[seat], listener, trust[seat])
+                url = await self._bind_one(new[seat], listener, trust[seat])
             except OSError as error:
                 why = f"the gateway can't listen there: {c.reason(error)}"
                 raise loaded.refusal((("listeners", number, "address"), why)) from None
             log.info("listening on %s", url)
+
+    async def _bind_one(
+        self, front: Front, listener: c.Listener, tls: ssl.SSLContext | None
+    ) -> str:
+        return await bind(front, listener, tls, reuse_port=self._among is not None)
 
     def _added(self, now: Snapshot) -> Mapping[str, Backend]:
         """The backends that are not those of the configuration before."""
@@ -274,7 +337,7 @@ class App:
             pools=self._pools,
             metrics=metrics,
             sha256=told.sha256,
-            reload=self.reloader.reload if self.reloader else None,
+            reload=(self._among or self.reloader).reload if self.reloader else None,
             explain=self._explainer,
         )
 
@@ -293,10 +356,12 @@ async def warm(name: str, backend: Backend, within: float) -> str:
     return ""
 
 
-async def bind(front: Front, listener: c.Listener, tls: ssl.SSLContext | None) -> str:
+async def bind(
+    front: Front, listener: c.Listener, tls: ssl.SSLContext | None, *, reuse_port: bool
+) -> str:
     """Let it listen; gives its URL. Raises OSError."""
     host, _, port = listener.address.rpartition(":")
-    bound = await front.listen(host.strip("[]"), int(port), tls)
+    bound = await front.listen(host.strip("[]"), int(port), tls, reuse_port=reuse_port)
     return f"{'https' if tls else 'http'}://{host}:{bound}"
 
 

@@ -11,6 +11,7 @@ from gateway.commands.docs import docs
 from gateway.commands.explain import explain_
 from gateway.commands.keys import keys
 from gateway.commands.serve import serve
+from gateway.commands.usage import usage
 from gateway.commands.worker import worker
 
 
@@ -23,5 +24,5 @@ def main() -> None:
     """
 
 
-for command in (serve, worker, check, schema, conform, diff, docs, ab, explain_, keys):
+for command in (serve, worker, check, schema, conform, diff, docs, ab, explain_, keys, usage):
     main.add_command(command)

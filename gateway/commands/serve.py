@@ -6,19 +6,32 @@ import logging
 import os
 import signal
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from functools import partial
 from importlib import resources
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import Any, Final
 
 import click
 
-from gateway.config import ConfigError, Loaded, Source, loaded, opened
+from gateway.config import ConfigError, Loaded, Source
 from gateway.core.errors import WorkerError
+from gateway.processes.loops import loop_factory
+from gateway.processes.text import Fetch, Reading, Text, in_file
+from gateway.recording.lines import Lines, the_log
 
-if TYPE_CHECKING:
-    from gateway.app import App
+_MOST: Final = 256
+"""Processes, at most."""
+
+
+def _count(context: click.Context, option: click.Parameter, value: str) -> int:
+    """How many processes a person means."""
+    del context, option
+    if value == "auto":
+        return len(os.sched_getaffinity(0))
+    if value.isascii() and value.isdigit() and 1 <= int(value) <= _MOST:
+        return int(value)
+    raise click.BadParameter(f"give a number from 1 to {_MOST}, or auto")
 
 
 @click.command()
@@ -33,38 +46,50 @@ if TYPE_CHECKING:
 @click.option(
     "--watch/--no-watch", default=True, show_default=True, help="Reload FILE when it changes."
 )
+@click.option(
+    "--processes",
+    default="1",
+    show_default=True,
+    callback=_count,
+    help="How many share the work; auto: one for each core.",
+)
 @click.option("--log-level", default="info", show_default=True)
-def serve(
-    what: str | None, port: int | None, log_level: str, *, insecure: bool, watch: bool
-) -> None:
+def serve(what: str | None, port: int | None, log_level: str, **told: Any) -> None:
     """Serve a configuration (FILE), a worker (http://…), a local MODEL, or the built-in model.
 
     A model is a folder, a hub's name or package:NAME. With nothing given, a small built-in model
     answers where torch is installed, and an echo where it is not. The word conformance serves what
     `interlingua conform` asks for.
 
+    Several processes share each limit of FILE, and one more looks after them.
+
     SIGHUP reloads FILE, SIGTERM and SIGINT stop when what runs has ended.
     """
     logging.basicConfig(level=log_level.upper(), format="%(levelname)s %(name)s: %(message)s")
-    source, file = _source(what, port, insecure=insecure)
+    fetch, file = _fetch(what, port, insecure=told["insecure"])
+    reading, watched = Reading(fetch), file if told["watch"] else None
     try:
-        first = source()
+        first = reading()
     except ConfigError as error:
         click.echo(str(error), err=True)
         sys.exit(1)
-    sys.exit(served(first, source, file if watch else None))
+    if told["processes"] == 1:
+        sys.exit(served(first, reading, watched))
+    from gateway.processes.supervisor import Plan, supervise  # noqa: PLC0415 - one needs none
+
+    sys.exit(supervise(Plan(first, reading, told["processes"], watched, log_level.upper())))
 
 
-def _source(what: str | None, port: int | None, *, insecure: bool) -> tuple[Source, str | None]:
-    """What reads the configuration to serve, and its file if it is in one."""
+def _fetch(what: str | None, port: int | None, *, insecure: bool) -> tuple[Fetch, str | None]:
+    """What gives the configuration to serve, and its file if it is in one."""
     if what is not None and Path(what).is_file() and not what.endswith(".gguf"):
         if port is not None:
             raise click.UsageError("--port: the file says where to listen")
-        return partial(opened, what, env=os.environ, insecure=insecure), what
+        return in_file(what, insecure=insecure), what
     name, values = _without_file(what)
-    env = {**os.environ, **values} | ({} if port is None else {"PORT": str(port)})
+    env = values if port is None else {**values, "PORT": str(port)}
     text, called = built_in(name)
-    return partial(loaded, text.encode(), called, env=env, insecure=insecure), None
+    return partial(Text, text.encode(), called, env, insecure), None
 
 
 def _without_file(what: str | None) -> tuple[str, Mapping[str, str]]:
@@ -100,26 +125,25 @@ def served(
     ``source`` reads it anew when asked to, or when the file ``watched`` changes. With ``warmed``
     no port is opened before every backend is at its best, and none if one never will be.
     """
-    with asyncio.Runner(loop_factory=_loop_factory()) as runner:
-        return runner.run(_run(first, source, watched, warmed=warmed))
+    told = first.config.observe.access_log
+    with (
+        the_log(told.buffer, exchanges=told.format != "off") as lines,
+        asyncio.Runner(loop_factory=loop_factory()) as runner,
+    ):
+        return runner.run(_run(first, source, watched, lines, warmed=warmed))
 
 
-def _loop_factory() -> Callable[[], asyncio.AbstractEventLoop] | None:
-    if importlib.util.find_spec("uvloop") is None:
-        return None
-    import uvloop  # noqa: PLC0415 - optional
-
-    factory: Callable[[], asyncio.AbstractEventLoop] = uvloop.new_event_loop
-    return factory
-
-
-async def _run(first: Loaded, source: Source, watched: str | None, *, warmed: bool) -> int:
+async def _run(
+    first: Loaded, source: Source, watched: str | None, lines: Lines, *, warmed: bool
+) -> int:
     """Serve until told to stop; a second signal stops at once."""
     from gateway.app import App, surroundings  # noqa: PLC0415 - a bad file is told without it
+    from gateway.processes.following import Following  # noqa: PLC0415 - as above
     from gateway.reload import Origin  # noqa: PLC0415 - as above
 
-    app = App(first.config, surroundings(), origin=Origin(first, source))
-    stopping, following = asyncio.Event(), _Following(app, watched)
+    app = App(first.config, surroundings(lines), origin=Origin(first, source))
+    assert app.reloader is not None  # noqa: S101 - it was made with its origin
+    stopping, following = asyncio.Event(), Following(app.reloader, watched)
     loop = asyncio.get_running_loop()
     for name in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(name, stopping.set)
@@ -143,7 +167,7 @@ async def _run(first: Loaded, source: Source, watched: str | None, *, warmed: bo
         task.cancel()
     for name in (signal.SIGTERM, signal.SIGINT):
         loop.remove_signal_handler(name)
-    click.echo("interlingua stops when what runs has ended; signal again to stop at once", err=True)
+    lines.say("interlingua stops when what runs has ended; signal again to stop at once")
     await app.stop()
     return 0
 
@@ -159,29 +183,3 @@ async def _first(starting: "asyncio.Task[list[str]]", stopping: asyncio.Event) -
         await asyncio.wait({starting})
         return False
     return True
-
-
-class _Following:
-    """Reloads whenever something has ``changed``: so a signal says, and the file ``watched``."""
-
-    def __init__(self, app: "App", watched: str | None) -> None:
-        from gateway.files import Watch  # noqa: PLC0415 - as above
-
-        assert app.reloader is not None  # noqa: S101 - it was made with its origin
-        self._reloader = app.reloader
-        self._watched = () if watched is None else (watched,)
-        self.changed = asyncio.Event()
-        self._watch = Watch(self._files, self.changed.set)
-
-    async def run(self) -> None:
-        """Until cancelled. What has changed since this was made counts."""
-        async with asyncio.TaskGroup() as tasks:
-            if self._watched:
-                tasks.create_task(self._watch.run())
-            while True:
-                await self.changed.wait()
-                self.changed.clear()
-                await self._reloader.reload()
-
-    def _files(self) -> frozenset[str]:
-        return self._reloader.files.union(self._watched)

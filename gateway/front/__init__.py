@@ -30,8 +30,18 @@ class Front(Protocol):
     def trust(self, tls: ssl.SSLContext | None) -> None:
         """With which certificate new connections are met; None where they are plain."""
 
-    async def listen(self, host: str, port: int, tls: ssl.SSLContext | None = None) -> int:
-        """Bind; gives the port, which the system chooses for 0."""
+    async def listen(
+        self,
+        host: str,
+        port: int,
+        tls: ssl.SSLContext | None = None,
+        *,
+        reuse_port: bool = False,
+    ) -> int:
+        """Bind; gives the port, which the system chooses for 0.
+
+        With ``reuse_port`` other processes may listen there too.
+        """
 
     async def drain(self, seconds: float) -> None:
         """Take no more connections, and wait for the exchanges that run, so long at most."""

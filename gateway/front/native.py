@@ -39,8 +39,18 @@ class Front:
         """With which certificate new connections are met; None where they are plain."""
         self._tls = tls
 
-    async def listen(self, host: str, port: int, tls: ssl.SSLContext | None = None) -> int:
-        """Bind; gives the port, which the system chooses for 0."""
+    async def listen(
+        self,
+        host: str,
+        port: int,
+        tls: ssl.SSLContext | None = None,
+        *,
+        reuse_port: bool = False,
+    ) -> int:
+        """Bind; gives the port, which the system chooses for 0.
+
+        With ``reuse_port`` other processes may listen there too.
+        """
         self.trust(tls)
         loop = asyncio.get_running_loop()
         self.now = loop.time()
@@ -50,6 +60,7 @@ class Front:
             port,
             ssl=None if tls is None else self._outer(),
             backlog=1024,
+            reuse_port=reuse_port,
         )
         self._looking = loop.call_later(_LOOK, self._look, loop)
         bound: int = self._server.sockets[0].getsockname()[1]

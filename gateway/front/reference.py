@@ -173,12 +173,24 @@ class Front:
         """With which certificate new connections are met; None where they are plain."""
         self._tls = tls
 
-    async def listen(self, host: str, port: int, tls: ssl.SSLContext | None = None) -> int:
-        """Bind; gives the port, which the system chooses for 0."""
+    async def listen(
+        self,
+        host: str,
+        port: int,
+        tls: ssl.SSLContext | None = None,
+        *,
+        reuse_port: bool = False,
+    ) -> int:
+        """Bind; gives the port, which the system chooses for 0.
+
+        With ``reuse_port`` other processes may listen there too.
+        """
         self.trust(tls)
         await self._runner.setup()
         context = None if tls is None else self._outer()
-        self._site = web.TCPSite(self._runner, host, port, ssl_context=context)
+        self._site = web.TCPSite(
+            self._runner, host, port, ssl_context=context, reuse_port=reuse_port
+        )
         await self._site.start()
         bound: int = self._runner.addresses[0][1]
         return bound

@@ -1,0 +1,190 @@
+"""The admin listener of several processes: asks theirs, and makes one answer of what they say.
+
+The processes ask for the key themselves, and refuse what they would refuse alone.
+"""
+
+import asyncio
+import logging
+from collections.abc import Callable, Mapping, Sequence
+from http import HTTPStatus
+from typing import Final
+
+import aiohttp
+import msgspec
+from aiohttp import hdrs, web
+from msgspec import Struct
+from yarl import URL
+
+from gateway.config.addresses import split_address
+from gateway.processes.member import Member
+from gateway.processes.merging import Page, workers
+
+_BODY: Final = 64 << 10
+_PATIENCE: Final = 10.0
+"""How many seconds a body may take."""
+_LONGEST: Final = 600.0
+"""How many seconds an answer may take: a reload waits for what is new."""
+_ASKED: Final = (
+    hdrs.HOST,
+    hdrs.AUTHORIZATION,
+    hdrs.CONTENT_TYPE,
+    hdrs.CONTENT_ENCODING,
+    hdrs.ORIGIN,
+)
+_TOLD: Final = (
+    hdrs.CONTENT_TYPE,
+    hdrs.SERVER,
+    hdrs.CACHE_CONTROL,
+    "X-Content-Type-Options",
+    hdrs.WWW_AUTHENTICATE,
+    hdrs.ALLOW,
+)
+
+
+class _Question(Struct, frozen=True):
+    method: str
+    url: URL
+    headers: Mapping[str, str]
+    body: bytes
+
+
+class _Said(Struct, frozen=True):
+    status: int
+    headers: Mapping[str, str]
+    body: bytes
+
+
+class Desk:
+    """Listens at ``address``. ``members`` gives the processes; ``own``, what the supervisor counts.
+
+    What a process counted stays counted when it is gone, as far as it was asked for before.
+    """
+
+    def __init__(
+        self, address: str, members: Callable[[], Sequence[Member]], own: Callable[[], bytes]
+    ) -> None:
+        self._address = address
+        self._members = members
+        self._own = own
+        self._gone = Page()
+        self._last: dict[Member, Page] = {}
+        made = web.Application(client_max_size=_BODY)
+        made.router.add_route("*", "/{path:.*}", self._serve)
+        self._runner = web.AppRunner(
+            made,
+            handle_signals=False,
+            access_log=None,
+            logger=logging.getLogger("interlingua.http"),
+            auto_decompress=False,
+            shutdown_timeout=1.0,
+        )
+
+    async def listen(self) -> str:
+        """Bind; gives the URL. Raises OSError."""
+        host, port = split_address(self._address)
+        await self._runner.setup()
+        await web.TCPSite(self._runner, host, port).start()
+        shown = f"[{host}]" if ":" in host else host
+        return f"http://{shown}:{self._runner.addresses[0][1]}"
+
+    async def close(self) -> None:
+        """Take no more requests."""
+        await self._runner.cleanup()
+
+    def bury(self, member: Member) -> None:
+        """This one is gone."""
+        self._gone.add(self._last.pop(member, Page()).counts())
+
+    async def _serve(self, request: web.Request) -> web.Response:
+        try:
+            async with asyncio.timeout(_PATIENCE):
+                body = await request.read()
+        except TimeoutError:
+            return _refusal(HTTPStatus.REQUEST_TIMEOUT, "the body took too long")
+        except web.HTTPRequestEntityTooLarge:
+            message = f"the body is larger than {_BODY} bytes"
+            return _refusal(HTTPStatus.REQUEST_ENTITY_TOO_LARGE, message)
+        headers = {str(name): request.headers[name] for name in _ASKED if name in request.headers}
+        url = URL(f"http://localhost{request.rel_url.raw_path_qs}", encoded=True)
+        said = await self._answer(_Question(request.method, url, headers, body), request.path)
+        if said is None:
+            return _refusal(HTTPStatus.SERVICE_UNAVAILABLE, "no process serves now")
+        told = {name: said.headers[name] for name in _TOLD if name in said.headers}
+        return web.Response(status=said.status, body=said.body, headers=told)
+
+    async def _answer(self, question: _Question, path: str) -> _Said | None:
+        match question.method, path:
+            case "GET", "/metrics":
+                return await self._metrics(question)
+            case "GET", "/-/workers":
+                return await self._workers(question)
+            case (("POST" | "DELETE"), "/-/workers"):
+                answers = await self._all(question)
+                return max(answers.values(), key=lambda one: one.status, default=None)
+            case "GET", "/-/ready":
+                return await self._first(question, HTTPStatus.SERVICE_UNAVAILABLE)
+            case "GET", _ if path.startswith("/-/explain/"):
+                return await self._first(question, HTTPStatus.NOT_FOUND)
+            case _:
+                return await self._first(question, None)
+
+    async def _metrics(self, question: _Question) -> _Said | None:
+        answers = await self._all(question)
+        if not answers or (odd := _odd(answers)):
+            return odd if answers else None
+        self._last |= {member: Page(said.body.decode()) for member, said in answers.items()}
+        page = Page(self._own().decode())
+        page.add(self._gone)
+        for one in self._last.values():
+            page.add(one)
+        return msgspec.structs.replace(next(iter(answers.values())), body=page.text().encode())
+
+    async def _workers(self, question: _Question) -> _Said | None:
+        answers = await self._all(question)
+        if not answers or (odd := _odd(answers)):
+            return odd if answers else None
+        known = workers(msgspec.json.decode(one.body)["backends"] for one in answers.values())
+        body = msgspec.json.encode({"backends": known})
+        return msgspec.structs.replace(next(iter(answers.values())), body=body)
+
+    async def _all(self, question: _Question) -> Mapping[Member, _Said]:
+        """What each that serves says."""
+        serving = [one for one in self._members() if one.ready]
+        answers = await asyncio.gather(*(_ask(one, question) for one in serving))
+        return {one: said for one, said in zip(serving, answers, strict=True) if said is not None}
+
+    async def _first(self, question: _Question, unlike: int | None) -> _Said | None:
+        """What the first says whose answer is no such status; or else what the last says."""
+        said: _Said | None = None
+        for member in [one for one in self._members() if one.ready]:
+            said = await _ask(member, question) or said
+            if said is not None and said.status != unlike:
+                break
+        return said
+
+
+def _odd(answers: Mapping[Member, _Said]) -> _Said | None:
+    """One that is no answer to what was asked."""
+    return next((one for one in answers.values() if one.status != HTTPStatus.OK), None)
+
+
+async def _ask(member: Member, question: _Question) -> _Said | None:
+    """What it says; None when it is gone, or hangs."""
+    limits = aiohttp.ClientTimeout(total=_LONGEST if question.url.path == "/-/reload" else 10.0)
+    connector = aiohttp.UnixConnector(member.admin)
+    try:
+        async with (
+            aiohttp.ClientSession(connector=connector, timeout=limits) as session,
+            session.request(
+                question.method, question.url, headers=question.headers, data=question.body
+            ) as answer,
+        ):
+            return _Said(answer.status, answer.headers, await answer.read())
+    except (aiohttp.ClientError, TimeoutError):
+        return None
+
+
+def _refusal(status: HTTPStatus, message: str) -> web.Response:
+    body = msgspec.json.encode({"error": {"message": message, "field": None}})
+    headers = {hdrs.SERVER: "interlingua", hdrs.CACHE_CONTROL: "no-store"}
+    return web.Response(status=status, body=body, headers=headers, content_type="application/json")

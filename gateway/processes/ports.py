@@ -1,0 +1,49 @@
+"""The ports that all processes bind, and that nobody else can take meanwhile."""
+
+import socket
+
+from gateway import config as c
+from gateway.processes.shares import Ports
+
+
+class Held:
+    """Holds each listener's port with a socket of its own, that never listens."""
+
+    def __init__(self) -> None:
+        self._sockets: dict[c.Seat, socket.socket] = {}
+
+    @property
+    def ports(self) -> Ports:
+        """Those that are held."""
+        return {seat: one.getsockname()[1] for seat, one in self._sockets.items()}
+
+    def take(self, seat: c.Seat) -> None:
+        """Hold this listener's port too, of which 0 is any that is free. Raises OSError."""
+        host, _, port = seat[0].rpartition(":")
+        self._sockets[seat] = _hold(host.strip("[]"), int(port))
+
+    def keep(self, seats: frozenset[c.Seat]) -> None:
+        """Hold only these."""
+        for seat in self._sockets.keys() - seats:
+            self._sockets.pop(seat).close()
+
+
+def _hold(host: str, port: int) -> socket.socket:
+    """A bound socket. Raises OSError, also where another gateway's processes share the port."""
+    found = socket.getaddrinfo(host or None, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
+    family, address = socket.AddressFamily(found[0][0]), found[0][4]
+    with _made(family) as alone:
+        alone.bind(address)
+        address = alone.getsockname()
+    held = _made(family)
+    held.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
+    held.bind(address)
+    return held
+
+
+def _made(family: socket.AddressFamily) -> socket.socket:
+    made = socket.socket(family, socket.SOCK_STREAM)
+    made.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    if family == socket.AF_INET6:
+        made.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 1)
+    return made

@@ -1,0 +1,164 @@
+"""One of several processes: serves its part, and does what the supervisor says.
+
+    python -m gateway.processes.serving DESCRIPTOR
+
+The descriptor is its end of the line. When the other end is gone it stops, as it does for SIGTERM:
+what runs comes to its end.
+"""
+
+import asyncio
+import itertools
+import logging
+import signal
+import socket
+import sys
+from collections.abc import Sequence
+from contextlib import suppress
+from functools import partial
+
+from msgspec.structs import replace
+
+from backends.aside import Aside
+from gateway.app import App, surroundings
+from gateway.config import Complaint, ConfigError, Loaded
+from gateway.config.complaints import START
+from gateway.core.errors import WorkerError
+from gateway.processes.line import (
+    Begin,
+    Done,
+    Failed,
+    Line,
+    Outcome,
+    Prepare,
+    Prepared,
+    Ready,
+    Seated,
+    Verdict,
+    Wish,
+)
+from gateway.processes.loops import loop_factory
+from gateway.processes.shares import share
+from gateway.processes.text import Text
+from gateway.recording.lines import Lines, the_log
+from gateway.reload import Origin, Told
+
+log = logging.getLogger("interlingua")
+
+
+class _Overruled(Exception):
+    """Another process can't serve what this one could."""
+
+
+class Among:
+    """The other processes, as the supervisor tells of them: see ``gateway.app.Among``."""
+
+    def __init__(self, line: Line, begin: Begin) -> None:
+        self.line = line
+        self._processes = begin.processes
+        self.admin = begin.admin
+        self._verdict = asyncio.get_running_loop().create_future()
+        self._wishes: dict[int, asyncio.Future[Told]] = {}
+        self._numbers = itertools.count()
+
+    def part(self, text: Text, ports: Sequence[Seated]) -> Loaded:
+        """What this process serves of a text. Raises ConfigError."""
+        whole = text.read()
+        taken = {(one.address, one.number): one.port for one in ports}
+        return replace(whole, config=share(whole.config, self._processes, taken))
+
+    async def agree(self) -> None:
+        self._verdict = asyncio.get_running_loop().create_future()
+        self.line.say(Prepared())
+        if not await self._verdict:
+            raise _Overruled
+
+    async def reload(self) -> Told:
+        number = next(self._numbers)
+        self._wishes[number] = asyncio.get_running_loop().create_future()
+        self.line.say(Wish(number))
+        try:
+            return await self._wishes[number]
+        finally:
+            del self._wishes[number]
+
+    async def follow(self, app: App, gone: asyncio.Event) -> None:
+        """Do what the supervisor says until it is ``gone``."""
+        async with asyncio.TaskGroup() as tasks:
+            while (told := await self.line.hear()) is not None:
+                match told:
+                    case Prepare(text, ports):
+                        tasks.create_task(self._take(app, text, ports))
+                    case Verdict(go):
+                        self._verdict.set_result(go)
+                    case Outcome(number, outcome) if number in self._wishes:
+                        self._wishes[number].set_result(outcome)
+                    case _:
+                        """Who asked has left."""
+            gone.set()
+
+    async def _take(self, app: App, text: Text, ports: Sequence[Seated]) -> None:
+        try:
+            await app.take(await Aside(partial(self.part, text, ports)).run())
+        except _Overruled:
+            self.line.say(Done())
+        except ConfigError as error:
+            self.line.say(Prepared(error.complaints))
+        except Exception:
+            log.exception("a reload failed")
+            bug = Complaint(START.line, START.column, "the gateway failed; its log has the cause")
+            self.line.say(Prepared([bug]))
+        else:
+            self.line.say(Done())
+
+
+async def serve(end: socket.socket) -> int:
+    """Serve until told to stop; gives the process's exit code."""
+    line = await Line.over(end)
+    begin = await line.hear()
+    if not isinstance(begin, Begin):
+        return 1
+    logging.basicConfig(level=begin.log_level, format="%(levelname)s %(name)s: %(message)s")
+    among = Among(line, begin)
+    try:
+        loaded = among.part(begin.text, begin.ports)
+    except ConfigError as error:
+        line.say(Failed(str(error)))
+        return 1
+    told = loaded.config.observe.access_log
+    with the_log(told.buffer, exchanges=told.format != "off") as lines:
+        return await _serve(loaded, among, lines)
+
+
+async def _serve(loaded: Loaded, among: Among, lines: Lines) -> int:
+    loop, stopping = asyncio.get_running_loop(), asyncio.Event()
+    for name in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(name, stopping.set)
+    origin = Origin(loaded, lambda: loaded)
+    app = App(loaded.config, surroundings(lines), origin=origin, among=among)
+    try:
+        urls = await app.start()
+    except (OSError, WorkerError) as error:
+        among.line.say(Failed(str(error)))
+        await app.stop()
+        return 1
+    among.line.say(Ready([*filter(None, urls)], [info.name for info in app.router.models()]))
+    following = loop.create_task(among.follow(app, stopping))
+    await stopping.wait()
+    for name in (signal.SIGTERM, signal.SIGINT):
+        loop.remove_signal_handler(name)
+    following.cancel()
+    with suppress(asyncio.CancelledError):
+        await following
+    await app.stop()
+    return 0
+
+
+def main() -> int:
+    """Serve, with the descriptor that the command line names."""
+    signal.signal(signal.SIGHUP, signal.SIG_IGN)  # the supervisor's to hear
+    with asyncio.Runner(loop_factory=loop_factory()) as runner:
+        return runner.run(serve(socket.socket(fileno=int(sys.argv[1]))))
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,70 @@
+"""Each process's part of what the file allows to the whole gateway."""
+
+from collections.abc import Iterator, Mapping
+
+from msgspec.structs import replace
+
+from gateway import config as c
+from gateway.config.complaints import Steps
+
+Ports = Mapping[c.Seat, int]
+"""The port of each listener."""
+
+
+def share(config: c.Config, processes: int, ports: Ports) -> c.Config:
+    """What one of so many processes serves: a part of each limit, at the ports that all have.
+
+    Parts are rounded up, so that none is 0.
+    """
+    listeners = [
+        replace(listener, address=f"{listener.address.rpartition(':')[0]}:{ports[seat]}")
+        for seat, listener in c.seats(config).items()
+    ]
+    limits = replace(config.limits, connections=_part(config.limits.connections, processes))
+    backends = {name: _backend(one, processes) for name, one in config.backends.items()}
+    models = {name: _model(one, processes) for name, one in config.models.items()}
+    return replace(
+        config, listeners=tuple(listeners), limits=limits, backends=backends, models=models
+    )
+
+
+def undivided(config: c.Config) -> Iterator[tuple[Steps, str]]:
+    """What several processes can't share, and what to do instead."""
+    for name, backend in config.backends.items():
+        if isinstance(backend, c.Torch):
+            message = (
+                "each process would load this model; serve it with `interlingua worker` and name "
+                "that in a pool, or leave out --processes"
+            )
+            yield ("backends", name), message
+
+
+def _part(whole: int, processes: int) -> int:
+    return -(-whole // processes)
+
+
+def _most(whole: int | None, processes: int) -> int | None:
+    return None if whole is None else _part(whole, processes)
+
+
+def _backend(backend: c.Backend, processes: int) -> c.Backend:
+    if not isinstance(backend, c.Pool):
+        return backend
+    workers = (
+        replace(one, max_concurrency=_most(one.max_concurrency, processes))
+        for one in backend.workers
+    )
+    return replace(
+        backend,
+        workers=tuple(workers),
+        max_concurrency=_most(backend.max_concurrency, processes),
+        total_concurrency=_most(backend.total_concurrency, processes),
+        queue=replace(backend.queue, max=_part(backend.queue.max, processes)),
+    )
+
+
+def _model(model: c.Model, processes: int) -> c.Model:
+    if model.shadow is None:
+        return model
+    most = _part(model.shadow.max_concurrent, processes)
+    return replace(model, shadow=replace(model.shadow, max_concurrent=most))
