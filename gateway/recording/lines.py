@@ -7,7 +7,7 @@ counted; how many is said as soon as somebody reads on.
 import logging
 import os
 import select
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Final
 
@@ -72,7 +72,8 @@ class Lines:
         """Write them; gives how many had to be left out."""
         lines = (one if isinstance(one, bytes) else _encode(one) + b"\n" for one in batch)
         try:
-            self._put_out(b"".join(lines))
+            for piece in _pieces(lines):
+                self._put_out(piece)
             if lost := self._scribe.lost - self._told:
                 self._told += lost
                 self._put_out(b"WARNING interlingua: %d lines of this log are lost here\n" % lost)
@@ -87,6 +88,18 @@ class Lines:
                 data = data[os.write(self._descriptor, data) :]
             except BlockingIOError:  # another process may have made it so, if it has it, too
                 select.select([], [self._descriptor], [])
+
+
+def _pieces(lines: Iterable[bytes]) -> Iterator[bytes]:
+    """Whole lines, as many together as a pipe takes without another process's in between."""
+    piece = b""
+    for line in lines:
+        if piece and len(piece) + len(line) > select.PIPE_BUF:
+            yield piece
+            piece = b""
+        piece += line
+    if piece:
+        yield piece
 
 
 class _Saying(logging.Handler):

@@ -2,13 +2,14 @@
 
 import logging
 import os
+import select
 from collections.abc import Iterator
 
 import msgspec
 import pytest
 from msgspec import Struct
 
-from gateway.recording.lines import Lines, the_log
+from gateway.recording.lines import Lines, _pieces, the_log
 from gateway.telemetry import Record
 
 PATIENCE = 20.0
@@ -116,3 +117,14 @@ def test_the_log_is_standard_error(capfd: pytest.CaptureFixture[str]) -> None:
     with the_log(10, exchanges=True) as lines:
         lines.tell(Record("a"))
     assert capfd.readouterr().err == '{"id":"a"}\n'
+
+
+def test_many_lines_are_written_so_that_no_other_process_gets_in_between() -> None:
+    """A pipe takes as much as PIPE_BUF at once, and more of it in pieces (POSIX, write)."""
+    lines = [b"%d %b\n" % (n, b"x" * (n * 37 % 900)) for n in range(100)] + [b"y" * 9000 + b"\n"]
+    pieces = list(_pieces(lines))
+    assert b"".join(pieces) == b"".join(lines)
+    assert all(piece.endswith(b"\n") for piece in pieces)
+    assert all(len(piece) <= select.PIPE_BUF for piece in pieces[:-1])
+    assert len(pieces) < 30
+    assert list(_pieces([])) == []
