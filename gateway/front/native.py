@@ -2,11 +2,12 @@
 
 import asyncio
 import ssl
-from typing import Any, Final
+from typing import Final
 
 from msgspec.structs import replace
 
 from gateway.front import Serve
+from gateway.front.certified import outer
 from gateway.front.connection import Connection, Limits
 
 _LOOK: Final = 1.0
@@ -58,7 +59,7 @@ class Front:
             lambda: Connection(self, loop),
             host or None,
             port,
-            ssl=None if tls is None else self._outer(),
+            ssl=None if tls is None else outer(lambda: self._tls),
             backlog=1024,
             reuse_port=reuse_port,
         )
@@ -123,14 +124,3 @@ class Front:
         for connection in list(self._connections):
             connection.look()
         self._looking = loop.call_later(_LOOK, self._look, loop)
-
-    def _outer(self) -> ssl.SSLContext:
-        """What a connection is met with at first: it has no certificate but that of ``trust``."""
-
-        def choose(connection: Any, name: str | None, context: ssl.SSLContext) -> None:
-            del name, context
-            connection.context = self._tls
-
-        outer = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-        outer.sni_callback = choose
-        return outer

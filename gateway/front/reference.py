@@ -11,6 +11,7 @@ from aiohttp import HttpVersion11, hdrs, web
 from gateway.core.errors import Malformed, TooLarge
 from gateway.core.ports import Headers
 from gateway.front import Serve
+from gateway.front.certified import outer
 
 _LAST_WORDS = 0.1
 """Seconds that an answer has after it was told that it is cut."""
@@ -187,24 +188,13 @@ class Front:
         """
         self.trust(tls)
         await self._runner.setup()
-        context = None if tls is None else self._outer()
+        context = None if tls is None else outer(lambda: self._tls)
         self._site = web.TCPSite(
             self._runner, host, port, ssl_context=context, reuse_port=reuse_port
         )
         await self._site.start()
         bound: int = self._runner.addresses[0][1]
         return bound
-
-    def _outer(self) -> ssl.SSLContext:
-        """What a connection is met with at first: it has no certificate but that of ``trust``."""
-
-        def choose(connection: Any, name: str | None, context: ssl.SSLContext) -> None:
-            del name, context
-            connection.context = self._tls
-
-        outer = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-        outer.sni_callback = choose
-        return outer
 
     async def drain(self, seconds: float) -> None:
         """Take no more connections, and wait for the exchanges that run, so long at most."""
