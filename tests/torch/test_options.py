@@ -62,6 +62,10 @@ class Bench:
         given = {name.replace("__", "."): value for name, value in options.items()}
         order = self.order(given)
         assert self.told == ()
+        if order.picking.seed is None:  # by luck the first token may be the last
+            order = msgspec.structs.replace(
+                order, picking=msgspec.structs.replace(order.picking, seed=1)
+            )
         return Driven(self.model).run(msgspec.structs.replace(order, token_ids=True))
 
     def ids(self, **options: Any) -> list[int]:

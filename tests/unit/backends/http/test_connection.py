@@ -1,7 +1,7 @@
 """What a worker may send, and what is made of it."""
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 
 import pytest
@@ -12,6 +12,7 @@ from gateway.core.errors import InternalError, StreamBroken, WorkerError, Worker
 from gateway.core.ports import WireRequest
 from tests.fakes import CHUNKED, CLOSE, HANG, RESET, Reply, ScriptedWorker, chunk, head, whole
 
+Answer = Callable[[asyncio.StreamReader, asyncio.StreamWriter], Awaitable[None]]
 ASK = WireRequest("/", b"{}")
 OK = [whole(b"fine")]
 
@@ -38,6 +39,33 @@ async def rest(reading: Reading) -> bytes:
 
 async def ask(upstream: HttpUpstream, worker: ScriptedWorker) -> bytes:
     return await rest(await upstream.open(worker.url, ASK, 2.0))
+
+
+@asynccontextmanager
+async def serving(answer: Answer) -> AsyncIterator[str]:
+    """A server whose connections are all over when it is; gives its URL."""
+    running = set[asyncio.Task[None]]()
+
+    async def answered(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        task = asyncio.current_task()
+        assert task is not None
+        running.add(task)
+        try:
+            await answer(reader, writer)
+        except (ConnectionError, asyncio.IncompleteReadError):
+            pass  # whoever asked is gone
+        finally:
+            writer.transport.abort()
+            running.discard(task)
+
+    server = await asyncio.start_server(answered, "127.0.0.1", 0)
+    try:
+        yield f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}"
+    finally:
+        server.close()
+        while running:
+            await asyncio.wait(set(running))
+        await asyncio.sleep(0)
 
 
 def lines(*headers: str) -> bytes:
@@ -171,9 +199,7 @@ async def test_a_worker_waits_for_one_who_reads_slowly() -> None:
         await writer.drain()
         writer.close()
 
-    server = await asyncio.start_server(answer, "127.0.0.1", 0)
-    url = f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}"
-    async with client() as upstream:
+    async with serving(answer) as url, client() as upstream:
         reading = await upstream.open(url, ASK, 2.0)
         still = -1
         while still != written:
@@ -181,8 +207,6 @@ async def test_a_worker_waits_for_one_who_reads_slowly() -> None:
             await asyncio.sleep(0.3)
         assert 0 < written < 300
         assert len(await rest(reading)) == 400 << 16
-    server.close()
-    await server.wait_closed()
 
 
 async def test_an_answer_before_the_whole_question_ends_the_connection() -> None:
@@ -222,28 +246,20 @@ async def test_a_header_is_one_line(value: str) -> None:
 
 async def test_many_at_once_each_get_their_own_answer() -> None:
     async def echo(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        try:
-            while True:
-                top = await reader.readuntil(b"\r\n\r\n")
-                body = await reader.readexactly(int(top.split(b"Content-Length: ")[1].split()[0]))
-                writer.write(whole(body))
-                await writer.drain()
-        except asyncio.IncompleteReadError:
-            writer.close()
+        while True:
+            top = await reader.readuntil(b"\r\n\r\n")
+            body = await reader.readexactly(int(top.split(b"Content-Length: ")[1].split()[0]))
+            writer.write(whole(body))
+            await writer.drain()
 
-    server = await asyncio.start_server(echo, "127.0.0.1", 0)
-    url = f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}"
-
-    async def one(upstream: HttpUpstream, n: int) -> bool:
+    async def one(upstream: HttpUpstream, url: str, n: int) -> bool:
         body = b"%d" % n
         return await rest(await upstream.open(url, WireRequest("/", body), 10.0)) == body
 
-    async with client() as upstream:
+    async with serving(echo) as url, client() as upstream:
         for start in (0, 300):
-            asked = (one(upstream, start + n) for n in range(300))
+            asked = (one(upstream, url, start + n) for n in range(300))
             assert all(await asyncio.gather(*asked))
-    server.close()
-    await server.wait_closed()
 
 
 async def test_closing_ends_what_runs() -> None:
