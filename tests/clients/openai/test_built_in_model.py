@@ -1,9 +1,11 @@
 """The first minutes of a newcomer: the client's own example against the built-in models."""
 
-from functools import partial
+from typing import Any
 
+import msgspec
 import pytest
-from openai import BadRequestError, OpenAI
+from openai import APIResponse, BadRequestError, OpenAI
+from openai.types.chat import ChatCompletion
 
 pytestmark = pytest.mark.slow
 
@@ -34,20 +36,32 @@ def test_its_stream_says_the_same(small: OpenAI) -> None:
     assert final.usage.completion_tokens >= len(pieces)
 
 
-def test_what_it_can_not_promise_is_told_or_refused(small: OpenAI) -> None:
-    """It has no way to hold an answer to a schema."""
-    asked = partial(
-        small.chat.completions.with_raw_response.create,
+def _as_json(small: OpenAI, properties: dict[str, Any]) -> APIResponse[ChatCompletion]:
+    schema = {"type": "object", "properties": properties, "required": list(properties)}
+    schema["additionalProperties"] = False
+    told = {"name": "capital", "schema": schema, "strict": True}
+    create: Any = small.chat.completions.with_raw_response.create  # what it takes is wire JSON here
+    said: APIResponse[ChatCompletion] = create(
         model="smollm2",
         messages=[{"role": "user", "content": "Name the capital of France as JSON."}],
-        response_format={"type": "json_object"},
-        max_tokens=4,
+        response_format={"type": "json_schema", "json_schema": told},
+        max_tokens=64,
     )
+    return said
 
-    assert "response_format" in asked().headers["x-interlingua-loss"]
-    with pytest.raises(BadRequestError) as refused:
-        asked(extra_headers={"x-interlingua-strict": "1"})
-    assert refused.value.param == "response_format"
+
+def test_it_is_held_to_a_schema(small: OpenAI) -> None:
+    said = _as_json(small, {"capital": {"type": "string", "maxLength": 20}})
+
+    assert "x-interlingua-loss" not in said.headers
+    content = said.parse().choices[0].message.content or ""
+    assert list(msgspec.json.decode(content, type=dict[str, str])) == ["capital"]
+
+
+def test_what_it_can_not_be_held_to_is_refused_by_name(small: OpenAI) -> None:
+    with pytest.raises(BadRequestError, match="uniqueItems") as refused:
+        _as_json(small, {"names": {"type": "array", "uniqueItems": True}})
+    assert (refused.value.param or "").startswith("response_format")
 
 
 def test_like_texts_are_near(small: OpenAI) -> None:
