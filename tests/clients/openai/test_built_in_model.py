@@ -37,8 +37,12 @@ def test_its_stream_says_the_same(small: OpenAI) -> None:
 
 
 def _as_json(small: OpenAI, properties: dict[str, Any]) -> APIResponse[ChatCompletion]:
-    schema = {"type": "object", "properties": properties, "required": list(properties)}
-    schema["additionalProperties"] = False
+    schema = {
+        "type": "object",
+        "properties": properties,
+        "required": list(properties),
+        "additionalProperties": False,
+    }
     told = {"name": "capital", "schema": schema, "strict": True}
     create: Any = small.chat.completions.with_raw_response.create  # what it takes is wire JSON here
     said: APIResponse[ChatCompletion] = create(
