@@ -15,7 +15,7 @@ import pytest
 from tests.socket.test_command import Command
 from tests.torch.conftest import byte_tokenizer, tiny_llama
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(400)]
+pytestmark = [pytest.mark.ray, pytest.mark.timeout(400)]
 
 ROOT = Path(__file__).parents[2]
 SERVE = ROOT / ".venv-ray" / "bin" / "serve"
