@@ -44,9 +44,9 @@ test: $(VENV)/.dev
 	@echo "test: branch coverage of gateway/core and protocols must be 100 %"
 	@$(BIN)/coverage report --include='gateway/core/*,protocols/*' --fail-under=100
 
-## make quick   what shows most mistakes in under a minute: no laws, cross product, faults or cases
+## make quick   what shows most mistakes in under a minute: units and whole files alone
 quick: $(VENV)/.dev
-	@$(PYTEST) -m "not slow and not oracle and not ray" -n $(JOBS) --dist loadfile tests/unit tests/golden tests/socket
+	@$(PYTEST) -m "not slow and not oracle and not ray" -n $(JOBS) --dist loadfile tests/unit tests/golden
 
 ## make oracle  hold the Triton dialect against a real Triton server (CPU, no GPU needed)
 oracle: $(VENV)/.dev
