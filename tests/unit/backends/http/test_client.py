@@ -3,44 +3,20 @@
 import asyncio
 import socket
 import ssl
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
 from pathlib import Path
 
 import pytest
 
 from backends.http import HttpUpstream
-from backends.upstream import Reading, Worker
+from backends.upstream import Worker
 from gateway.core.errors import InternalError, StreamBroken, WorkerUnreachable
 from gateway.core.ports import WireRequest
 from tests.fakes import CHUNKED, CLOSE, HANG, Reply, ScriptedWorker, chunk, chunked, head, whole
+from tests.unit.backends.http.asking import client, rest
 
 ASK = WireRequest("/v1/say%2Fit?x=1", b'{"a":1}', (("Content-Type", "application/json"),))
 OK = [whole(b"fine")]
 PEM = Path(__file__).parents[3] / "fault" / "loopback.pem"
-
-
-@asynccontextmanager
-async def client(
-    *, idle: float = 4.0, keep: int = 64, ca: str | None = None
-) -> AsyncIterator[HttpUpstream]:
-    upstream = HttpUpstream(idle=idle, keep=keep, ca=ca)
-    await upstream.start()
-    try:
-        yield upstream
-    finally:
-        await upstream.aclose()
-
-
-async def rest(reading: Reading) -> bytes:
-    """The body, read to its end; the connection is given back, or cut where it breaks."""
-    body = b""
-    try:
-        while data := await reading.read():
-            body += data
-    finally:
-        reading.release()
-    return body
 
 
 async def ask(upstream: HttpUpstream, url: str, request: WireRequest = ASK) -> bytes:

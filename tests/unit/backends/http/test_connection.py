@@ -7,34 +7,14 @@ from contextlib import asynccontextmanager
 import pytest
 
 from backends.http import HttpUpstream
-from backends.upstream import Reading
 from gateway.core.errors import InternalError, StreamBroken, WorkerError, WorkerFailed
 from gateway.core.ports import WireRequest
 from tests.fakes import CHUNKED, CLOSE, HANG, RESET, Reply, ScriptedWorker, chunk, head, whole
+from tests.unit.backends.http.asking import client, rest
 
 Answer = Callable[[asyncio.StreamReader, asyncio.StreamWriter], Awaitable[None]]
 ASK = WireRequest("/", b"{}")
 OK = [whole(b"fine")]
-
-
-@asynccontextmanager
-async def client() -> AsyncIterator[HttpUpstream]:
-    upstream = HttpUpstream()
-    await upstream.start()
-    try:
-        yield upstream
-    finally:
-        await upstream.aclose()
-
-
-async def rest(reading: Reading) -> bytes:
-    body = b""
-    try:
-        while data := await reading.read():
-            body += data
-    finally:
-        reading.release()
-    return body
 
 
 async def ask(upstream: HttpUpstream, worker: ScriptedWorker) -> bytes:
