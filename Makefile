@@ -120,7 +120,7 @@ $(VENV)/.run: $(VENV)/.python pyproject.toml constraints.txt
 
 $(VENV)/.dev: $(VENV)/.run
 	@echo "install: what the checks and tests need"
-	@$(PIP) -c constraints.txt -e '.[torch,dev]'
+	@$(PIP) -c constraints.txt -e '.[torch,redis,jwt,postgres,otel,dev]'
 	@touch $@
 
 $(TRITON)/.installed: tests/oracle/requirements.txt
