@@ -21,10 +21,13 @@ import socket
 import ssl
 import struct
 from collections.abc import Sequence
+from contextlib import AsyncExitStack
 from types import TracebackType
 from typing import Self
 
 from msgspec import Struct
+
+from tests.serving import serving
 
 
 class Step(enum.Enum):
@@ -70,8 +73,7 @@ class ScriptedWorker:
         self._listener = listener
         self._tls = tls
         self._read_body = read_body
-        self._serving: set[asyncio.Task[None]] = set()
-        self._server: asyncio.Server | None = None
+        self._open = AsyncExitStack()
         self.url = ""
         self.requests: list[Received] = []
         self.connections = 0
@@ -83,14 +85,8 @@ class ScriptedWorker:
         self._changed = asyncio.Event()
 
     async def __aenter__(self) -> Self:
-        if (listener := self._listener) is None:
-            listener = socket.socket()
-            listener.bind(("127.0.0.1", 0))
-        self._server = await asyncio.start_server(
-            self._serve, sock=listener, ssl=self._tls, backlog=1024
-        )
-        host, port = self._server.sockets[0].getsockname()
-        self.url = f"{'https' if self._tls else 'http'}://{host}:{port}"
+        served = serving(self._serve, sock=self._listener, tls=self._tls)
+        self.url = await self._open.enter_async_context(served)
         return self
 
     async def __aexit__(
@@ -103,12 +99,7 @@ class ScriptedWorker:
 
     async def stop(self) -> None:
         """Stop listening and cut every connection."""
-        if self._server is not None:
-            self._server.close()
-            self._server = None
-            for task in self._serving:
-                task.cancel()
-            await asyncio.gather(*self._serving, return_exceptions=True)
+        await self._open.aclose()
 
     async def until_left(self, times: int = 1, *, within: float = 2.0) -> float:
         """Seconds until the other side had left ``times`` hanging replies. Raises TimeoutError."""
@@ -134,16 +125,8 @@ class ScriptedWorker:
 
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         number, self.connections = self.connections, self.connections + 1
-        if task := asyncio.current_task():
-            self._serving.add(task)
-            task.add_done_callback(self._serving.discard)
-        try:
-            while await self._exchange(reader, writer, number):
-                pass
-        except (ConnectionError, asyncio.IncompleteReadError):
+        while await self._exchange(reader, writer, number):
             pass
-        finally:
-            writer.close()
 
     async def _exchange(
         self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, number: int

@@ -16,6 +16,7 @@ from gateway.core.ports import WorkerDialect
 from gateway.making import make_dialect
 from tests.conftest import Serve
 from tests.fakes import Received, chunked, whole
+from tests.serving import serving
 
 PARROT = """
 listeners:
@@ -36,42 +37,25 @@ class Answering:
 
     def __init__(self, respond: Respond) -> None:
         self._respond = respond
-        self._tasks = set[asyncio.Task[None]]()
         self.url = ""
 
     @asynccontextmanager
     async def serving(self) -> AsyncIterator["Answering"]:
-        server = await asyncio.start_server(self._serve, "127.0.0.1", 0, limit=1 << 23)
-        host, port = server.sockets[0].getsockname()
-        self.url = f"http://{host}:{port}"
-        try:
+        async with serving(self._serve, limit=1 << 23) as self.url:
             yield self
-        finally:
-            server.close()
-            for task in self._tasks:
-                task.cancel()
-            await asyncio.gather(*self._tasks, return_exceptions=True)
 
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        if task := asyncio.current_task():
-            self._tasks.add(task)
-            task.add_done_callback(self._tasks.discard)
-        try:
-            while head := (await reader.readuntil(b"\r\n\r\n")).decode("latin-1"):
-                first, *lines = head.rstrip("\r\n").split("\r\n")
-                method, path, _ = first.split(" ")
-                split = (line.partition(":") for line in lines)
-                headers = {name.lower(): value.strip() for name, _, value in split}
-                body = await reader.readexactly(int(headers.get("content-length", "0")))
-                answer = self._respond(Received(method, path, headers, body, 0))
-                writer.write(answer)
-                await writer.drain()
-                if not answer.endswith((b"\r\n\r\n", b"}", b"]", b"ok")):
-                    break  # cut in the middle
-        except (ConnectionError, asyncio.IncompleteReadError, asyncio.CancelledError):
-            pass
-        finally:
-            writer.close()
+        while head := (await reader.readuntil(b"\r\n\r\n")).decode("latin-1"):
+            first, *lines = head.rstrip("\r\n").split("\r\n")
+            method, path, _ = first.split(" ")
+            split = (line.partition(":") for line in lines)
+            headers = {name.lower(): value.strip() for name, _, value in split}
+            body = await reader.readexactly(int(headers.get("content-length", "0")))
+            answer = self._respond(Received(method, path, headers, body, 0))
+            writer.write(answer)
+            await writer.drain()
+            if not answer.endswith((b"\r\n\r\n", b"}", b"]", b"ok")):
+                break  # cut in the middle
 
 
 async def found(

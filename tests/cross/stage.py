@@ -6,6 +6,7 @@ that a real one would refuse or not know, and tells which bytes it would answer 
 
 import asyncio
 from collections.abc import Mapping
+from contextlib import AsyncExitStack
 from types import TracebackType
 from typing import Any, Literal, Protocol, Self
 
@@ -14,6 +15,7 @@ from msgspec import Struct, field
 
 from tests.cross.script import Wish
 from tests.fakes import END, chunk, head
+from tests.serving import serving
 
 SPLINTER = 11
 """Bytes; no character and no event has a length that it divides."""
@@ -129,17 +131,14 @@ class Stage:
 
     def __init__(self, desks: Mapping[str, Desk]) -> None:
         self._desks = desks
-        self._serving: set[asyncio.Task[None]] = set()
-        self._server: asyncio.Server | None = None
+        self._open = AsyncExitStack()
         self._news = asyncio.Event()
         self.url = ""
         self.asked: list[Asked] = []
         """What was asked, probes and questions left out."""
 
     async def __aenter__(self) -> Self:
-        self._server = await asyncio.start_server(self._serve, "127.0.0.1", 0, backlog=1024)
-        host, port = self._server.sockets[0].getsockname()
-        self.url = f"http://{host}:{port}"
+        self.url = await self._open.enter_async_context(serving(self._serve))
         return self
 
     async def __aexit__(
@@ -148,11 +147,7 @@ class Stage:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        assert self._server is not None
-        self._server.close()
-        for task in self._serving:
-            task.cancel()
-        await asyncio.gather(*self._serving, return_exceptions=True)
+        await self._open.aclose()
 
     async def until_asked(self) -> Asked:
         """The first request for text."""
@@ -171,16 +166,8 @@ class Stage:
         return asked.left
 
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        if task := asyncio.current_task():
-            self._serving.add(task)
-            task.add_done_callback(self._serving.discard)
-        try:
-            while await self._exchange(reader, writer):
-                pass
-        except (ConnectionError, asyncio.IncompleteReadError):
+        while await self._exchange(reader, writer):
             pass
-        finally:
-            writer.close()
 
     async def _exchange(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> bool:
         asked = await _receive(reader)

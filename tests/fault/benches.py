@@ -4,12 +4,13 @@ A worker has as many requests at a time as it is given, and answers all of them 
 """
 
 import asyncio
-from contextlib import suppress
+from contextlib import AsyncExitStack
 from types import TracebackType
 from typing import Self
 
 from tests.fault.fronts import STREAM, WELL, WHOLE
 from tests.fault.history import Line
+from tests.serving import serving
 
 
 class Bench:
@@ -24,11 +25,10 @@ class Bench:
         self.lines: list[Line] = []
         self.most = 0
         self.url = ""
-        self._server: asyncio.Server | None = None
+        self._open = AsyncExitStack()
 
     async def __aenter__(self) -> Self:
-        self._server = await asyncio.start_server(self._serve, "127.0.0.1", 0, backlog=1024)
-        self.url = f"http://127.0.0.1:{self._server.sockets[0].getsockname()[1]}"
+        self.url = await self._open.enter_async_context(serving(self._serve))
         return self
 
     async def __aexit__(
@@ -37,9 +37,8 @@ class Bench:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        if self._server is not None:
-            self._server.close()
         self.beat()
+        await self._open.aclose()
 
     def beat(self) -> None:
         """Answer all that it has."""
@@ -48,21 +47,19 @@ class Bench:
         self.inside = []
 
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        with suppress(ConnectionError, asyncio.IncompleteReadError):
-            while True:
-                head = (await reader.readuntil(b"\r\n\r\n")).lower()
-                if head.startswith(b"get"):
-                    writer.write(WELL)
-                    continue
-                length = int(head.partition(b"content-length:")[2].partition(b"\r\n")[0])
-                body = await reader.readexactly(length)
-                self.sizes.append(length)
-                id_ = head.partition(b"x-request-id:")[2].partition(b"\r\n")[0].strip().decode()
-                self.lines.append(Line(id_, "asked"))
-                mine = asyncio.get_running_loop().create_future()
-                self.inside.append(mine)
-                self.most = max(self.most, len(self.inside))
-                await mine
-                writer.write(STREAM if b'"stream":true' in body else WHOLE)
-                self.lines.append(Line(id_, "completed"))
-        writer.close()
+        while True:
+            head = (await reader.readuntil(b"\r\n\r\n")).lower()
+            if head.startswith(b"get"):
+                writer.write(WELL)
+                continue
+            length = int(head.partition(b"content-length:")[2].partition(b"\r\n")[0])
+            body = await reader.readexactly(length)
+            self.sizes.append(length)
+            id_ = head.partition(b"x-request-id:")[2].partition(b"\r\n")[0].strip().decode()
+            self.lines.append(Line(id_, "asked"))
+            mine = asyncio.get_running_loop().create_future()
+            self.inside.append(mine)
+            self.most = max(self.most, len(self.inside))
+            await mine
+            writer.write(STREAM if b'"stream":true' in body else WHOLE)
+            self.lines.append(Line(id_, "completed"))

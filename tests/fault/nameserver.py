@@ -11,8 +11,11 @@ What is not in the zone does not exist. ``fault`` takes the place of every answe
 import asyncio
 import ipaddress
 import socket
+from contextlib import AsyncExitStack
 from types import TracebackType
 from typing import Any, Literal, Self
+
+from tests.serving import serving
 
 Fault = Literal["silence", "garbage", "servfail", "empty", "other", "oversized"] | None
 Value = str | tuple[int, int, int, str]
@@ -26,6 +29,7 @@ class StubNameserver:
     """Answers from ``zone``, or as ``fault`` says. ``asked`` are the questions so far."""
 
     def __init__(self) -> None:
+        self._open = AsyncExitStack()
         self.zone: dict[Question, list[tuple[int, Value]]] = {}
         self.fault: Fault = None
         self.asked: list[Question] = []
@@ -46,7 +50,7 @@ class StubNameserver:
         self._transport, _ = await loop.create_datagram_endpoint(
             lambda: _Datagrams(self), sock=datagrams
         )
-        self._server = await asyncio.start_server(self._serve, sock=streams)
+        await self._open.enter_async_context(serving(self._serve, sock=streams))
         self.address = f"127.0.0.1:{streams.getsockname()[1]}"
         return self
 
@@ -57,18 +61,19 @@ class StubNameserver:
         trace: TracebackType | None,
     ) -> None:
         self._transport.abort()
-        self._server.close()
+        await self._open.aclose()
+
+    async def hang_up(self) -> None:
+        """Take no connections any more."""
+        await self._open.aclose()
 
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        try:
-            size = int.from_bytes(await reader.readexactly(2))
-            question = await reader.readexactly(size)
-            self.over_tcp.append(_asked(question)[0])
-            answer = self.answer(question, room=1 << 16)
-            writer.write(len(answer).to_bytes(2) + answer)
-            await writer.drain()
-        finally:
-            writer.close()
+        size = int.from_bytes(await reader.readexactly(2))
+        question = await reader.readexactly(size)
+        self.over_tcp.append(_asked(question)[0])
+        answer = self.answer(question, room=1 << 16)
+        writer.write(len(answer).to_bytes(2) + answer)
+        await writer.drain()
 
     def answer(self, question: bytes, room: int) -> bytes:
         """The bytes that answer; none in silence."""

@@ -245,7 +245,7 @@ async def test_an_answer_too_long_for_a_datagram_comes_over_tcp(stub: StubNamese
 
 async def test_a_nameserver_that_hangs_up_over_tcp_is_a_failure(stub: StubNameserver) -> None:
     stub.room = 20
-    stub._server.close()
+    await stub.hang_up()
 
     with pytest.raises(DiscoveryFailed, match="can't be asked"):
         await Nameservers(stub.address).ask("w.local", "A")

@@ -1,7 +1,6 @@
 """Answers in good HTTP that are bad all the same (faults 25, 26, 27 and 29)."""
 
 import asyncio
-from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -28,6 +27,7 @@ from tests.fault.fronts import (
     raw,
     reports,
 )
+from tests.serving import serving
 from tests.socket.test_ten_things import JSON
 
 PAUSE = 0.02
@@ -152,15 +152,11 @@ async def test_fault_29_an_early_refusal_is_passed_on_and_the_upload_stops(serve
             writer.write(WELL)
         writer.write(head("413 Too Large", content_length=str(len(REFUSAL))) + REFUSAL)
         await told.wait()
-        with suppress(ConnectionError):
-            while data := await reader.read(1 << 20):
-                taken += len(data)
-        writer.close()
+        while data := await reader.read(1 << 20):
+            taken += len(data)
 
-    server = await asyncio.start_server(refuse, "127.0.0.1", 0)
-    async with server:
-        port = server.sockets[0].getsockname()[1]
-        front = await before(serve, f"http://127.0.0.1:{port}", limits={"body": "32MiB"})
+    async with serving(refuse) as url:
+        front = await before(serve, url, limits={"body": "32MiB"})
         path, body = CHAT.way.call("m", stream=False)
         body = body.replace(b"say hi", b"x" * LARGE)
         got = await front.http.post(path, content=body, headers=JSON)

@@ -23,6 +23,7 @@ from tests.fault.fronts import (
     until,
 )
 from tests.fault.test_fault_25_26_27_29_bad_answers import memory
+from tests.serving import serving
 
 PIECE = chunk(event("x" * 16_000))
 MOST = 96 << 20
@@ -51,10 +52,9 @@ async def flooding() -> AsyncIterator[Flood]:
                 await writer.drain()
                 flood.written += len(PIECE)
         flood.cut = flood.written < MOST
-        writer.close()
 
-    async with await asyncio.start_server(serve, "127.0.0.1", 0) as server:
-        flood.url = f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}"
+    async with serving(serve) as url:
+        flood.url = url
         yield flood
 
 

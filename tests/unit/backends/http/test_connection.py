@@ -1,8 +1,7 @@
 """What a worker may send, and what is made of it."""
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import asynccontextmanager
+from collections.abc import Awaitable, Callable
 
 import pytest
 
@@ -10,6 +9,7 @@ from backends.http import HttpUpstream
 from gateway.core.errors import InternalError, StreamBroken, WorkerError, WorkerFailed
 from gateway.core.ports import WireRequest
 from tests.fakes import CHUNKED, CLOSE, HANG, RESET, Reply, ScriptedWorker, chunk, head, whole
+from tests.serving import serving
 from tests.unit.backends.http.asking import client, rest
 
 Answer = Callable[[asyncio.StreamReader, asyncio.StreamWriter], Awaitable[None]]
@@ -19,33 +19,6 @@ OK = [whole(b"fine")]
 
 async def ask(upstream: HttpUpstream, worker: ScriptedWorker) -> bytes:
     return await rest(await upstream.open(worker.url, ASK, 2.0))
-
-
-@asynccontextmanager
-async def serving(answer: Answer) -> AsyncIterator[str]:
-    """A server whose connections are all over when it is; gives its URL."""
-    running = set[asyncio.Task[None]]()
-
-    async def answered(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        task = asyncio.current_task()
-        assert task is not None
-        running.add(task)
-        try:
-            await answer(reader, writer)
-        except (ConnectionError, asyncio.IncompleteReadError):
-            pass  # whoever asked is gone
-        finally:
-            writer.transport.abort()
-            running.discard(task)
-
-    server = await asyncio.start_server(answered, "127.0.0.1", 0)
-    try:
-        yield f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}"
-    finally:
-        server.close()
-        while running:
-            await asyncio.wait(set(running))
-        await asyncio.sleep(0)
 
 
 def lines(*headers: str) -> bytes:
