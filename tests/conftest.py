@@ -1,7 +1,8 @@
 """A gateway on a real socket, started by the same class as ``interlingua serve``."""
 
+import gc
 import os
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Generator
 from pathlib import Path
 
 import httpx
@@ -9,6 +10,7 @@ import pytest
 from hypothesis import settings
 from msgspec import Struct
 from msgspec.structs import replace
+from pytest_asyncio.plugin import PytestAsyncioFunction
 
 from gateway.app import App, surroundings
 from gateway.commands.serve import built_in
@@ -31,6 +33,14 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         if getattr(getattr(item, "obj", None), "is_hypothesis_test", False):
             item.add_marker(pytest.mark.timeout(1200))
+
+
+@pytest.hookimpl(wrapper=True, tryfirst=True)
+def pytest_runtest_teardown(item: pytest.Item, nextitem: pytest.Item | None) -> Generator[None]:
+    """What a file's tests left open is found there, and not by the collector in another file."""
+    yield
+    if isinstance(item, PytestAsyncioFunction) and getattr(nextitem, "path", None) != item.path:
+        gc.collect()
 
 
 class Running(Struct):

@@ -102,7 +102,6 @@ async def test_what_is_wrong_is_found(tmp_path: Path, reply: Reply, why: str) ->
     async with ScriptedWorker(reply) as worker:
         port = int(worker.url.rpartition(":")[2])
         found = await asked_once(asked(port, tmp_path, "/", end="[DONE]"))
-        await over(worker)
     assert (found.why, found.errors) == (why, int(bool(why)))
 
 
@@ -110,16 +109,7 @@ async def test_what_is_cut_is_found(tmp_path: Path) -> None:
     async with ScriptedWorker([chunked(EVERY).removesuffix(END), CLOSE]) as worker:
         port = int(worker.url.rpartition(":")[2])
         found = await asked_once(asked(port, tmp_path, "/"))
-        await over(worker)
     assert (found.why, found.errors) == (BROKE, 1)
-
-
-async def over(worker: ScriptedWorker) -> None:
-    """Wait until it has met the end of its connections."""
-    async with asyncio.timeout(20):
-        while worker._serving:  # noqa: ASYNC110 - it has no event for that
-            await asyncio.sleep(0.005)
-    await asyncio.sleep(0)
 
 
 async def asked_once(one: Asked) -> Outcome:
