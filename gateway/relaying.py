@@ -1,9 +1,10 @@
 """How a target answers a client of its own dialect: by the client's bytes, and the worker's."""
 
 import functools
-from collections.abc import Callable
-from contextlib import aclosing
+from collections.abc import Callable, Sequence
 from typing import cast
+
+from msgspec.structs import replace
 
 from gateway.core.aggregate import Answer
 from gateway.core.context import Context
@@ -14,12 +15,13 @@ from gateway.core.ports import (
     Dialect,
     Encoder,
     Headers,
+    Passage,
     Pieces,
     Relay,
     Relayer,
     Reply,
 )
-from gateway.core.types import GenerateRequest
+from gateway.core.types import Event, GenerateRequest, Request
 from gateway.emulation import Count
 from gateway.router import Route
 from gateway.translation import Translation
@@ -63,12 +65,31 @@ class Relaying:
             return Reply(200, body, self._relay.headers())
         return self._translate().whole(answer, None)
 
-    async def pieces(self) -> Pieces:
+    def pieces(self) -> Pieces:
         """See ``gateway.exchange.Answering``."""
-        count = Count(self.request)
-        async with aclosing(self._backend.relay(self._relay, self._context)) as pieces:
-            async for data, events in pieces:
-                yield data, count.apply(events)
+        relay = self._relay
+        counted = replace(relay, passage=lambda: _Counted(relay.passage(), relay.request))
+        return self._backend.relay(counted, self._context)
+
+
+class _Counted:
+    """A passage whose usage is counted where the worker tells none."""
+
+    __slots__ = ("_count", "_passage")
+
+    def __init__(self, passage: Passage, request: Request) -> None:
+        self._passage = passage
+        self._count = Count(request)
+
+    def feed(self, data: bytes) -> tuple[bytes | None, Sequence[Event]]:
+        """See ``gateway.core.ports.Passage``."""
+        raw, events = self._passage.feed(data)
+        return raw, self._count.apply(events)
+
+    def close(self) -> tuple[bytes | None, Sequence[Event]]:
+        """See ``gateway.core.ports.Passage``."""
+        raw, events = self._passage.close()
+        return raw, self._count.apply(events)
 
 
 def relaying(

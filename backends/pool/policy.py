@@ -97,6 +97,8 @@ class RoundRobin:
 
     def pick(self, loads: Sequence[LoadT], _ask: Ask = _NOTHING, /) -> LoadT:
         """The richest; of equals the first."""
+        if len(loads) == 1:
+            return loads[0]  # which pays what it gained
         credit = self._credit
         credit.update(self._richer(loads))
         richest = max(loads, key=lambda load: credit[load.key])
@@ -121,6 +123,8 @@ class LeastLoad:
 
     def pick(self, loads: Sequence[LoadT], _ask: Ask = _NOTHING, /) -> LoadT:
         """The least loaded."""
+        if len(loads) == 1:
+            return loads[0]
         after = [_after(load) for load in loads]
         least = min(after)
         return self._turns.pick([load for load, n in zip(loads, after, strict=True) if n == least])

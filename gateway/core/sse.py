@@ -5,7 +5,7 @@ after the colon, comments, ``event:`` lines, data over several lines, a byte ord
 the bytes.
 """
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 
 from gateway.core.errors import GatewayError, StreamBroken, WorkerFailed
 from gateway.core.events import Event
@@ -22,13 +22,15 @@ def event(data: bytes) -> bytes:
 
 
 def events_of(
-    payloads: Iterable[bytes], read: Callable[[bytes, list[Event]], None]
+    payloads: Iterable[bytes],
+    read: Callable[[bytes, list[Event]], None],
+    before: Sequence[Event] = (),
 ) -> tuple[list[Event], GatewayError | None]:
-    """What ``read`` adds to the events for each payload, up to the error that ends them.
+    """What ``read`` adds to the events ``before`` for each payload, up to the error that ends them.
 
     The error is to be told when the events before it are passed on. Raises it where there are none.
     """
-    events: list[Event] = []
+    events = [*before]
     try:
         for payload in payloads:
             read(payload, events)
@@ -100,6 +102,11 @@ class Splitter:
         self._first = True
         self.stray: bytes | None = None
         """The last line that was no field."""
+
+    @property
+    def between(self) -> bool:
+        """Whether all that came was whole events."""
+        return not self._buffer and not self._data
 
     def feed(self, data: bytes) -> Iterator[bytes]:
         """The data of each event that is complete. Raises WorkerFailed past the size limit."""

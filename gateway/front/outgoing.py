@@ -4,7 +4,7 @@ import asyncio
 from typing import Final, Protocol
 
 from gateway.core.ports import Headers
-from gateway.front.heads import head
+from gateway.front.heads import head, named
 
 _STREAMED: Final = "Cache-Control: no-cache\r\nX-Accel-Buffering: no\r\n"
 _STREAM_NAMES: Final = ("cache-control", "x-accel-buffering")
@@ -72,9 +72,9 @@ class Outgoing:
         """See ``gateway.seam.Sink``."""
         self.started = True
         self._status, self._headers = status, headers
-        names = {name.lower() for name, _ in headers}
-        self.closes = self.closes or "connection" in names
-        self._chunked = "transfer-encoding" in names and not self._http10
+        told = named(headers)
+        self.closes = self.closes or told.closes
+        self._chunked = told.chunked and not self._http10
 
     def write(self, data: bytes) -> None:
         """See ``gateway.seam.Sink``."""

@@ -38,7 +38,7 @@ from protocols.openai.relay import (
     Relays,
     checker,
     fits_chat,
-    has,
+    names,
     up_to,
 )
 from protocols.openai.worker import Writer
@@ -84,9 +84,10 @@ class ServerRelays:
         )
         self._wires = {param.wire for param in rows(setup.profile.text)}
         table = rows(setup.profile.text)
-        self._parameters = checker(
+        self._parameters = check = checker(
             Form(path="", shapes=_PARAMETERS, worker=taken.text, client=table)
         )
+        self._known = names(check)
         self._numbers = itertools.count()
 
     def relay(self, client: Setup, call: Call, about: About) -> Relay | None:
@@ -154,8 +155,8 @@ class ServerRelays:
             body = self._parameters.decode(fields["parameters"])
         except (Malformed, msgspec.DecodeError):
             return None
-        fitting = all(n in body.__struct_fields__ or n not in self._wires for n in parameters)
-        if not (fitting and body.details):
+        said = parameters.keys() & self._known
+        if not (body.details and self._wires.isdisjoint(parameters.keys() - said)):
             return None
         fields["parameters"] = Raw(_encode(parameters))
         request = GenerateRequest(
@@ -164,8 +165,8 @@ class ServerRelays:
             prompts=(prompt,),
             stream=stream,
             client_id=name,
-            priority=(body.priority - 1) * PRIORITY_STEP if has(body, "priority") else None,
-            timeout=float(body.timeout) if has(body, "timeout") else None,
+            priority=(body.priority - 1) * PRIORITY_STEP if "priority" in said else None,
+            timeout=float(body.timeout) if "timeout" in said else None,
             want=Want(details=True),
         )
         way = "generate_stream" if stream else "generate"

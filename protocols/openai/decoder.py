@@ -26,6 +26,7 @@ from gateway.core.types import (
     Usage,
     Vector,
 )
+from protocols.openai import wholes
 from protocols.openai.calls import Calls
 from protocols.openai.faults import complain
 from protocols.openai.incoming import (
@@ -38,6 +39,7 @@ from protocols.openai.incoming import (
     read_vectors,
     usage_in,
 )
+from protocols.openai.repeats import Repeats
 
 REASONS: Final[Mapping[str, FinishReason | None]] = {
     "stop": "eos",
@@ -94,6 +96,9 @@ class AnswerDecoder:
         self._served = False
         self._usage: Usage | None = None
         self._choices: dict[int, _Choice] = {}
+        self._repeats = Repeats()
+        self._index = 0
+        """The choice whose pieces repeat each other."""
         self._failed: GatewayError | None = None
 
     def feed(self, data: bytes) -> Sequence[Event]:
@@ -102,9 +107,32 @@ class AnswerDecoder:
             raise self._failed
         if not data:
             return ()
+        events: list[Event] = []
+        if self._repeats.known and self._splitter.between:
+            end = self.run(data, 0, events)
+            if end == len(data):
+                return events
+            data = data[end:]
         payloads = self._splitter.feed(self._body.feed(data))
-        events, self._failed = sse.events_of(payloads, self._event)
+        events, self._failed = sse.events_of(payloads, self._event, events)
         return events
+
+    def run(self, data: bytes, start: int, events: list[Event]) -> int:
+        """Read the whole events from ``start`` on that say a text as the last one did.
+
+        Gives where they end. What is before them was read already, and no piece of an event is.
+        """
+        if not self._repeats.known:
+            return start
+        texts: list[str] = []
+        end = self._repeats.run(data, start, texts)
+        index = self._index
+        events += [Text(text, index) for text in texts if text]
+        return end
+
+    def whole(self, body: bytes) -> Sequence[Event] | None:
+        """The events of a usual answer in one piece; None where it must be fed."""
+        return None if self._echoes else wholes.whole(self._request, body)
 
     def close(self) -> Sequence[Event]:
         """See ``gateway.core.ports.Decoder``."""
@@ -113,8 +141,11 @@ class AnswerDecoder:
         if self._done:
             return ()
         if (whole := self._body.whole) is not None:
+            body = bytes(whole)
+            if (usual := self.whole(body)) is not None:
+                return usual
             events: list[Event] = []
-            self._read(bytes(whole), events, whole=True)
+            self._read(body, events, whole=True)
             return [*events, *self._end()]
         try:
             self._splitter.close()
@@ -132,6 +163,10 @@ class AnswerDecoder:
     def _event(self, payload: bytes, events: list[Event]) -> None:
         if self._done:
             return
+        if (text := self._repeats.text(payload)) is not None:
+            if text:
+                events.append(Text(text, self._index))
+            return
         if payload.strip() == b"[DONE]":
             if self._ends_calls:
                 events += self._called()
@@ -139,7 +174,18 @@ class AnswerDecoder:
                 raise StreamBroken("The worker ended its stream without a finish reason.")
             events += self._end()
         elif payload.strip():
-            self._read(payload, events, whole=False)
+            before = len(events)
+            wire = self._read(payload, events, whole=False)
+            self._compare(payload, wire, events[before:])
+
+    def _compare(self, payload: bytes, wire: WireAnswer, events: list[Event]) -> None:
+        """Learn what a piece of text looks like here; whatever else comes may change that."""
+        if len(events) != 1 or type(said := events[0]) is not Text or wire.usage is not None:
+            self._repeats.forget()
+            return
+        plain = self._request.choices == 1 and said == Text(said.text, said.index)
+        if plain and self._repeats.learn(payload, wire, said.text):
+            self._index = said.index
 
     def _called(self) -> list[Event]:
         """The ends of the choices whose last word was a call."""
@@ -157,13 +203,14 @@ class AnswerDecoder:
 
     def _end(self) -> list[Event]:
         self._done = True
+        self._repeats.forget()
         running = self._request.want.usage == "each"
         usage = [] if self._usage is None or running else [self._usage]
         return [*usage, Done()]
 
     # --- one JSON object --------------------------------------------------------------------------
 
-    def _read(self, body: bytes, events: list[Event], *, whole: bool) -> None:
+    def _read(self, body: bytes, events: list[Event], *, whole: bool) -> WireAnswer:
         try:
             wire = read_answer(body)
         except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as e:
@@ -188,6 +235,7 @@ class AnswerDecoder:
             self._usage = usage
             if self._request.want.usage == "each":
                 events.append(usage)
+        return wire
 
     def _tell_served(self, wire: WireAnswer, events: list[Event]) -> None:
         if self._served or (wire.id is None and wire.model is None):

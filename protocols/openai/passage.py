@@ -1,8 +1,7 @@
 """The way back of a relayed call: a worker's own bytes, as far as they are what was asked for."""
 
 import re
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from itertools import accumulate
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final
 
 import msgspec
@@ -23,7 +22,6 @@ _encode = msgspec.json.Encoder().encode
 _fields = msgspec.json.Decoder(dict[str, Raw]).decode
 
 _BOUNDARY: Final = re.compile(rb"\r?\n\r?\n")
-_AROUND: Final = len(sse.event(b""))
 _STRAY: Final = re.compile(rb"^(?!(?:\xef\xbb\xbf)?data:|:|event|id|retry|\r?$).*\n", re.MULTILINE)
 """A line that is no field of an event: some workers say so what went wrong."""
 _LARGEST: Final = 1 << 20
@@ -58,18 +56,26 @@ class WholePassage:
 
     def __init__(self, decoder: Decoder, names: Names) -> None:
         self._decoder = decoder
+        self._whole = decoder.whole if isinstance(decoder, AnswerDecoder) else _unlike
         self._names = names
         self._body = bytearray()
+        self._waits = False
+        """Whether it is read when the whole of it is there."""
 
     def feed(self, data: bytes) -> tuple[bytes | None, Sequence[Event]]:
         """See ``gateway.core.ports.Passage``."""
+        if not self._body:
+            self._waits = data.startswith(b"{")
         self._body += data
-        return b"", self._decoder.feed(data)
+        return b"", () if self._waits else self._decoder.feed(data)
 
     def close(self) -> tuple[bytes | None, Sequence[Event]]:
         """See ``gateway.core.ports.Passage``."""
-        events = self._decoder.close()
         body = bytes(self._body).strip()
+        events = self._whole(body) if self._waits else None
+        if events is None:
+            said = self._decoder.feed(body) if self._waits else ()
+            events = [*said, *self._decoder.close()]
         if not body.startswith(b"{"):
             return None, events
         for event in events:
@@ -85,6 +91,7 @@ class StreamPassage:
     def __init__(self, decoder: Decoder, names: Names, model: str, end: bytes) -> None:
         """``model`` is what the worker was asked for, and is likely to call itself."""
         self._decoder = decoder
+        self._run = decoder.run if isinstance(decoder, AnswerDecoder) else _none
         self._names = names
         self._end = end
         self._pairs = _pairs(_renamed(names, Served(model)))
@@ -101,26 +108,26 @@ class StreamPassage:
         if self._strange or (not self._begun and held.lstrip()[:1] == b"{"):
             self._strange, self._held = True, b""
             return None, self._decoder.feed(held)
-        done, events = 0, list[Event]()
-        plain = sse.plain(held)
-        for end in _ends(held, plain):
+        events = list[Event]()
+        alike = end = self._run(held, 0, events)
+        while (found := _BOUNDARY.search(held, end)) is not None:
             try:
-                events += self._event(held[done:end])
+                events += self._event(held[end : found.end()])
             except GatewayError as error:
                 if not events:
                     raise
                 self._failed = error  # told when what came before it is passed on
                 break
-            done = end
             self._begun = True
             if events and type(events[-1]) is Done:
                 self._held = b""
-                return _STRAY.sub(b"", self._passed(held[:done], events)), events
-        self._held = held[done:]
+                return _clean(self._passed(held[: found.end()], events)), events
+            end = self._run(held, found.end(), events)
+        self._held = held[end:]
         if len(self._held) > _LARGEST:
             raise WorkerFailed(f"The worker sent an event of more than {_LARGEST} bytes.")
-        passed = self._passed(held[:done], events)
-        return passed if plain is not None else _STRAY.sub(b"", passed), events
+        passed = self._passed(held[:end], events)
+        return passed if alike == end else _clean(passed), events
 
     def close(self) -> tuple[bytes | None, Sequence[Event]]:
         """See ``gateway.core.ports.Passage``."""
@@ -132,7 +139,7 @@ class StreamPassage:
             return None, events
         if self._end:
             return self._end, events
-        return _STRAY.sub(b"", self._passed(self._held.strip() + b"\n\n", events)), events
+        return _clean(self._passed(self._held.strip() + b"\n\n", events)), events
 
     def _event(self, block: bytes) -> Sequence[Event]:
         """What an event tells. Raises also what its decoder would have told only afterwards."""
@@ -150,11 +157,20 @@ class StreamPassage:
         return data
 
 
-def _ends(held: bytes, plain: Sequence[bytes] | None) -> Iterable[int]:
-    """Where each event ends that is there as a whole; ``plain`` are its data, if they are plain."""
-    if plain is None:
-        return (boundary.end() for boundary in _BOUNDARY.finditer(held))
-    return accumulate(len(data) + _AROUND for data in plain)
+def _clean(data: bytes) -> bytes:
+    """Whole events without what is no part of one."""
+    return data if sse.plain(data) is not None else _STRAY.sub(b"", data)
+
+
+def _unlike(body: bytes) -> None:
+    """The same for a whole answer."""
+    del body
+
+
+def _none(held: bytes, start: int, events: list[Event]) -> int:
+    """What an ``AnswerDecoder`` sees at a glance, others read."""
+    del held, events
+    return start
 
 
 def _pairs(renamed: Mapping[str, tuple[str, str]]) -> dict[bytes, bytes]:

@@ -6,6 +6,7 @@ way, and gets its error, its loss or its emulation there.
 """
 
 from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Set as AbstractSet
 from functools import partial
 from types import MappingProxyType
 from typing import Annotated, Any, Final, Literal, get_args
@@ -93,28 +94,25 @@ TOOLS: Final[Mapping[str, Any]] = {
 }
 """Fields that hold more than a table's row says, each with the type of what is plainly right."""
 
-Fits = Callable[[Any], bool]
-"""Whether the fields of a body, each of which is right, go together."""
+Fits = Callable[[Any, AbstractSet[str]], bool]
+"""Whether the fields of a body, each of which is right, go together; and of which it says anything.
+"""
+_TOOLED: Final = frozenset({"tool_choice", "parallel_tool_calls"})
 
 
-def has(body: Any, name: str) -> bool:
-    """Whether a body that was read says anything of ``name``."""
-    return getattr(body, name, UNSET) is not UNSET
-
-
-def fits_chat(body: Any) -> bool:
+def fits_chat(body: Any, said: AbstractSet[str]) -> bool:
     """OpenAI's rules for conversations: a ``Fits``."""
-    if has(body, "top_logprobs") and body.logprobs is not True:
+    if "top_logprobs" in said and body.logprobs is not True:
         return False
-    if has(body, "max_tokens") and has(body, "max_completion_tokens"):
+    if "max_tokens" in said and "max_completion_tokens" in said:
         return False  # which of the two wins is for us to say
-    tooled = has(body, "tools")
-    return tooled or not (has(body, "tool_choice") or has(body, "parallel_tool_calls"))
+    return "tools" in said or _TOOLED.isdisjoint(said)
 
 
-def _fits_text(body: Any) -> bool:
+def _fits_text(body: Any, said: AbstractSet[str]) -> bool:
     """Each worker has its own default of what is missing."""
-    return has(body, "max_tokens")
+    del body
+    return "max_tokens" in said
 
 
 class Form(Struct, frozen=True, kw_only=True):
@@ -132,7 +130,7 @@ class Form(Struct, frozen=True, kw_only=True):
     client: Sequence[Param]
     ours: frozenset[str] = _OURS
     forwards: Callable[[str], bool] = lambda _: False
-    fits: Fits = lambda _: True
+    fits: Fits = lambda _body, _said: True
 
 
 def checker(form: Form) -> msgspec.json.Decoder[Any]:
@@ -154,6 +152,11 @@ def checker(form: Form) -> msgspec.json.Decoder[Any]:
         ],
     )
     return msgspec.json.Decoder(body)
+
+
+def names(check: msgspec.json.Decoder[Any]) -> frozenset[str]:
+    """The fields that it knows."""
+    return frozenset(check.type.__struct_fields__)
 
 
 def _kind(worker: Param, client: Param) -> Any:
@@ -201,7 +204,8 @@ class Relays:
         whole: Headers = JSON,
         stream: Headers = _STREAM,
     ) -> None:
-        self._forms = {name: (form, checker(form)) for name, form in forms.items()}
+        made = ((name, form, checker(form)) for name, form in forms.items())
+        self._forms = {name: (form, check, names(check)) for name, form, check in made}
         self._read = read
         self._whole = whole
         self._stream = stream
@@ -225,17 +229,20 @@ class Relays:
         request that the body does not tell; ``names`` what the client is to read in the answer, if
         not the model's public name.
         """
-        kind, check = self._forms[form]
+        kind, check, taken = self._forms[form]
         try:
             fields = read_object(call.body)
             body = check.decode(call.body)
         except (Malformed, msgspec.DecodeError):
             return None
-        if not all(n in body.__struct_fields__ or _passes(kind, n) for n in fields):
+        said = fields.keys() & taken
+        if len(said) != len(fields) and not _pass(kind, fields.keys() - taken):
             return None
-        if (has(body, "stream_options") and body.stream is not True) or not kind.fits(body):
+        if ("stream_options" in said and body.stream is not True) or not kind.fits(body, said):
             return None
-        request = replace(_request(body, about.served_model), **known)
+        request = _request(body, said, about.served_model)
+        if known:
+            request = replace(request, **known)
         wire = WireRequest(_addressed(kind, about.served_model, fields), _encode(fields), JSON)
         streams = isinstance(request, GenerateRequest) and request.stream
         first = self._stream if streams else self._whole
@@ -294,8 +301,12 @@ def _at_most(most: int | None, promised: int) -> Any:
     return up_to(promised if most is None else min(most, promised))
 
 
-def _passes(form: Form, name: str) -> bool:
-    return name == "model" or (name not in form.ours and form.forwards(name))
+def _pass(form: Form, others: AbstractSet[str]) -> bool:
+    """Whether workers may have these fields, of which nothing is known here."""
+    for name in others:
+        if name != "model" and (name in form.ours or not form.forwards(name)):
+            return False
+    return True
 
 
 def _addressed(form: Form, model: str, fields: dict[str, Raw]) -> str:
@@ -310,21 +321,21 @@ def _addressed(form: Form, model: str, fields: dict[str, Raw]) -> str:
 # --- what reading the answer needs ----------------------------------------------------------------
 
 
-def _request(body: Any, model: str) -> Request:
+def _request(body: Any, said: AbstractSet[str], model: str) -> Request:
     """The request, as far as it matters."""
-    labels = {"user": body.user} if has(body, "user") else {}
-    if has(body, "input"):
+    labels = {"user": body.user} if "user" in said else {}
+    if "input" in said:
         return EmbedRequest(model=model, inputs=_several(body.input), labels=labels)
-    said: dict[str, Any] = {
+    known: dict[str, Any] = {
         "model": model,
-        "stream": getattr(body, "stream", False) is True,
-        "n": getattr(body, "n", UNSET) or None,
+        "stream": "stream" in said and body.stream,
+        "n": body.n if "n" in said else None,
         "labels": labels,
     }
-    if has(body, "messages"):
+    if "messages" in said:
         messages = tuple(Message(one.role, (TextPart(_said(one)),)) for one in body.messages)
-        return GenerateRequest(kind="chat", messages=messages, **said)
-    return GenerateRequest(kind="completion", prompts=_several(body.prompt), **said)
+        return GenerateRequest(kind="chat", messages=messages, **known)
+    return GenerateRequest(kind="completion", prompts=_several(body.prompt), **known)
 
 
 def _several(texts: str | list[str]) -> tuple[str, ...]:

@@ -5,6 +5,7 @@ way; so do tokens that the early release counts on its own when it may not stop.
 """
 
 from collections.abc import Mapping
+from collections.abc import Set as AbstractSet
 from functools import partial
 from typing import Annotated, Any, Final, Literal
 
@@ -90,8 +91,9 @@ def relays(release: str) -> Relays:
     )
 
 
-def _fits(body: Any) -> bool:
+def _fits(body: Any, said: AbstractSet[str]) -> bool:
     """A stream has no log probabilities, and keeps its stop strings."""
+    del said
     if getattr(body, "stream", False) is not True:
         return True
     kept = getattr(body, "include_stop_str_in_output", True) is not False

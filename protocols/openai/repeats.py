@@ -1,0 +1,99 @@
+"""Chunks that differ from the one before in nothing but their text, as nearly all of a stream do.
+
+What stands between the same bytes as before, and is a JSON string without an escape, means what
+that chunk meant, with another text. Seeing so takes a fraction of the time of reading a chunk.
+"""
+
+import re
+from typing import Final
+
+import msgspec
+
+from protocols.openai.incoming import WireAnswer, read_answer
+
+_encode = msgspec.json.Encoder().encode
+
+_ESCAPED: Final = re.compile(rb"[\\\x00-\x1f]")
+_ODD: Final = re.compile(rb'["\\\x00-\x1f]')
+_PROBE: Final = "Would this change more than the text?"
+_TRIES: Final = 8
+"""Of a worker whose chunks differ in more no likeness is sought for ever."""
+
+
+class Repeats:
+    """What the chunks of one stream have in common, as far as it was learned."""
+
+    __slots__ = ("_after", "_before", "_head", "_tail", "_tries")
+
+    def __init__(self) -> None:
+        self._before = b""
+        """Of a chunk, up to its text; empty where nothing is known."""
+        self._after = b""
+        self._head = b""
+        """The same of a whole event."""
+        self._tail = b""
+        self._tries = _TRIES
+
+    @property
+    def known(self) -> bool:
+        """Whether there is something to compare with."""
+        return bool(self._before)
+
+    def learn(self, chunk: bytes, wire: WireAnswer, text: str) -> bool:
+        """This chunk was read as ``wire`` and said ``text`` alone; whether others can be like it.
+
+        If not, what was learned before still counts.
+        """
+        if not self._tries:
+            return False
+        self._tries -= 1
+        said = _encode(text)
+        before, found, after = chunk.partition(said)
+        if not found or _ESCAPED.search(said):
+            return False
+        for choice in wire.choices or ():
+            if (delta := choice.delta or choice.message) is None:
+                choice.text = _PROBE
+            else:
+                delta.content = _PROBE
+        try:
+            alike = read_answer(before + _encode(_PROBE) + after) == wire
+        except msgspec.DecodeError:
+            return False
+        if alike:
+            self._before, self._after = before + b'"', b'"' + after
+            self._head, self._tail = b"data: " + self._before, self._after + b"\n\n"
+        return alike
+
+    def forget(self) -> None:
+        """Something else was said, after which the same may mean another thing."""
+        self._before = b""
+
+    def text(self, chunk: bytes) -> str | None:
+        """What a chunk says; None where it is not like the one that was learned."""
+        before, after = self._before, self._after
+        if not before or not chunk.startswith(before) or not chunk.endswith(after):
+            return None
+        end = len(chunk) - len(after)
+        if _ODD.search(chunk, len(before), end) is not None:
+            return None
+        try:
+            return chunk[len(before) : end].decode()
+        except UnicodeDecodeError:
+            return None
+
+    def run(self, data: bytes, start: int, texts: list[str]) -> int:
+        """Adds what the whole events from ``start`` on say, and gives where these end."""
+        head, tail = self._head, self._tail
+        skipped, kept = len(head), len(tail)
+        while data.startswith(head, start):
+            at = start + skipped
+            end = data.find(b'"', at)
+            if not data.startswith(tail, end) or _ESCAPED.search(data, at, end) is not None:
+                break
+            try:
+                texts.append(data[at:end].decode())
+            except UnicodeDecodeError:
+                break
+            start = end + kept
+        return start
