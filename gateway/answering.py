@@ -7,6 +7,7 @@ instead     another target that is able to, where this one fails (gateway/instea
 shadow      a copy beside it all, whose answer nobody gets (gateway/shadow.py)
 """
 
+import asyncio
 from collections.abc import Coroutine, Iterator
 from functools import partial
 from typing import Any
@@ -18,6 +19,7 @@ from gateway.abilities import lacking
 from gateway.core.context import Context
 from gateway.core.errors import ClientError, GatewayError
 from gateway.core.ports import About, Call, Dialect, Envelope
+from gateway.core.types import GenerateRequest
 from gateway.exchange import Answering, Exchange
 from gateway.instead import NO_ROOM, Trail, lacks, passes_on
 from gateway.noting import Noted, Overheard
@@ -52,6 +54,8 @@ class Answers:
         """``body`` is the size of the largest, in bytes, as it is explained."""
         self.running: dict[tuple[str, str, str], Exchange] = {}
         """By dialect, key, and the client's own name for the request."""
+        self.live: set[Exchange] = set()
+        """All of them, named or not."""
         self._router = router
         self._body = body
         self._shadows = shadows
@@ -84,7 +88,11 @@ class Answers:
             rest = self._router.after(route, ask)
             asked.watch.follow((one, self._able(asked, one)) for one in rest)
         try:
-            await self._exchange(asked, route, self._answering(asked, route))
+            if asked.context.large:  # all others would wait for it
+                answering = await asyncio.to_thread(self._answering, asked, route)
+            else:
+                answering = self._answering(asked, route)
+            await self._exchange(asked, route, answering)
         except GatewayError as error:
             if asked.sink.started or not passes_on(error):
                 raise
@@ -98,7 +106,12 @@ class Answers:
         """
         record, stream = asked.record, asked.envelope.stream
         for route in rest:
-            answering = self._able(asked, route) if trail.fits(route) else NO_ROOM
+            if not trail.fits(route):
+                answering: Answering | str = NO_ROOM
+            elif asked.context.large:  # as above
+                answering = await asyncio.to_thread(self._able, asked, route)
+            else:
+                answering = self._able(asked, route)
             if isinstance(answering, str):
                 trail.passed_over(route, answering)
                 continue
@@ -146,6 +159,9 @@ class Answers:
         record.stream = answering.streams if isinstance(answering, Relaying) else stream
         record.losses = answering.losses
         request = answering.request
+        record.operation = request.kind if type(request) is GenerateRequest else "embedding"
+        if asked.context.trace is not None:
+            asked.context.trace.wants(request)
         if request.timeout is not None:
             asked.context.deadline.shorten(request.timeout)
         if asked.watch is not None:
@@ -158,9 +174,11 @@ class Answers:
         client_id = asked.envelope.client_id or request.client_id or ""
         name = (asked.dialect.name, record.key, client_id)
         self.running[name] = exchange
+        self.live.add(exchange)
         try:
             await exchange.run(stream=record.stream)
         finally:
+            self.live.discard(exchange)
             if self.running.get(name) is exchange:
                 del self.running[name]
 

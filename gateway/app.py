@@ -5,6 +5,7 @@ import itertools
 import logging
 import os
 import random
+import socket
 import ssl
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -14,31 +15,38 @@ from typing import TYPE_CHECKING, Protocol, cast, runtime_checkable
 from msgspec.structs import replace
 
 from gateway import config as c
-from gateway.admin import Admin, WorkerSet, obstacle
-from gateway.core.errors import WorkerError
+from gateway.admin import Admin, Behind, Overview, Window, WorkerSet, obstacle
+from gateway.core.errors import Overloaded
 from gateway.core.ports import Backend, Warming
+from gateway.counted import counted, exported, kept, overseen
 from gateway.explaining.dry import Explainer
 from gateway.front import FRONTS, Front
-from gateway.making import load
+from gateway.lending import Lending
+from gateway.limits.accounts import Accounts
+from gateway.limits.lent import Lent
+from gateway.making import load, make_limits
+from gateway.opening import ADMIN, Given, Trust, bind, served, warm
 from gateway.recording.lines import Lines
 from gateway.reload import Origin, Reloader, Told
 from gateway.router import Router
 from gateway.server import Surroundings
 from gateway.shadow import Shadows
 from gateway.snapshot import Snapshot
-from gateway.telemetry import Record, log_line
+from gateway.telemetry import log_line
 from gateway.watching.kept import Kept
 
 if TYPE_CHECKING:
-    from gateway.recording.ledger import Ledger
+    from gateway.metrics import Metrics
+    from gateway.metrics.process import Process
 
 log = logging.getLogger("interlingua")
 
 _LAST_ROWS = 5.0
 """Seconds in which the last rows of usage must be written."""
-
-Trust = Mapping[c.Seat, ssl.SSLContext | None]
-"""Each listener's certificate; None where connections are plain."""
+_LAST_SPANS = 2.0
+"""Seconds in which what is to be sent to collectors must be taken."""
+_LAST_WORDS = 1.0
+"""Seconds in which clients whose answers are cut must be told of it."""
 
 
 def surroundings(log: Lines | None = None) -> Surroundings:
@@ -56,6 +64,7 @@ def surroundings(log: Lines | None = None) -> Surroundings:
         draw=random.random,  # noqa: TID251 - as above
         observe=tell,
         shadows=Shadows(time.monotonic, tell),
+        accounts=Accounts(time.monotonic, time.time),  # noqa: TID251 - as above
         lost={} if log is None else {"log_lines": log.lost},
     )
 
@@ -83,52 +92,6 @@ class Among(Protocol):
         """Let all of them reload."""
 
 
-def counted(
-    outside: Surroundings, backends: Callable[[], Mapping[str, Backend]], digest: str
-) -> tuple[Surroundings, Callable[[], bytes], Callable[[Told], None]]:
-    """The surroundings in which exchanges are counted, the page of counts, and what counts reloads.
-
-    ``digest`` is the configuration's.
-    """
-    from gateway.engines import Engine, Engines  # noqa: PLC0415 - nobody else needs its library
-    from gateway.metrics import Crew, Metrics  # noqa: PLC0415 - as above
-    from gateway.recording.lost import Lost  # noqa: PLC0415 - as above
-    from gateway.reloads import Reloads  # noqa: PLC0415 - as above
-    from gateway.shadow_counts import ShadowCounts  # noqa: PLC0415 - as above
-
-    def crews() -> Mapping[str, Crew]:
-        return {name: one for name, one in backends().items() if isinstance(one, Crew)}
-
-    def engines() -> Mapping[str, Engine]:
-        return {name: one for name, one in backends().items() if isinstance(one, Engine)}
-
-    metrics = Metrics(outside.observe, crews)
-    reloads = Reloads(digest, outside.now)
-    shadows = ShadowCounts()
-    outside.shadows.also(shadows.tell)
-    metrics.also(reloads)
-    metrics.also(shadows)
-    metrics.also(Engines(engines))
-    metrics.also(Lost(outside.lost))
-    return replace(outside, observe=metrics.observe), metrics.page, reloads.tell
-
-
-def kept(told: c.UsageRows | None, outside: Surroundings) -> tuple[Surroundings, "Ledger | None"]:
-    """The surroundings in which usage is written down, and what writes it, if it is to be."""
-    if told is None:
-        return outside, None
-    from gateway.recording.ledger import Ledger  # noqa: PLC0415 - nobody else needs its library
-
-    ledger, observe = Ledger(told.sqlite, told.keep, outside.now), outside.observe
-
-    def both(record: Record) -> None:
-        observe(record)
-        ledger.tell(record)
-
-    lost = {**outside.lost, "usage_rows": ledger.lost}
-    return replace(outside, observe=both, lost=lost), ledger
-
-
 class App:
     """A running gateway: listeners, router and backends made from one configuration.
 
@@ -145,45 +108,69 @@ class App:
         among: Among | None = None,
     ) -> None:
         self._among = among
-        page: Callable[[], bytes] = bytes
         tell: Callable[[Told], None] = _untold
         digest = origin.loaded.hash if origin else ""
         outside, self._ledger = kept(config.observe.usage, outside)
+        outside, self._sending = exported(config.observe, outside, os.environ)
+        outside, self._lending = Lending.around(config.state, outside, self._lent)
+        metrics: Metrics | None = None
         if config.admin is not None:
-            outside, page, tell = counted(outside, lambda: self.backends, digest)
+            outside, metrics, tell = counted(outside, lambda: self.backends, digest)
         explained = Kept(outside.clock, outside.draw)
         self._explainer = Explainer(explained, lambda: self._now.by_address, outside.clock)
         self._outside = outside = replace(outside, explain=explained.watch)
         self._now = Snapshot(config, outside, digest)
-        self._living = [self._now]
+        self.living = [self._now]
         """Those that have exchanges, or may have; the last is the one that is served."""
+        self.urls: dict[c.Seat, str] = {}
+        """Where each listener is bound."""
+        self._draining = False
         self._retiring: set[asyncio.Task[None]] = set()
         self._closing: list[Backend] = []
         self._leaving: list[Front] = []
-        self._fronts = {seat: self._make_front(self._now, seat) for seat in self._now.servers}
+        self.fronts = {seat: self._make_front(self._now, seat) for seat in self._now.servers}
         self.reloader = None if origin is None else Reloader(origin, self.take, tell)
         self._pools: dict[str, WorkerSet] = {}
         self._show_pools()
-        self._admin = None if config.admin is None else self._make_admin(config.admin, page)
+        self._admin: Admin | None = None
+        self._process: Process | None = None
+        if config.admin is not None and metrics is not None:
+            if self._lending is not None:
+                self._lending.tell(metrics)
+            self._process = overseen(metrics, self, vllm=config.observe.metrics.vllm_compat)
+            filename = origin.loaded.filename if origin else ""
+            self._admin = self._make_admin(config.admin, metrics, filename)
 
     @property
     def backends(self) -> dict[str, Backend]:
         """Those that are asked now, by their names."""
         return self._now.backends
 
+    def _lent(self) -> Sequence[Lent]:
+        """What is shared of the limits that hold now."""
+        limiter = self._now.limiter
+        return () if limiter is None else limiter.lent
+
     @property
     def router(self) -> Router:
         """The table that requests follow now."""
         return self._now.router
 
-    async def start(self, *, warmed: bool = False) -> list[str]:
+    async def start(self, given: Given | None = None, *, warmed: bool = False) -> list[str]:
         """Start the backends and bind the listeners; gives their URLs, the admin's last.
 
-        With ``warmed`` nothing listens before every backend is at its best. Raises OSError, and
+        A listener that has sockets ``given`` listens there, and nothing is bound for it. With
+        ``warmed`` nothing listens before every backend is at its best. Raises OSError, and
         WorkerError for one that never will be.
         """
         if self._ledger is not None:
             self._ledger.start()
+        for sending in self._sending:
+            sending.start()
+        if self._process is not None:
+            self._process.start()
+        if self._lending is not None:
+            self._lending.start()
         await asyncio.gather(*(backend.start() for backend in self.backends.values()))
         if warmed:
             slow = [one for one in self.backends.values() if isinstance(one, Warming)]
@@ -191,28 +178,73 @@ class App:
         urls = []
         trust = served(self._now.config)
         for seat, listener in c.seats(self._now.config).items():
-            urls.append(await self._bind_one(self._fronts[seat], listener, trust[seat]))
+            there = given.take(seat) if given else ()
+            front, tls = self.fronts[seat], trust[seat]
+            self.urls[seat] = await self._bind_one(front, listener, tls, there)
+            urls.append(self.urls[seat])
         if self._admin is not None:
-            urls.append(await self._admin.listen(self._among.admin if self._among else ""))
+            there = given.take(ADMIN) if given else ()
+            path = self._among.admin if self._among else ""
+            urls.append(await self._admin.listen(path, there))
         return urls
 
-    async def stop(self) -> None:
-        """Take no more connections, let what runs come to its end, and let everything go."""
+    @property
+    def listening(self) -> Mapping[c.Seat, Sequence[int]]:
+        """The descriptors of each listener's sockets, and of the admin's."""
+        found = {seat: front.listening for seat, front in self.fronts.items()}
+        return found if self._admin is None else {**found, ADMIN: self._admin.listening}
+
+    def shut(self) -> None:
+        """Take no more connections. Those that are there go on."""
+        for front in self.fronts.values():
+            front.shut()
+        if self._admin is not None:
+            self._admin.shut()
+
+    def drain(self, *, on: bool = True) -> None:
+        """Say to whoever asks that no more requests should come; those that do are served.
+
+        Each answer is then the last of its connection. Without ``on``, they may come again. A
+        reload leaves it as it is.
+        """
+        self._draining = on
+        self.router.ready = not on
+        for front in self.fronts.values():
+            front.leaving = on
+
+    async def stop(self, *, lame_duck: bool = False) -> None:
+        """Take no more connections, let what runs come to its end, and let everything go.
+
+        As a ``lame_duck`` it first drains for as long as the configuration says. What outlasts
+        ``limits.drain`` is told that it is cut.
+        """
         if self.reloader is not None:
             await self.reloader.aclose()
         for task in self._retiring:
             task.cancel()
         await asyncio.gather(*self._retiring, return_exceptions=True)
-        self.router.ready = False
-        drain = self._now.config.limits.drain
-        fronts = [*self._fronts.values(), *self._leaving]
-        await asyncio.gather(*(front.drain(drain) for front in fronts))
+        self.drain()
+        limits = self._now.config.limits
+        if lame_duck:
+            await asyncio.sleep(limits.lame_duck)
+        fronts = [*self.fronts.values(), *self._leaving]
+        await asyncio.gather(*(front.drain(limits.drain) for front in fronts))
+        for one in self.living:
+            one.end(Overloaded("the gateway stops"))
+        await asyncio.gather(*(front.drain(_LAST_WORDS) for front in fronts))
         await asyncio.gather(*(front.close() for front in fronts))
         await self._outside.shadows.aclose()
+        await self._now.aclose()
+        if self._lending is not None:
+            await self._lending.aclose()
         left = (*self.backends.values(), *self._closing)
         await asyncio.gather(*(backend.aclose() for backend in left))
         if self._admin is not None:
             await self._admin.close()
+        if self._process is not None:
+            self._process.stop()
+        closing = (asyncio.to_thread(one.close, _LAST_SPANS) for one in self._sending)
+        await asyncio.gather(*closing)
         if self._ledger is not None:
             await asyncio.to_thread(self._ledger.close, _LAST_ROWS)
 
@@ -228,7 +260,7 @@ class App:
             raise loaded.refusal(*wrong)
         trust = served(loaded.config)
         now = Snapshot(loaded.config, self._outside, loaded.hash, former=self._now)
-        new = {seat: self._make_front(now, seat) for seat in now.servers.keys() - self._fronts}
+        new = {seat: self._make_front(now, seat) for seat in now.servers.keys() - self.fronts}
         try:
             await self._warm(now, loaded)
             await self._bind(new, trust, loaded)
@@ -255,16 +287,20 @@ class App:
             if seat not in new:
                 continue
             try:
-                url = await self._bind_one(new[seat], listener, trust[seat])
+                self.urls[seat] = await self._bind_one(new[seat], listener, trust[seat])
             except OSError as error:
                 why = f"the gateway can't listen there: {c.reason(error)}"
                 raise loaded.refusal((("listeners", number, "address"), why)) from None
-            log.info("listening on %s", url)
+            log.info("listening on %s", self.urls[seat])
 
     async def _bind_one(
-        self, front: Front, listener: c.Listener, tls: ssl.SSLContext | None
+        self,
+        front: Front,
+        listener: c.Listener,
+        tls: ssl.SSLContext | None,
+        given: Sequence[socket.socket] = (),
     ) -> str:
-        return await bind(front, listener, tls, reuse_port=self._among is not None)
+        return await bind(front, listener, tls, reuse_port=self._among is not None, given=given)
 
     def _added(self, now: Snapshot) -> Mapping[str, Backend]:
         """The backends that are not those of the configuration before."""
@@ -274,16 +310,17 @@ class App:
     def _swap(self, now: Snapshot, new: Mapping[c.Seat, Front], trust: Trust) -> None:
         """From here on requests meet ``now``: nothing is awaited in between."""
         old, self._now = self._now, now
-        self._living = [*(one for one in self._living if one.running), now]
-        gone = [self._fronts.pop(seat) for seat in old.servers.keys() - now.servers.keys()]
+        now.router.ready = not self._draining
+        self.living = [*(one for one in self.living if one.running), now]
+        gone = [self.fronts.pop(seat) for seat in old.servers.keys() - now.servers.keys()]
         self._leaving += gone
-        limits = now.config.limits
-        for seat, front in self._fronts.items():
+        limits = make_limits(now.config.limits)
+        for seat, front in self.fronts.items():
             now.servers[seat].take_over(old.servers[seat])
             front.serve = now.entrance(seat)
-            front.limit(header_limit=limits.header, connections=limits.connections)
+            front.limit(limits)
             front.trust(trust[seat])
-        self._fronts |= new
+        self.fronts |= new
         self._show_pools()
         if self._admin is not None and now.config.admin is not None:
             self._admin.rekey(now.config.admin.sha256)
@@ -301,7 +338,7 @@ class App:
 
     async def _retire(self, ended: list[Backend], gone: Sequence[Front], drain: float) -> None:
         """Let go of these, once the exchanges that they may have are over or had their time."""
-        holding = [now for now in self._living if now is not self._now and now.holds(ended)]
+        holding = [now for now in self.living if now is not self._now and now.holds(ended)]
         await asyncio.gather(self._over(holding, drain), *(front.drain(drain) for front in gone))
         await asyncio.gather(*(front.close() for front in gone))
         self._leaving = [front for front in self._leaving if front not in gone]
@@ -319,9 +356,10 @@ class App:
     # --- parts ------------------------------------------------------------------------------------
 
     def _make_front(self, now: Snapshot, seat: c.Seat) -> Front:
-        limits, kind = now.config.limits, load(FRONTS[c.seats(now.config)[seat].front])
-        made = kind(now.entrance(seat), header_limit=limits.header, connections=limits.connections)
-        return cast("Front", made)
+        kind = load(FRONTS[c.seats(now.config)[seat].front])
+        made = cast("Front", kind(now.entrance(seat), make_limits(now.config.limits)))
+        made.leaving = self._draining
+        return made
 
     def _show_pools(self) -> None:
         """To the admin, who holds on to the mapping."""
@@ -330,47 +368,17 @@ class App:
             {name: one for name, one in self.backends.items() if isinstance(one, WorkerSet)}
         )
 
-    def _make_admin(self, told: c.Admin, metrics: Callable[[], bytes]) -> Admin:
-        return Admin(
-            told.address,
+    def _make_admin(self, told: c.Admin, metrics: "Metrics", filename: str) -> Admin:
+        clock = self._outside.clock
+        behind = Behind(
             obstacle=lambda: obstacle(self.router, self.backends.values()),
             pools=self._pools,
-            metrics=metrics,
-            sha256=told.sha256,
+            metrics=metrics.page,
             reload=(self._among or self.reloader).reload if self.reloader else None,
             explain=self._explainer,
+            overview=Overview(self, filename, Window(metrics.arms, clock), clock),
         )
-
-
-async def warm(name: str, backend: Backend, within: float) -> str:
-    """Start a backend, and let it get ready for so many seconds; why it never will, or ""."""
-    try:
-        await backend.start()
-        async with asyncio.timeout(within):
-            if isinstance(backend, Warming):
-                await backend.warm()
-    except TimeoutError:
-        log.warning("%s is not ready after %g s, and is taken as it is", name, within)
-    except WorkerError as error:
-        return error.message
-    return ""
-
-
-async def bind(
-    front: Front, listener: c.Listener, tls: ssl.SSLContext | None, *, reuse_port: bool
-) -> str:
-    """Let it listen; gives its URL. Raises OSError."""
-    host, _, port = listener.address.rpartition(":")
-    bound = await front.listen(host.strip("[]"), int(port), tls, reuse_port=reuse_port)
-    return f"{'https' if tls else 'http'}://{host}:{bound}"
-
-
-def served(config: c.Config) -> Trust:
-    """Every listener's certificate, as it is in its file now."""
-    return {
-        seat: c.served(listener.tls.cert, listener.tls.key) if listener.tls else None
-        for seat, listener in c.seats(config).items()
-    }
+        return Admin(told.address, behind, sha256=told.sha256)
 
 
 def _untold(told: Told) -> None:

@@ -5,6 +5,7 @@ import hashlib
 import hmac
 from base64 import b64decode
 from collections.abc import Mapping, Sequence
+from typing import Protocol
 
 from msgspec import Struct
 
@@ -25,20 +26,53 @@ class Principal(Struct, frozen=True):
     """Whether its holder may have requests explained."""
 
 
-class Keyring:
-    """The keys of a configuration. Without any, everybody may ask for everything."""
+class Unsettled(Exception):
+    """Whether a token is good may be known after ``settle``."""
 
-    def __init__(self, principals: Sequence[Principal]) -> None:
+
+class Tokens(Protocol):
+    """Who knows whose token it is, where somebody else signs them."""
+
+    def holder(self, token: str, digest: str) -> Principal | None:
+        """Whose it is, by its text and SHA-256; None for what is no token.
+
+        Raises Unauthorized and Unsettled.
+        """
+
+    async def settle(self) -> None:
+        """Find out what a token needs. It takes seconds at most."""
+
+
+class Keyring:
+    """The keys of a configuration, and the tokens that are as good as they are.
+
+    Without any, everybody may ask for everything.
+    """
+
+    def __init__(self, principals: Sequence[Principal], tokens: Tokens | None = None) -> None:
         self._by_digest = {p.sha256.lower(): p for p in principals}
+        self._tokens = tokens
+        self._open = not principals and tokens is None
 
     def known(self, headers: Mapping[str, str]) -> Principal | None:
         """The principal of a request, if its key is good."""
-        key = presented(headers) if self._by_digest else None
-        return None if key is None else self._find(key)
+        key = None if self._open else presented(headers)
+        try:
+            return None if key is None else self._find(key)
+        except (Unauthorized, Unsettled):
+            return None
+
+    async def settle(self) -> None:
+        """Find out what ``authenticate`` could not know."""
+        assert self._tokens is not None  # noqa: S101 - nothing else is ever unsettled
+        await self._tokens.settle()
 
     def authenticate(self, headers: Mapping[str, str]) -> Principal | None:
-        """The principal, or None where no keys are configured. Raises Unauthorized."""
-        if not self._by_digest:
+        """The principal, or None where no keys are configured. Raises Unauthorized and Unsettled.
+
+        What was unsettled is not, once ``settle`` was awaited.
+        """
+        if self._open:
             return None
         key = presented(headers)
         if key is None:
@@ -58,9 +92,9 @@ class Keyring:
     def _find(self, key: str) -> Principal | None:
         digest = hashlib.sha256(key.encode("utf-8", "surrogateescape")).hexdigest()
         principal = self._by_digest.get(digest)
-        if principal is None or not hmac.compare_digest(principal.sha256.lower(), digest):
-            return None
-        return principal
+        if principal is not None and hmac.compare_digest(principal.sha256.lower(), digest):
+            return principal
+        return None if self._tokens is None else self._tokens.holder(key, digest)
 
 
 class _Posing(Keyring):

@@ -73,16 +73,32 @@ class Exchange:
         self._sink = sink
         self._record = record
         self._scope: asyncio.Timeout | None = None
-        self._stopped = False
+        self._why: GatewayError | None = None
+        """Why it was stopped, if it was."""
         self._since = math.inf
         """Since when the client is to take what was written, by the loop's clock."""
         self._timer: asyncio.TimerHandle | None = None
         self._deaf = False
 
-    def stop(self) -> None:
-        """End it, since its client says so."""
+    @property
+    def record(self) -> Record:
+        """What is known of it so far."""
+        return self._record
+
+    @property
+    def age(self) -> float:
+        """Seconds since its request was read."""
+        return self._elapsed()
+
+    @property
+    def started(self) -> bool:
+        """Whether some of its answer was passed on."""
+        return self._sink.started
+
+    def stop(self, why: GatewayError | None = None) -> None:
+        """End it, since its client says so, or who runs the gateway: that is ``why``."""
         if self._scope is not None:
-            self._stopped = True
+            self._why = why or ClientGone("the request was stopped")
             self._scope.reschedule(asyncio.get_running_loop().time())
 
     async def run(self, *, stream: bool) -> None:
@@ -94,14 +110,15 @@ class Exchange:
             if self._deaf:
                 self._give_up()
                 return
-            gone = ClientGone("the request was stopped")
-            late = DeadlineExceeded("the request's time is up")
-            self._fail(gone if self._stopped else late)
+            self._fail(self._why or DeadlineExceeded("the request's time is up"))
         except GatewayError as error:
             self._fail(error)
         finally:
             if self._timer is not None:
                 self._timer.cancel()
+            context = self._context
+            if context.asked is not None:
+                self._record.overhead = context.asked - context.received
 
     async def _stream(self) -> None:
         """Write events as they come.
@@ -179,7 +196,9 @@ class Exchange:
     def _open(self) -> None:
         self._record.status = 200
         self._record.first_byte = self._elapsed()
-        self._sink.start(200, (("x-request-id", self._record.id), *self._answering.opening()))
+        record = self._record
+        headers = (("x-request-id", record.id), *record.told, *self._answering.opening())
+        self._sink.start(200, headers)
 
     def _elapsed(self) -> float:
         return self._context.clock() - self._context.began
@@ -201,7 +220,7 @@ class Exchange:
 def send(sink: Sink, reply: Reply, record: Record) -> None:
     """A whole answer."""
     record.status = reply.status
-    sink.start(reply.status, (("x-request-id", record.id), *reply.headers))
+    sink.start(reply.status, (("x-request-id", record.id), *record.told, *reply.headers))
     sink.write(reply.body)
     sink.finish()
 

@@ -3,7 +3,7 @@
 import functools
 import importlib
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, cast
+from typing import TYPE_CHECKING, Any, cast
 
 import msgspec
 from msgspec.structs import asdict, replace
@@ -16,11 +16,19 @@ from gateway.core.catalog import ModelInfo
 from gateway.core.context import Timeouts
 from gateway.core.ports import Backend, Dialect, Learning, Reply
 from gateway.crew import crew, spared
+from gateway.descriptors import clients
+from gateway.front.limits import Limits
+from gateway.limits.accounts import Accounts
+from gateway.limits.allowance import KeyRates, Rates
+from gateway.limits.limiter import UNKEYED, Limiter
 from gateway.paths import Mount
 from gateway.router import ANY, Defaults, Model, Shadow, Target, compile_model
 from gateway.rules import Rule, When
 from gateway.server import Surroundings
 from protocols import DIALECTS
+
+if TYPE_CHECKING:
+    from gateway.identity import Issuer, Tokens
 
 
 def load(reference: str) -> Any:
@@ -39,15 +47,20 @@ def make_mount(dialect: c.ListenerDialect) -> Mount:
     return Mount(make_dialect(dialect.name, dialect.profile, dialect.options), dialect.prefix)
 
 
-def make_pages(mounts: Sequence[Mount], *, keyed: bool) -> dict[str, Callable[[], Reply]]:
-    """What a listener answers by itself; the larger page is made when it is first asked for."""
-    health = Reply(200, b'{"status":"ok"}')
+def make_pages(
+    mounts: Sequence[Mount], ready: Callable[[], bool], *, keyed: bool
+) -> dict[str, Callable[[], Reply]]:
+    """What a listener answers by itself; the larger page is made when it is first asked for.
+
+    ``ready`` tells whether requests may come.
+    """
+    well, leaving = Reply(200, b'{"status":"ok"}'), Reply(503, b'{"status":"draining"}')
 
     @functools.cache
     def told() -> Reply:
         return Reply(200, openapi.document(mounts, version=__version__, keyed=keyed))
 
-    return {"/health": lambda: health, "/openapi.json": told}
+    return {"/health": lambda: well if ready() else leaving, "/openapi.json": told}
 
 
 def make_backend(
@@ -146,6 +159,59 @@ def make_principal(key: c.Key, aliases: Mapping[str, str]) -> Principal:
     return Principal(key.name, key.sha256, models, key.dialect, tags, key.explain)
 
 
+def make_limiter(config: c.Config, accounts: Accounts) -> Limiter | None:
+    """What holds the keys to their limits; None where there are none."""
+    aliases = {alias: name for name, one in config.models.items() for alias in one.aliases}
+    common = config.defaults.limits
+    named = {key.name: key.limits or common for key in config.keys} or {UNKEYED: common}
+    told = {name: _make_rates(one, aliases) for name, one in named.items() if one is not None}
+    others = None if common is None else _make_rates(common, aliases)
+    return Limiter(told, accounts, others) if told else None
+
+
+def _make_rates(limits: c.KeyLimits, aliases: Mapping[str, str]) -> KeyRates:
+    models = limits.models or {}
+    narrow = {aliases.get(name, name): _rates(one) for name, one in models.items()}
+    return KeyRates(_rates(limits), narrow)
+
+
+def _rates(told: c.Allowance) -> Rates:
+    return Rates(told.requests, told.tokens, told.concurrent, told.budget)
+
+
+def make_issuer(config: c.Config, clock: Callable[[], float]) -> "Issuer | None":
+    """Who signs tokens, if somebody does."""
+    if config.identity is None:
+        return None
+    from gateway.identity import Issuer  # noqa: PLC0415 - its libraries may not be installed
+
+    return Issuer(config.identity, clock)
+
+
+def make_tokens(
+    config: c.Config, issuer: "Issuer | None", now: Callable[[], float]
+) -> "Tokens | None":
+    """What verifies tokens, if somebody signs them."""
+    if config.identity is None or issuer is None:
+        return None
+    from gateway.identity import Rules, Tokens  # noqa: PLC0415 - as above
+
+    aliases = {alias: name for name, one in config.models.items() for alias in one.aliases}
+    return Tokens(Rules(config.identity, aliases), issuer, now)
+
+
 def make_timeouts(timeouts: c.Timeouts) -> Timeouts:
     """The limits of an exchange, from the configuration."""
     return Timeouts(**asdict(timeouts))
+
+
+def make_limits(limits: c.Limits) -> Limits:
+    """What a listener holds its clients to."""
+    return Limits(
+        header=limits.header,
+        connections=min(limits.connections, clients()),
+        per_address=limits.connections_per_address,
+        head=limits.head_time,
+        body=limits.body_pause,
+        idle=limits.keep,
+    )

@@ -13,14 +13,14 @@ import asyncio
 import copy
 import logging
 from collections.abc import Callable, Coroutine, Iterator, Mapping
-from typing import Any
+from typing import Any, Protocol
 
 from msgspec import Struct
 from msgspec.structs import replace
 
 from gateway.answering import Answers, Asked, label
 from gateway.arrival import decompress, request_id, seconds
-from gateway.auth import Keyring, Principal, authorize
+from gateway.auth import Keyring, Principal, Unsettled, authorize
 from gateway.core.context import Clock, Context, Deadline, Timeouts
 from gateway.core.errors import (
     DeadlineExceeded,
@@ -37,7 +37,10 @@ from gateway.core.ports import (
     Tokenizer,
     Tokenizing,
 )
+from gateway.core.watching import Trace
 from gateway.exchange import note, send
+from gateway.limits.accounts import Accounts
+from gateway.limits.limiter import Limiter
 from gateway.paths import Found, Paths
 from gateway.router import Route, Router
 from gateway.seam import Request as HttpRequest
@@ -49,6 +52,9 @@ from gateway.watching.kept import Explain, nobody
 from gateway.watching.watch import HEADER, Watch
 
 log = logging.getLogger("interlingua")
+
+_LARGE = 256 << 10
+"""Bytes of a body that take some milliseconds to translate, or many where it has many parts."""
 
 
 class Settings(Struct, frozen=True):
@@ -64,6 +70,16 @@ class Settings(Struct, frozen=True):
     """The configuration's hash, for the record."""
 
 
+class Traces(Protocol):
+    """Follows some exchanges from their begin; that they have ended they hear as all do."""
+
+    def begin(self, record: Record, http: HttpRequest) -> None:
+        """One begins. One that is followed has its ``record.trace`` and ``record.span`` now."""
+
+    def of(self, record: Record) -> Trace | None:
+        """What is told how its answer comes about, if it is followed."""
+
+
 class Surroundings(Struct, frozen=True):
     """What the outside world gives an exchange; a test gives its own."""
 
@@ -75,10 +91,14 @@ class Surroundings(Struct, frozen=True):
     """A number in [0, 1), for splits."""
     observe: Observer
     shadows: Shadows
+    accounts: Accounts
+    """What is used of the keys' limits."""
     explain: Explain = nobody
     """What looks on where a request asks for it and its key may."""
     lost: Mapping[str, Callable[[], int]] = {}
     """How much of what was to be kept is lost, by what it is: see ``gateway.recording.lost``."""
+    traces: Traces | None = None
+    """What is to be told of exchanges as they come about, where they are traced."""
 
 
 class _Asker(Struct, frozen=True):
@@ -89,6 +109,8 @@ class _Asker(Struct, frozen=True):
     principal: Principal | None
     peer: str
     watch: Watch | None
+    received: float
+    """When all of it was here, by the clock."""
 
     def traits(self) -> Traits:
         """What the choice of a target may go by."""
@@ -109,18 +131,24 @@ class Server:
         surroundings: Surroundings,
         *,
         pages: Mapping[str, Callable[[], Reply]],
+        limiter: Limiter | None = None,
     ) -> None:
-        """``pages``: what the gateway itself answers, to anybody, unless a dialect has the path."""
+        """``pages``: what the gateway itself answers, to anybody, unless a dialect has the path.
+
+        ``limiter`` is None where there are no limits.
+        """
         self.paths = paths
         self._pages = {path: page for path, page in pages.items() if not paths.claims(path)}
         self._router = router
         self._keyring = keyring
+        self._limiter = limiter
         self._settings = settings
         self._clock = surroundings.clock
         self._now = surroundings.now
         self._new_id = surroundings.new_id
         self._observe = surroundings.observe
         self._explain = surroundings.explain
+        self._traces = surroundings.traces
         self.answers = Answers(router, settings.body, surroundings.shadows)
 
     def take_over(self, former: "Server") -> None:
@@ -136,6 +164,7 @@ class Server:
         keyring = self._keyring if key is None else self._keyring.posing(key)
         made._keyring, made.answers = keyring, self.answers.alone()  # noqa: SLF001 - its own
         made._explain, made._observe = explain, observe  # noqa: SLF001 - as above
+        made._limiter = made._traces = None  # noqa: SLF001 - as above
         return made
 
     async def serve(self, http: HttpRequest, sink: Sink) -> None:
@@ -145,18 +174,20 @@ class Server:
         record.path = http.path[:200]
         record.config = self._settings.config
         try:
-            await self._serve(http, sink, record)
+            if (page := self._pages.get(http.path)) is not None:
+                send(sink, page(), record)
+            else:
+                await self._serve(http, sink, record)
         except asyncio.CancelledError:
             record.outcome = "cancelled"
             raise
         finally:
             record.duration = self._clock() - began
+            if self._limiter is not None:
+                self._limiter.settle(record)
             self._observe(record)
 
     async def _serve(self, http: HttpRequest, sink: Sink, record: Record) -> None:
-        if (page := self._pages.get(http.path)) is not None:
-            send(sink, page(), record)
-            return
         try:
             found = self.paths.find(http.method, http.path)
             if found.rivals:
@@ -169,7 +200,11 @@ class Server:
         mount, call = found.mount, self._call(found, http, record)
         record.dialect = mount.dialect.name
         try:
-            principal = self._admit(call, record)
+            try:
+                principal = self._admit(call, record)
+            except Unsettled:
+                await self._keyring.settle()
+                principal = self._admit(call, record)
             watch = None
             if http.headers.get(HEADER) == "1":
                 watch = self._explain(record, principal, open_to_all=self._settings.explain)
@@ -177,7 +212,7 @@ class Server:
             call = replace(call, body=await self._body(http))
             if watch is not None:
                 watch.read(mount.dialect, call, principal, http.peer)
-            asker = _Asker(mount.dialect, call, principal, http.peer, watch)
+            asker = _Asker(mount.dialect, call, principal, http.peer, watch, self._clock())
             match call.endpoint.task:
                 case "inform":
                     send(sink, mount.dialect.inform(call, self._router), record)
@@ -204,6 +239,8 @@ class Server:
         yield self._router.dialect(found.params.get("model", "")) or ""
 
     def _call(self, found: Found, http: HttpRequest, record: Record) -> Call:
+        if self._traces is not None:
+            self._traces.begin(record, http)
         endpoint, params, headers = found.endpoint, found.params, http.headers
         return Call(endpoint, params, headers, http.query, b"", http.path, record.id, self._now())
 
@@ -223,8 +260,10 @@ class Server:
     def _generate(self, asker: _Asker, sink: Sink, record: Record) -> Coroutine[Any, Any, None]:
         dialect, call = asker.dialect, asker.call
         envelope, route = self._route(asker, record)
-        watch, context = asker.watch, self._context(call, record, asker.watch)
-        asked = Asked(dialect, call, envelope, context, sink, record, watch)
+        if self._limiter is not None:
+            self._limiter.admit(record, route.asked, route.model.info, call.body, dialect)
+        context = self._context(asker, record)
+        asked = Asked(dialect, call, envelope, context, sink, record, asker.watch)
         return self.answers.give(asked, route, asker.traits)
 
     def _route(self, asker: _Asker, record: Record) -> tuple[Envelope, Route]:
@@ -242,11 +281,13 @@ class Server:
     async def _tokenize(self, asker: _Asker, sink: Sink, record: Record) -> None:
         dialect, call = asker.dialect, asker.call
         _, route = self._route(asker, record)
+        if self._limiter is not None:
+            self._limiter.admit(record, route.asked, route.model.info, None, dialect)
         backend = route.target.backend
         if not isinstance(dialect, Tokenizing) or not isinstance(backend, Tokenizer):
             raise Unsupported(f"the model {route.model.info.name!r} does not tell its tokens")
         text = dialect.text(call)
-        context = self._context(call, record, asker.watch)
+        context = self._context(asker, record)
         try:
             async with asyncio.timeout(context.deadline.remaining()):
                 tokens = await backend.tokenize(text, context)
@@ -267,20 +308,25 @@ class Server:
             raise RequestNotFound("no running request has this id", id=asked)
         running.stop()
 
-    def _context(self, call: Call, record: Record, watch: Watch | None) -> Context:
-        timeouts = self._settings.timeouts
+    def _context(self, asker: _Asker, record: Record) -> Context:
+        timeouts, headers = self._settings.timeouts, asker.call.headers
         deadline = Deadline(self._clock, timeouts.total)
-        if (asked := seconds(call.headers.get("x-interlingua-timeout"))) is not None:
+        if (asked := seconds(headers.get("x-interlingua-timeout"))) is not None:
             deadline.shorten(asked)
+        traceparent = headers.get("traceparent")
         return Context(
             record.id,
             deadline,
             self._clock,
             timeouts,
             record.key or None,
-            call.headers.get("traceparent"),
+            traceparent,
             self._clock(),
-            watch,
+            asker.watch,
+            received=asker.received,
+            tracestate=traceparent and headers.get("tracestate"),
+            trace=None if self._traces is None else self._traces.of(record),
+            large=len(asker.call.body) >= _LARGE,
         )
 
     def _refuse(

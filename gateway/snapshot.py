@@ -7,7 +7,7 @@ were, and all that is known of them.
 
 import asyncio
 from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from msgspec import Struct
 from msgspec.structs import replace
@@ -15,11 +15,15 @@ from msgspec.structs import replace
 from gateway import config as c
 from gateway import files, making
 from gateway.auth import Keyring
+from gateway.core.errors import GatewayError
 from gateway.core.ports import Backend
 from gateway.paths import Paths
 from gateway.router import Router
 from gateway.seam import Request, Sink
 from gateway.server import Server, Settings, Surroundings
+
+if TYPE_CHECKING:
+    from gateway.identity import Issuer
 
 Serve = Callable[[Request, Sink], Coroutine[Any, Any, None]]
 
@@ -49,6 +53,7 @@ class Snapshot:
         former: "Snapshot | None" = None,
     ) -> None:
         self.config = config
+        self.digest = digest
         self.running = 0
         """The exchanges that it has now."""
         self._over = asyncio.Event()
@@ -57,15 +62,16 @@ class Snapshot:
         self.created = self._dates(int(outside.now()), former)
         """When each model came, in Unix seconds."""
         self.router = self._make_router(outside)
+        self.limiter = making.make_limiter(config, outside.accounts)
+        """What holds the keys to their limits; None where there are none."""
+        self.issuer = self._make_issuer(outside, former)
+        """Who signs tokens; None where nobody does."""
         self.servers = self._make_servers(outside, digest)
 
     @property
     def by_address(self) -> Mapping[str, Server]:
         """What serves each listener, by its address; of several at one, with the number behind."""
-        return {
-            f"{address} ({number + 1})" if number else address: server
-            for (address, number), server in self.servers.items()
-        }
+        return {c.named(seat): server for seat, server in self.servers.items()}
 
     def entrance(self, seat: c.Seat) -> Serve:
         """What a listener's requests go through."""
@@ -93,6 +99,20 @@ class Snapshot:
             self._over.clear()
             await self._over.wait()
 
+    def end(self, why: GatewayError) -> None:
+        """End what still runs, and tell its clients why."""
+        for server in self.servers.values():
+            for exchange in server.answers.live:
+                exchange.stop(why)
+
+    async def aclose(self) -> None:
+        """Let go of what is its own."""
+        if self.issuer is not None:
+            await self.issuer.aclose()
+
+    def _ready(self) -> bool:
+        return self.router.ready
+
     def _make_backends(
         self, outside: Surroundings, former: "Snapshot | None"
     ) -> dict[str, Backend]:
@@ -109,6 +129,11 @@ class Snapshot:
         known = {} if former is None else former.created
         return {name: known.get(name, now) for name in self.config.models}
 
+    def _make_issuer(self, outside: Surroundings, former: "Snapshot | None") -> "Issuer | None":
+        if former is not None and former.config.identity == self.config.identity:
+            return former.issuer
+        return making.make_issuer(self.config, outside.clock)
+
     def _make_router(self, outside: Surroundings) -> Router:
         config = self.config
         models = {
@@ -121,7 +146,9 @@ class Snapshot:
     def _make_servers(self, outside: Surroundings, digest: str) -> Mapping[c.Seat, Server]:
         config = self.config
         aliases = {alias: name for name, one in config.models.items() for alias in one.aliases}
-        keyring = Keyring([making.make_principal(key, aliases) for key in config.keys])
+        tokens = making.make_tokens(config, self.issuer, outside.now)
+        keyring = Keyring([making.make_principal(key, aliases) for key in config.keys], tokens)
+        keyed = bool(config.keys or config.identity)
         timeouts = making.make_timeouts(config.defaults.timeouts)
         settings = Settings(config.limits.body, timeouts, config=digest)
         servers = {}
@@ -134,10 +161,11 @@ class Snapshot:
                 replace(
                     settings,
                     dialect_header=listener.dialect_header,
-                    explain=not config.keys and c.is_loopback(listener.address),
+                    explain=not keyed and c.is_loopback(listener.address),
                 ),
                 outside,
-                pages=making.make_pages(mounts, keyed=bool(config.keys)),
+                pages=making.make_pages(mounts, self._ready, keyed=keyed),
+                limiter=self.limiter,
             )
         return servers
 

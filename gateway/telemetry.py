@@ -11,7 +11,9 @@ import msgspec
 from msgspec import Struct
 
 from gateway.core.loss import Loss
+from gateway.core.ports import Headers
 from gateway.core.types import FinishReason, Usage
+from gateway.limits.allowance import Admitted
 
 Outcome = Literal["ok", "client_error", "worker_error", "gateway_error", "cancelled", "truncated"]
 
@@ -29,6 +31,8 @@ class Record(Struct, omit_defaults=True):
     backend: str = ""
     key: str = ""
     """The key's name."""
+    operation: Literal["", "chat", "completion", "embedding"] = ""
+    """What is asked of a model."""
     stream: bool = False
     status: int = 0
     outcome: Outcome = "ok"
@@ -38,6 +42,8 @@ class Record(Struct, omit_defaults=True):
     first_token: float | None = None
     """Of a stream: until something of an answer was passed on, and not only its heading."""
     duration: float = 0.0
+    overhead: float | None = None
+    """From the whole request's arrival until a worker, or a place at one, was asked for."""
     usage: Usage | None = None
     tokens: int = 0
     """Of the answer, as far as they were passed on in a stream."""
@@ -57,6 +63,13 @@ class Record(Struct, omit_defaults=True):
     losses: tuple[Loss, ...] = ()
     config: str = ""
     """What the SHA-256 of the configuration begins with."""
+    trace: str = ""
+    """The trace's id where the exchange is part of one that is exported, and its span's."""
+    span: str = ""
+    admitted: Admitted | None = None
+    """What its key's limits let it take; settled, and gone, before anything is told."""
+    told: Headers = ()
+    """What its answer's headers say of those limits; gone as well."""
 
 
 Observer = Callable[[Record], None]

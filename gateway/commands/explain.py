@@ -14,6 +14,7 @@ from gateway.config import Config, ConfigError, read
 from gateway.explaining.dry import explain
 from gateway.explaining.text import text
 from gateway.explaining.wish import Wish, complete
+from gateway.limits.accounts import Accounts
 from gateway.server import Surroundings
 from gateway.shadow import Shadows
 from gateway.snapshot import Snapshot
@@ -115,6 +116,7 @@ def _foretold(config: Config, question: Question, wish: Wish) -> Explanation:
         draw=lambda: question.draw,
         observe=silent,
         shadows=Shadows(lambda: 0.0),
+        accounts=Accounts(lambda: 0.0, lambda: 0.0),
     )
 
     async def run() -> Explanation:

@@ -1,7 +1,9 @@
 """``interlingua usage``: what was used, and by whom."""
 
+import importlib.util
 import sys
 from collections.abc import Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
@@ -16,7 +18,7 @@ _FIGURES = ("requests", "errors", "cancelled", "prompt tokens", "completion toke
 
 
 @click.command()
-@click.argument("file", type=click.Path(exists=True, dir_okay=False))
+@click.argument("source")
 @click.option("--since", metavar="AGO|TIME", help="Since 30m, 24h or 7d ago, or since a time.")
 @click.option(
     "--by",
@@ -26,15 +28,17 @@ _FIGURES = ("requests", "errors", "cancelled", "prompt tokens", "completion toke
     help="What to sum by: of key, model, version, split, backend, dialect, outcome, source, day.",
 )
 @click.option("--json", "as_json", is_flag=True, help="Print the sums as JSON, a line for each.")
-def usage(file: str, since: str | None, by: str, *, as_json: bool) -> None:
-    """Sum the usage that a gateway recorded in FILE: requests, errors and tokens.
+def usage(source: str, since: str | None, by: str, *, as_json: bool) -> None:
+    """Sum the usage that a gateway recorded in SOURCE: requests, errors and tokens.
 
-    FILE is what the configuration has at observe.usage.sqlite. A gateway may write to it meanwhile.
+    SOURCE is what the configuration has at observe.usage: a file of SQLite, or the postgresql://
+    URL of a database. A gateway may write to it meanwhile.
 
-    Exit codes: 0 summed, 2 wrong usage, or a file that can't be read.
+    Exit codes: 0 summed, 2 wrong usage, or a source that can't be read.
     """
     names = _names(by)
-    found = _sums(file, names, moment(since))
+    look = _of_database if source.startswith(("postgresql://", "postgres://")) else _of_file
+    found = look(source, names, moment(since))
     if as_json:
         sys.stdout.buffer.write(b"".join(msgspec.json.encode(one) + b"\n" for one in found))
     else:
@@ -53,12 +57,27 @@ def _names(by: str) -> Sequence[str]:
     return names
 
 
-def _sums(file: str, by: Sequence[str], start: float) -> "list[Sum]":
+def _of_database(url: str, by: Sequence[str], start: float) -> "list[Sum]":
+    """Raises UsageError, which shows no password."""
+    if importlib.util.find_spec("asyncpg") is None:
+        raise click.UsageError("a database needs: pip install 'interlingua[postgres]'")
+    from gateway.recording.postgres import FAILURES, shown, sums  # noqa: PLC0415 - as said
+
+    try:
+        return sums(url, by, start)
+    except FAILURES as error:
+        why = str(error) or type(error).__name__
+        raise click.UsageError(f"{shown(url)} can't be read: {why}") from None
+
+
+def _of_file(file: str, by: Sequence[str], start: float) -> "list[Sum]":
     """Raises UsageError."""
     import sqlite3  # noqa: PLC0415 - only here
 
     from gateway.recording.sums import sums  # noqa: PLC0415 - as above
 
+    if not Path(file).is_file():
+        raise click.UsageError(f"the file {file} does not exist")
     try:
         return sums(file, by, start)
     except sqlite3.Error as error:

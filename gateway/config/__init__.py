@@ -12,14 +12,20 @@ rules        do the exceptions                  fallbacks do those in a model's 
 shadows      do those of requests               loading   all of this, in its order
 shown        a configuration as it may be shown  json_schema  what may be written, for editors
 difference   between two configurations         capabilities  what a pool's workers do not do
+state        what several gateways share        states    can it be kept there
+entrance     how much is taken in               traces    where traces and figures go
+exports      can they be sent there             allowances  how much clients may take
+rates        read and written                   quotas    do those make sense
 """
 
 from gateway.config.addresses import split_address
+from gateway.config.allowances import Allowance, KeyLimits
 from gateway.config.capabilities import Capabilities, capabilities
 from gateway.config.certificates import reason, served
 from gateway.config.complaints import Complaint, ConfigError
-from gateway.config.difference import Difference, Seat, difference, fixed, seats
+from gateway.config.difference import Difference, Seat, difference, fixed, named, seats
 from gateway.config.document import decode
+from gateway.config.entrance import Limits
 from gateway.config.json_schema import schema
 from gateway.config.loading import Loaded, Source, load, loaded, opened, read, workers
 from gateway.config.mounts import is_loopback
@@ -32,7 +38,6 @@ from gateway.config.shape import (
     Echo,
     Fail,
     Key,
-    Limits,
     Listener,
     ListenerDialect,
     Model,
@@ -47,10 +52,13 @@ from gateway.config.shape import (
     UsageRows,
 )
 from gateway.config.shown import dump
+from gateway.config.state import State
+from gateway.config.traces import Figures, Push, Traces
 from gateway.config.units import Secret
 
 __all__ = [
     "Admin",
+    "Allowance",
     "Backend",
     "Capabilities",
     "Complaint",
@@ -60,7 +68,9 @@ __all__ = [
     "Difference",
     "Echo",
     "Fail",
+    "Figures",
     "Key",
+    "KeyLimits",
     "Limits",
     "Listener",
     "ListenerDialect",
@@ -69,6 +79,7 @@ __all__ = [
     "ModelLimits",
     "Observe",
     "Pool",
+    "Push",
     "Retries",
     "Rule",
     "Seat",
@@ -76,10 +87,12 @@ __all__ = [
     "Shadow",
     "Source",
     "Split",
+    "State",
     "Target",
     "Timeouts",
     "Tls",
     "Torch",
+    "Traces",
     "UsageRows",
     "Worker",
     "capabilities",
@@ -90,6 +103,7 @@ __all__ = [
     "is_loopback",
     "load",
     "loaded",
+    "named",
     "opened",
     "read",
     "reason",

@@ -82,6 +82,26 @@ def nameserver(text: str) -> str:
 
 def worker(text: str) -> str:
     """A worker's base URL, without a slash at its end."""
+    try:
+        return _base(text)
+    except ValueError as error:
+        why = f"{error}; write a worker's base, such as http://10.0.0.11:8000"
+        raise ValueError(why) from None
+
+
+def collector(text: str) -> str:
+    """The base URL of what collects traces and figures, without a slash at its end."""
+    hint = "write a collector's base, such as http://127.0.0.1:4318"
+    if "@" in text:
+        raise ValueError(f"holds a user or password (give a key as auth: {{bearer: ...}}); {hint}")
+    try:
+        return _base(text)
+    except ValueError as error:
+        raise ValueError(f"{error}; {hint}") from None
+
+
+def _base(text: str) -> str:
+    """A base URL, without a slash at its end. Raises ValueError with why it is none."""
     if not PRINTABLE.fullmatch(text) or "\\" in text:
         _no_url("has blanks, backslashes or letters that no URL has")
     try:
@@ -113,4 +133,4 @@ def _check_host(url: SplitResult) -> None:
 
 
 def _no_url(why: str) -> NoReturn:
-    raise ValueError(f"{why}; write a worker's base, such as http://10.0.0.11:8000")
+    raise ValueError(why)

@@ -3,7 +3,19 @@
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from gateway.config import certificates, fallbacks, mounts, pool_checks, rules, shadows
+from gateway.config import (
+    certificates,
+    exports,
+    fallbacks,
+    identities,
+    mounts,
+    pool_checks,
+    quotas,
+    rules,
+    shadows,
+    states,
+    usages,
+)
 from gateway.config.complaints import Steps, instead, quoted
 from gateway.config.dialects import mismatch
 from gateway.config.ground import Ground, known
@@ -33,7 +45,12 @@ def check(config: Config, ground: Ground, *, insecure: bool) -> None:
         shadows.check(config, ground)
     if known(config.keys):
         _check_keys(config, ground)
+    identities.check(config, ground)
+    quotas.check(config, ground)
     rules.check(config, ground)
+    states.check(config, ground)
+    exports.check(config, ground)
+    usages.check(config, ground)
 
 
 def _check_local(local: Torch, path: Steps, ground: Ground) -> None:

@@ -24,7 +24,7 @@ Leaves = Mapping[Steps, Any]
 """What has no parts of something, by the way to it."""
 
 _USERS: Final = 100_000
-_WHOLE: Final = ("version", "admin", "limits", "defaults", "observe")
+_WHOLE: Final = ("version", "admin", "limits", "defaults", "identity", "state", "observe")
 """The parts of a configuration that have no names in them."""
 _HIDDEN: Final = ("sha256",)
 """Fields of which no more is told than that they differ."""
@@ -108,6 +108,12 @@ def difference(old: Config, new: Config) -> Difference:
 # --- what can't be reloaded ----------------------------------------------------------------------
 
 
+def named(seat: Seat) -> str:
+    """What to call a listener: its address; of several at one, with the number behind."""
+    address, number = seat
+    return f"{address} ({number + 1})" if number else address
+
+
 def seats(config: Config) -> Mapping[Seat, Listener]:
     """The listeners, by what makes one the same in the next configuration."""
     taken = Counter[str]()
@@ -124,8 +130,9 @@ def fixed(old: Config, new: Config) -> Iterator[tuple[Steps, str]]:
     if here != there:
         told = f"it is at {here}" if here else "there is none"
         yield ("admin",), f"{told} for as long as the gateway runs; restart it"
-    if old.observe != new.observe:
-        yield ("observe",), "can't change for as long as the gateway runs; restart it"
+    for name in ("state", "observe"):
+        if getattr(old, name) != getattr(new, name):
+            yield (name,), "can't change for as long as the gateway runs; restart it"
     before = seats(old)
     for number, (seat, listener) in enumerate(seats(new).items()):
         if seat not in before:

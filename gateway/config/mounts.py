@@ -32,7 +32,7 @@ def check(config: Config, ground: Ground, *, insecure: bool) -> None:
             continue
         if known(listener.address):
             _check_address(listener.address, (*path, "address"), seen, ground)
-            if not insecure and config.keys == () and not is_loopback(listener.address):
+            if not insecure and _open(config) and not is_loopback(listener.address):
                 ground.say(
                     (*path, "address"),
                     "whoever reaches this address may use every model, since there are no keys; "
@@ -40,6 +40,11 @@ def check(config: Config, ground: Ground, *, insecure: bool) -> None:
                 )
         if known(listener.dialects):
             _check_mounts(listener, (*path, "dialects"), ground, named(config))
+
+
+def _open(config: Config) -> bool:
+    """Whether nobody needs a key."""
+    return config.keys == () and config.identity is None
 
 
 def _check_address(address: str, path: Steps, seen: list[tuple[str, int]], ground: Ground) -> None:

@@ -82,7 +82,7 @@ class Queue(Section, frozen=True):
 
 
 class Trust(Section, frozen=True):
-    """Who has signed the workers' certificates, in PEM."""
+    """Who has signed the certificates of those who are asked, in PEM."""
 
     ca: FilePath
 

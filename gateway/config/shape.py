@@ -11,8 +11,13 @@ from typing import Annotated, ClassVar, Literal
 from msgspec import Meta
 from msgspec.structs import asdict
 
+from gateway.config.allowances import KeyLimits
+from gateway.config.entrance import Limits
+from gateway.config.identity import Identity
 from gateway.config.pools import Pool, Retries, Timeouts
 from gateway.config.section import Option, Section, Settings, Several
+from gateway.config.state import State
+from gateway.config.traces import Figures, Traces
 from gateway.config.units import (
     Address,
     Alias,
@@ -25,6 +30,7 @@ from gateway.config.units import (
     ModelName,
     Name,
     Prefix,
+    Secret,
     Share,
     Size,
     Sticky,
@@ -84,19 +90,6 @@ class Admin(Section, frozen=True):
     sha256: Digest | None = None
 
 
-class Limits(Section, frozen=True):
-    """What the gateway takes in. ``drain`` is how long running answers may go on at the end.
-
-    ``warm`` is how long a reload waits for a new backend to get ready: a model to be loaded.
-    """
-
-    body: Size = 8 << 20
-    header: Size = 16 << 10
-    connections: Several = 10_000
-    drain: Duration = 60.0
-    warm: Duration = 120.0
-
-
 class Key(Section, frozen=True):
     """An API key, known by its SHA-256. ``models``: those it may ask for; None means all."""
 
@@ -109,17 +102,24 @@ class Key(Section, frozen=True):
     """What rules may know it by, with others."""
     explain: bool = False
     """Whether its holder may ask, by ``x-interlingua-explain: 1``, where requests go and why."""
+    limits: KeyLimits | None = None
+    """In the place of all of ``defaults.limits``."""
 
 
 # --- who answers ---------------------------------------------------------------------------------
 
 
 class Defaults(Section, frozen=True):
-    """What holds where nothing nearer says otherwise."""
+    """What holds where nothing nearer says otherwise.
+
+    ``limits`` are those of each key that has none of its own, and of each holder of a token;
+    where there are neither, those of all clients together.
+    """
 
     timeouts: Timeouts = Timeouts()
     retries: Retries = Retries()
     on_loss: OnLoss = "report"
+    limits: KeyLimits | None = None
 
 
 class Fail(Section, frozen=True):
@@ -346,15 +346,17 @@ class AccessLog(Section, frozen=True):
 
 
 class UsageRows(Section, frozen=True):
-    """A row for each exchange that came to a model, in a file of SQLite.
+    """A row for each exchange that came to a model, in a file of SQLite or in PostgreSQL.
 
-    The file is made if it is not there; ``interlingua usage`` sums it. Older rows than ``keep`` are
-    removed.
+    The file, or the table ``interlingua_usage``, is made if it is not there; ``interlingua usage``
+    sums it. ``postgres`` is a URL, which may hold a password and is never shown:
+    postgresql://USER@HOST/DATABASE. Older rows than ``keep`` are removed.
     """
 
     short: ClassVar[str] = "sqlite"
 
-    sqlite: WrittenPath
+    sqlite: WrittenPath | None = None
+    postgres: Secret | None = None
     keep: Keep = 90 * 86400
 
 
@@ -363,6 +365,8 @@ class Observe(Section, frozen=True):
 
     access_log: AccessLog = AccessLog()
     usage: UsageRows | None = None
+    traces: Traces | None = None
+    metrics: Figures = Figures()
 
 
 class Config(Section, frozen=True, kw_only=True):
@@ -377,4 +381,6 @@ class Config(Section, frozen=True, kw_only=True):
     models: Annotated[Mapping[ModelName, Model], Meta(min_length=1)]
     routes: tuple[Rule, ...] = ()
     keys: tuple[Key, ...] = ()
+    identity: Identity | None = None
+    state: State | None = None
     observe: Observe = Observe()

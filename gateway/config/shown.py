@@ -5,6 +5,7 @@ from typing import Any
 
 from msgspec import Struct
 
+from gateway.config.rates import PerTime, write_rate
 from gateway.config.units import Secret
 
 
@@ -19,6 +20,8 @@ def dump(value: Any) -> Any:
             return tag | {name: dump(getattr(value, name)) for name in value.__struct_fields__}
         case Mapping():
             return {key: dump(one) for key, one in value.items()}
+        case PerTime():
+            return write_rate(value)
         case tuple():
             return [dump(one) for one in value]
         case _:

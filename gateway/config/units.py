@@ -11,7 +11,16 @@ from typing import Annotated, Any, Final, Literal
 
 from msgspec import Meta, Struct
 
-from gateway.config.addresses import PRINTABLE, address, nameserver, place, service, worker
+from gateway.config.addresses import (
+    PRINTABLE,
+    address,
+    collector,
+    nameserver,
+    place,
+    service,
+    worker,
+)
+from gateway.config.rates import BUDGET, RATE, budget, rate, write_budget, write_rate
 
 _DURATION = re.compile(r"([0-9]{1,9}(?:\.[0-9]{1,9})?)(ms|s|m|h)")
 _SECONDS: Final[Mapping[str, float]] = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0}
@@ -279,6 +288,8 @@ UNITS: Final[Mapping[str, Unit]] = {
         {"anyOf": [{"type": "number", "minimum": 0, "maximum": 1}, _text(_SHARE)]},
         write_share,
     ),
+    "rate": Unit(rate, _text(RATE), write_rate),
+    "budget": Unit(budget, _text(BUDGET), write_budget),
     "name": Unit(name, _text(_NAME)),
     "model": Unit(model, {"type": "string", "pattern": f"^(\\*|{_MODEL.pattern})$"}),
     "alias": Unit(alias, _text(_MODEL)),
@@ -292,6 +303,7 @@ UNITS: Final[Mapping[str, Unit]] = {
     "service": Unit(service, _text()),
     "nameserver": Unit(nameserver, _text()),
     "worker": Unit(worker, _text(re.compile(r"https?://.+"))),
+    "collector": Unit(collector, _text(re.compile(r"https?://.+"))),
     "file": Unit(file, _text(), path="always"),
     "written": Unit(written, _text(), path="written"),
     "template": Unit(template_path, _text(), path="always"),
@@ -309,6 +321,8 @@ Keep = Annotated[int, _unit("keep")]
 Size = Annotated[int, _unit("size")]
 Share = Annotated[float, _unit("share")]
 Weight = Annotated[int, _unit("weight")]
+Rate = Annotated[tuple[int, int], _unit("rate")]
+Budget = Annotated[int, _unit("budget")]
 Name = Annotated[str, _unit("name")]
 ModelName = Annotated[str, _unit("model")]
 Alias = Annotated[str, _unit("alias")]
@@ -322,6 +336,7 @@ Place = Annotated[str, _unit("place")]
 Service = Annotated[str, _unit("service")]
 Nameserver = Annotated[str, _unit("nameserver")]
 WorkerUrl = Annotated[str, _unit("worker")]
+Collector = Annotated[str, _unit("collector")]
 FilePath = Annotated[str, _unit("file")]
 WrittenPath = Annotated[str, _unit("written")]
 TemplatePath = Annotated[str, _unit("template")]

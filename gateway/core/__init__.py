@@ -8,4 +8,5 @@ catalog     what the gateway serves, as a dialect's listing endpoints see it
 context     what belongs to one exchange and not to the client's request: its id, its deadline
 aggregate   events to one whole answer
 sse         server-sent events, bytes in and bytes out
+histogram   how measured values lie
 """

@@ -5,7 +5,7 @@ from collections.abc import Callable
 from msgspec import Struct
 
 from gateway.core.errors import DeadlineExceeded
-from gateway.core.watching import Watch
+from gateway.core.watching import Trace, Watch
 
 Clock = Callable[[], float]
 """Monotonic seconds."""
@@ -52,6 +52,7 @@ class Context(Struct):
     principal: str | None = None
     """The name of the key, never the key."""
     traceparent: str | None = None
+    """What the client said of its trace, which is passed on as it is."""
     began: float = 0.0
     """By ``clock``."""
     watch: Watch | None = None
@@ -60,3 +61,13 @@ class Context(Struct):
     """Ends it, to make room for what a client waits for. Only a request for whose answer nobody
     waits has this: it comes after all others, is sent to one worker, and says nothing of how well
     that is."""
+    received: float = 0.0
+    """When the whole request was here, by ``clock``."""
+    asked: float | None = None
+    """When a worker, or a place at one, was first asked for, by ``clock``."""
+    tracestate: str | None = None
+    trace: Trace | None = None
+    """Who is to be told of the workers that are asked, and says what they are told instead."""
+    large: bool = False
+    """Whether the request is so large that reading and writing it would hold up all others: it is
+    then done in a thread."""

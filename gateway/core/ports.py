@@ -3,6 +3,7 @@
 Dialect        one wire protocol towards clients
 Tokenizing     a dialect whose clients may ask for the tokens of a text
 Described      a dialect that can tell what its endpoints take and answer
+Metering       a dialect that tells its clients what is left to them
 WorkerDialect  one wire protocol towards workers
 Renderer       makes one prompt of a conversation
 Learning       a worker dialect that asks a worker about a model first
@@ -182,6 +183,22 @@ class Described(Protocol):
 
     def describe(self) -> Description:
         """What its endpoints take and answer. Names no model."""
+
+
+class Standing(Struct, frozen=True):
+    """What is left of a limit; in ``reset`` seconds all of it will be."""
+
+    limit: int
+    left: int
+    reset: float
+
+
+@runtime_checkable
+class Metering(Protocol):
+    """What a dialect has beside that tells its clients what is left to them."""
+
+    def standing(self, requests: Standing | None, tokens: Standing | None) -> Headers:
+        """What it adds to the headers of every answer; None where there is no such limit."""
 
 
 class WireRequest(Struct, frozen=True):

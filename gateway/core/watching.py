@@ -8,7 +8,8 @@ from msgspec import Struct
 from gateway.core.errors import GatewayError
 
 if TYPE_CHECKING:
-    from gateway.core.ports import WireRequest
+    from gateway.core.ports import Headers, WireRequest
+    from gateway.core.types import Request
 
 
 class Candidate(Struct, frozen=True, kw_only=True):
@@ -50,6 +51,19 @@ class Choice(Struct, frozen=True, kw_only=True):
     retries: int
     budget: float
     retried: Sequence[str]
+
+
+class Trace(Protocol):
+    """Is told of the tries at one request, where these are to be told elsewhere."""
+
+    def wants(self, request: "Request") -> None:
+        """What is asked of a target."""
+
+    def asks(self, url: str) -> "Headers":
+        """A worker is asked; gives what it is told of the trace, in place of all it would be."""
+
+    def ends(self, error: GatewayError | None) -> None:
+        """It is done with, and why if it failed. May be called again, for nothing."""
 
 
 class Watch(Protocol):

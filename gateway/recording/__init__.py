@@ -3,6 +3,7 @@
 scribe   a thread that writes what it is given
 lines    the log, on standard error
 ledger   the rows of usage, in SQLite
+postgres the same in a database of PostgreSQL
 sums     what these come to
 lost     what could not be written, counted for Prometheus
 """

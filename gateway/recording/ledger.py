@@ -1,10 +1,11 @@
-"""One row of SQLite for each exchange that came to a model: who asked, what answered, the tokens.
+"""One row for each exchange that came to a model: who asked, what answered, the tokens.
 
 A row is written once, however often that is tried: its key is when the exchange began, and its id.
 The id alone would not do, since clients may choose it.
 
-While the file can't be written, since it is locked, its disk is full or its folder gone, rows wait,
-so many at most. The rest are left out and counted. Nothing of this is ever in the way of an answer.
+While the store can't be written to (a file is locked, its disk is full or its folder gone, or a
+database is away), rows wait, so many at most. The rest are left out and counted. Nothing of this is
+ever in the way of an answer.
 """
 
 import logging
@@ -12,7 +13,7 @@ import os
 import sqlite3
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from typing import Any, Final
+from typing import Any, Final, Protocol
 
 import msgspec
 
@@ -45,7 +46,7 @@ _MOST: Final = 10_000
 """Rows that may wait."""
 _PATIENCE: Final = 1.0
 """Seconds to wait for a lock, and from a failure to the next try."""
-_SWEEP: Final = 3600.0
+SWEEP: Final = 3600.0
 """Seconds from one look for old rows to the next."""
 _TABLE: Final = (
     f"CREATE TABLE IF NOT EXISTS usage ({', '.join(' '.join(one) for one in COLUMNS)}, "
@@ -56,19 +57,30 @@ _INSERT: Final = f"INSERT OR IGNORE INTO usage SELECT {_VALUES} FROM json_each(?
 """All rows in one statement: the interpreter is left alone while it runs."""
 
 
-class Ledger:
-    """Writes them to a file."""
+class Store(Protocol):
+    """Where rows are kept."""
 
-    def __init__(self, path: str, keep: float, now: Callable[[], float]) -> None:
-        """Rows are kept for so many seconds. ``now`` is in Unix seconds."""
-        self._path = path
-        self._keep = keep
-        self._now = now
+    @property
+    def name(self) -> str:
+        """What the log calls it; it holds no secret."""
+
+    @property
+    def failures(self) -> tuple[type[Exception], ...]:
+        """What it raises while it can't be written to."""
+
+    def put(self, records: Sequence[Record]) -> int:
+        """Write them all; gives how many it can never take. Raises one of ``failures``."""
+
+    def close(self) -> None:
+        """Let go of it. Never raises."""
+
+
+class Book:
+    """Writes rows to a store, as soon as it takes them."""
+
+    def __init__(self, store: Store) -> None:
+        self._store = store
         self._scribe = Scribe("usage", _MOST, self._write)
-        self._connection: sqlite3.Connection | None = None
-        self._file: tuple[int, int] | None = None
-        """Which one is open."""
-        self._swept = 0.0
         self._failing = False
         self._told = 0
         """Lost rows of which was said that they are."""
@@ -84,68 +96,95 @@ class Ledger:
         return self._scribe.lost
 
     def close(self, within: float) -> None:
-        """Write what waits, for so many seconds at most, and let go of the file."""
+        """Write what waits, for so many seconds at most, and let go of the store."""
         if not self._scribe.close(within):
-            log.warning("usage: the last rows are not in %s", self._path)
+            log.warning("usage: the last rows are not in %s", self._store.name)
             return
         self._say_lost()
-        self._let_go()
+        self._store.close()
 
     def _write(self, batch: Sequence[Record]) -> int:
         """Write them, if it is tried again and again; gives how many had to be given up."""
-        rows = msgspec.json.encode([_row(record) for record in batch]).decode()
         while True:
+            last = self._scribe.closing.is_set()
             try:
-                self._put_in(rows)
-            except (OSError, sqlite3.Error) as error:
+                given_up = self._store.put(batch)
+            except self._store.failures as error:
                 if not self._failing:
-                    log.warning("usage is not written to %s for now: %s", self._path, error)
+                    why = str(error) or type(error).__name__
+                    log.warning("usage is not written to %s for now: %s", self._store.name, why)
                 self._failing = True
-                if self._scribe.closing.is_set():
+                if last:
                     return len(batch)
                 self._scribe.closing.wait(_PATIENCE)
             else:
                 if self._failing:
-                    log.warning("usage is written to %s again", self._path)
+                    log.warning("usage is written to %s again", self._store.name)
                     self._say_lost()
                 self._failing = False
-                return 0
-
-    def _put_in(self, rows: str) -> None:
-        """Raises OSError or sqlite3.Error."""
-        now = self._now()
-        connection = self._opened()
-        connection.execute(_INSERT, (rows,))
-        if abs(now - self._swept) >= _SWEEP:
-            connection.execute("DELETE FROM usage WHERE at < ?", (now - self._keep,))
-            self._swept = now
-
-    def _opened(self) -> sqlite3.Connection:
-        """The file, which may have been taken away since. Raises OSError or sqlite3.Error."""
-        whole = self._file is not None and self._file == _identity(self._path)
-        if self._connection is not None and whole:
-            return self._connection
-        self._let_go()
-        found = sqlite3.connect(
-            self._path, timeout=_PATIENCE, isolation_level=None, check_same_thread=False
-        )
-        self._connection = found
-        found.execute("PRAGMA journal_mode = WAL")
-        found.execute("PRAGMA synchronous = NORMAL")
-        found.execute(_TABLE)
-        self._file = _identity(self._path)
-        return found
-
-    def _let_go(self) -> None:
-        if self._connection is not None:
-            with suppress(sqlite3.Error):
-                self._connection.close()
-        self._connection = self._file = None
+                return given_up
 
     def _say_lost(self) -> None:
         if lost := self._scribe.lost - self._told:
             self._told += lost
             log.warning("usage: %d rows are lost", lost)
+
+
+class Ledger(Book):
+    """Writes them to a file of SQLite."""
+
+    def __init__(self, path: str, keep: float, now: Callable[[], float]) -> None:
+        """Rows are kept for so many seconds. ``now`` is in Unix seconds."""
+        super().__init__(_File(path, keep, now))
+
+
+class _File:
+    """A Store."""
+
+    failures = (OSError, sqlite3.Error)
+
+    def __init__(self, path: str, keep: float, now: Callable[[], float]) -> None:
+        self.name = path
+        self._keep = keep
+        self._now = now
+        self._connection: sqlite3.Connection | None = None
+        self._file: tuple[int, int] | None = None
+        """Which one is open."""
+        self._swept = 0.0
+
+    def put(self, records: Sequence[Record]) -> int:
+        """See Store."""
+        now = self._now()
+        connection = self._opened()
+        rows = msgspec.json.encode([row(record) for record in records]).decode()
+        connection.execute(_INSERT, (rows,))
+        if abs(now - self._swept) >= SWEEP:
+            connection.execute("DELETE FROM usage WHERE at < ?", (now - self._keep,))
+            self._swept = now
+        return 0
+
+    def close(self) -> None:
+        """See Store."""
+        if self._connection is not None:
+            with suppress(sqlite3.Error):
+                self._connection.close()
+        self._connection = self._file = None
+
+    def _opened(self) -> sqlite3.Connection:
+        """The file, which may have been taken away since. Raises OSError or sqlite3.Error."""
+        whole = self._file is not None and self._file == _identity(self.name)
+        if self._connection is not None and whole:
+            return self._connection
+        self.close()
+        found = sqlite3.connect(
+            self.name, timeout=_PATIENCE, isolation_level=None, check_same_thread=False
+        )
+        self._connection = found
+        found.execute("PRAGMA journal_mode = WAL")
+        found.execute("PRAGMA synchronous = NORMAL")
+        found.execute(_TABLE)
+        self._file = _identity(self.name)
+        return found
 
 
 def _identity(path: str) -> tuple[int, int] | None:
@@ -157,7 +196,7 @@ def _identity(path: str) -> tuple[int, int] | None:
     return found.st_dev, found.st_ino
 
 
-def _row(record: Record) -> tuple[Any, ...]:
+def row(record: Record) -> tuple[Any, ...]:
     """As ``COLUMNS`` say. Tokens that were passed on before nobody counted them are estimated."""
     usage, (model, version, split) = record.usage, answered(record)
     tokens: tuple[int, int, str] = 0, record.tokens, "estimated" if record.tokens else ""

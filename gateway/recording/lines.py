@@ -7,6 +7,7 @@ counted; how many is said as soon as somebody reads on.
 import logging
 import os
 import select
+import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Final
@@ -15,6 +16,7 @@ import msgspec
 from msgspec import Struct
 
 from gateway.recording.scribe import Scribe
+from gateway.recording.seldom import Seldom
 from gateway.telemetry import silent
 
 _STANDARD_ERROR: Final = 2
@@ -60,9 +62,13 @@ class Lines:
 
     @contextmanager
     def taking_over(self, logger: logging.Logger) -> Iterator[None]:
-        """What is logged there is said here, in the same form, for as long as this lasts."""
+        """What is logged there is said here, in the same form, for as long as this lasts.
+
+        The same is said a few times a second at most.
+        """
         before = logger.handlers
-        logger.handlers = [_Saying(self.say, one.formatter) for one in before]
+        seldom = Seldom(time.monotonic)
+        logger.handlers = [_Saying(self.say, one.formatter, seldom) for one in before]
         try:
             yield
         finally:
@@ -105,9 +111,12 @@ def _pieces(lines: Iterable[bytes]) -> Iterator[bytes]:
 class _Saying(logging.Handler):
     """Says what is logged."""
 
-    def __init__(self, say: Callable[[str], None], form: logging.Formatter | None) -> None:
+    def __init__(
+        self, say: Callable[[str], None], form: logging.Formatter | None, seldom: Seldom
+    ) -> None:
         super().__init__()
         self.setFormatter(form)
+        self.addFilter(seldom)
         self._say = say
 
     def emit(self, record: logging.LogRecord) -> None:

@@ -15,8 +15,15 @@ _BATCH: Final = 1000
 class Scribe(Generic[ItemT]):
     """Writes in batches, in the order in which things came."""
 
-    def __init__(self, name: str, most: int, write: Callable[[Sequence[ItemT]], int]) -> None:
+    def __init__(
+        self,
+        name: str,
+        most: int,
+        write: Callable[[Sequence[ItemT]], int],
+        linger: float = _LINGER,
+    ) -> None:
         """So many may wait at ``most``. ``write`` gives how many of a batch it had to give up."""
+        self._linger = linger
         self._refused = 0
         self._given_up = 0
         """Only the thread changes it, as all others do what was refused."""
@@ -62,7 +69,7 @@ class Scribe(Generic[ItemT]):
             if not self._waiting:  # looked at after the flag was set: what comes later wakes it
                 self._wake.wait()
             self._idle = False
-            self.closing.wait(_LINGER)
+            self.closing.wait(self._linger)
             self._wake.clear()
             while self._waiting:
                 some = range(min(_BATCH, len(self._waiting)))

@@ -21,12 +21,13 @@ from gateway.core.ports import (
     Headers,
     Relay,
     Reply,
+    Standing,
     WireRequest,
 )
 from gateway.core.types import EmbedRequest, Request
 from protocols import params
 from protocols.body import read_object, value
-from protocols.openai import described, errors, faults
+from protocols.openai import described, errors, faults, standing
 from protocols.openai.answers import ChatEncoder, Style, TextEncoder
 from protocols.openai.chunks import heading
 from protocols.openai.decoder import AnswerDecoder, VectorDecoder
@@ -194,6 +195,10 @@ class OpenAI:
         del call
         reply = errors.refuse(error)
         return msgspec.structs.replace(reply, headers=reply.headers + _VERSION)
+
+    def standing(self, requests: Standing | None, tokens: Standing | None) -> Headers:
+        """See ``gateway.core.ports.Metering``."""
+        return standing.headers(requests, tokens)
 
     def inform(self, call: Call, catalog: Catalog) -> Reply:
         """See ``gateway.core.ports.Dialect``."""

@@ -4,6 +4,7 @@ import msgspec
 import pytest
 
 from gateway.config import Secret, units
+from gateway.config.rates import PerTime
 from gateway.config.units import UNITS
 
 
@@ -26,6 +27,13 @@ from gateway.config.units import UNITS
         ("size", "1GB", 10**9, "1GB"),
         ("size", "1000kB", 10**6, "1MB"),
         ("size", "1TiB", 1 << 40, "1TiB"),
+        ("rate", "10/s", PerTime(10, 1), "10/s"),
+        ("rate", "600/min", PerTime(600, 60), "600/min"),
+        ("rate", "200k/h", PerTime(200_000, 3600), "200k/h"),
+        ("rate", "5000k/day", PerTime(5_000_000, 86400), "5M/day"),
+        ("budget", "5M/day", 5_000_000, "5M/day"),
+        ("budget", "1500/day", 1500, "1500/day"),
+        ("budget", "1000G/day", 10**12, "1000G/day"),
         ("weight", "90", 90, 90),
         ("weight", "90%", 90, 90),
         ("model", "*", "*", "*"),
@@ -68,6 +76,8 @@ def test_a_unit_reads_and_writes(unit: str, text: str, value: object, written: o
             for text in ("", "8", "8M", "8Mib", "8 MiB", "1.5GiB", "-1B", "0B", "2TiB")
         ],
         *[("keep", text) for text in ("", "90", "0d", "1.5d", "90m", "100000d", "1 d")],
+        *[("rate", text) for text in ("", "5", "0/s", "5/m", "5 /s", "1.5/s", "5K/s", "1001G/s")],
+        *[("budget", text) for text in ("", "5M", "0/day", "5M/h", "1001G/day")],
         *[("weight", text) for text in ("", "-1", "1.5", "101%", "10000000", "+5", "\u0665")],
         *[("model", text) for text in ("", "a b", "a..b", "a@1", "ü", "a" * 201, "a\n", "**")],
         *[("name", text) for text in ("", "a/b", "a:b", "a" * 101)],

@@ -1,5 +1,6 @@
 """``interlingua usage``, from its file to its table."""
 
+import importlib.util
 import json
 from pathlib import Path
 
@@ -92,3 +93,10 @@ def test_what_is_wrong_is_told(file: Path, tmp_path: Path) -> None:
         result = run(*arguments)
         assert result.exit_code == 2
         assert says in result.stderr
+
+
+def test_a_database_needs_an_extra(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
+    result = run("postgresql://h/d")
+    assert result.exit_code == 2
+    assert "pip install 'interlingua[postgres]'" in result.stderr

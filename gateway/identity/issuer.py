@@ -1,0 +1,159 @@
+"""Who signs tokens: his public keys, fetched when they are needed, and kept.
+
+Nothing is fetched before the first token comes. Keys that are a few minutes old are fetched anew
+behind a request that does not wait for it; one whose key nobody knows does. An issuer is asked once
+in half a minute at most, whatever is asked of the gateway.
+"""
+
+import asyncio
+import logging
+import math
+import ssl
+from collections.abc import Awaitable, Callable
+from typing import Final
+from urllib.parse import urlsplit
+
+import httpx
+import msgspec
+from jwt import PyJWK
+from msgspec import Struct
+
+from gateway.config.identity import Identity
+from gateway.identity.keys import Keys, read
+
+log = logging.getLogger("interlingua")
+
+_PAUSE: Final = 30.0
+"""Seconds between two fetches."""
+_EMPTY_PAUSE: Final = 5.0
+"""The same, as long as there are no keys at all."""
+_OLD: Final = 300.0
+"""Seconds after which keys are fetched anew, if somebody uses them."""
+_PATIENCE: Final = 3.0
+"""Seconds in which he must answer, and a request waits for a key."""
+_LARGEST: Final = 1 << 18
+
+Fetch = Callable[[], Awaitable[bytes]]
+"""Gives the set of keys. Raises ValueError or OSError with why it can't be had."""
+
+
+class Issuer:
+    """The keys of one."""
+
+    def __init__(
+        self, told: Identity, clock: Callable[[], float], fetch: Fetch | None = None
+    ) -> None:
+        """``clock`` goes evenly, in seconds. ``fetch`` is for tests."""
+        self._told = told
+        self._clock = clock
+        self._fetch = fetch or Fetching(told).fetch
+        self._keys = Keys({})
+        self._had = 0.0
+        self._next = clock()
+        """When it may be asked again."""
+        self._task: asyncio.Task[None] | None = None
+        self._changed = 0
+
+    def look(self) -> int:
+        """Mind the age of the keys; gives how often they have changed."""
+        age = self._clock() - self._had
+        if age >= _OLD and self._keys.of:
+            if age >= self._told.keep:
+                log.warning("identity: %s can't be asked; its keys are too old", self._told.issuer)
+                self._put(Keys({}))
+            if self.unsettled:
+                self._begin()
+        return self._changed
+
+    def key(self, name: str | None, algorithm: str) -> PyJWK | None:
+        """The key of this name, if it is known."""
+        return self._keys.find(name, algorithm)
+
+    @property
+    def unsettled(self) -> bool:
+        """Whether more may be known soon: it is being asked, or may be."""
+        return self._task is not None or self._clock() >= self._next
+
+    async def settle(self) -> None:
+        """Wait until it was asked, where something is unsettled. Nothing is then."""
+        self._begin()
+        assert self._task is not None  # noqa: S101 - it has begun
+        await asyncio.wait({self._task})
+
+    async def aclose(self) -> None:
+        """Ask no more."""
+        self._next = math.inf
+        if self._task is not None:
+            self._task.cancel()
+            await asyncio.wait({self._task})
+
+    def _begin(self) -> None:
+        if self._task is None:
+            self._task = asyncio.get_running_loop().create_task(self._renew())
+            self._task.add_done_callback(self._ended)
+
+    def _ended(self, task: asyncio.Task[None]) -> None:
+        del task
+        self._task = None
+
+    async def _renew(self) -> None:
+        try:
+            async with asyncio.timeout(_PATIENCE):
+                keys = read(await self._fetch(), self._told.algorithms)
+        except (OSError, ValueError, RecursionError, httpx.HTTPError, httpx.InvalidURL) as error:
+            why = str(error) or f"no answer within {_PATIENCE:g} s"
+            log.warning("identity: the keys of %s can't be had: %s", self._told.issuer, why)
+        else:
+            self._had = self._clock()
+            self._put(keys)
+        self._next = self._clock() + (_PAUSE if self._keys.of else _EMPTY_PAUSE)
+
+    def _put(self, keys: Keys) -> None:
+        if keys.written != self._keys.written:
+            self._keys = keys
+            self._changed += 1
+
+
+class _Discovered(Struct):
+    """What OpenID Connect Discovery 1.0 calls it, section 4.2."""
+
+    issuer: str
+    jwks_uri: str
+
+
+class Fetching:
+    """Over HTTP, without redirects: from where the file says, or where the issuer does."""
+
+    def __init__(self, told: Identity) -> None:
+        self._told = told
+        self._tls = ssl.create_default_context(cafile=told.tls.ca if told.tls else None)
+
+    async def fetch(self) -> bytes:
+        """See Fetch."""
+        told = self._told
+        async with httpx.AsyncClient(verify=self._tls, timeout=_PATIENCE) as client:
+            url = told.jwks
+            if url is None:
+                place = f"{told.issuer.rstrip('/')}/.well-known/openid-configuration"
+                try:
+                    found = msgspec.json.decode(await _body(client, place), type=_Discovered)
+                except msgspec.DecodeError:
+                    raise ValueError(f"{place} tells nothing of keys") from None
+                if found.issuer != told.issuer:
+                    raise ValueError(f"{place} is another's: {found.issuer[:100]!r}")
+                if urlsplit(url := found.jwks_uri).scheme != urlsplit(told.issuer).scheme:
+                    raise ValueError(f"{place} has its keys at {url[:100]!r}")
+            return await _body(client, url)
+
+
+async def _body(client: httpx.AsyncClient, url: str) -> bytes:
+    """Raises ValueError and httpx.HTTPError."""
+    body = bytearray()
+    async with client.stream("GET", url) as answer:
+        if not answer.is_success:
+            raise ValueError(f"{url} answers {answer.status_code}")
+        async for piece in answer.aiter_bytes():
+            body += piece
+            if len(body) > _LARGEST:
+                raise ValueError(f"{url} gives more than {_LARGEST} bytes")
+    return bytes(body)

@@ -1,0 +1,168 @@
+"""Whose token it is. A known one costs a look into a table."""
+
+import re
+from collections.abc import Callable, Mapping
+from typing import Any, Final
+
+import jwt
+from jwt.exceptions import (
+    InvalidAudienceError,
+    InvalidIssuerError,
+    MissingRequiredClaimError,
+    PyJWTError,
+)
+from msgspec import Struct
+
+from gateway.auth import Principal, Unsettled
+from gateway.config.identity import Identity
+from gateway.core.errors import Unauthorized
+from gateway.identity.issuer import Issuer
+
+_TOKEN: Final = re.compile(r"eyJ[\w-]+\.[\w-]+\.[\w-]*", re.ASCII)
+_LONGEST: Final = 8192
+_KNOWN: Final = 4096
+"""Tokens that are remembered."""
+_NAME: Final = re.compile(r"[\x20-\x7e]{1,200}")
+_TAG: Final = re.compile(r"[A-Za-z0-9._-]{1,100}")
+_OPTIONS: Final[Any] = {
+    "require": ["exp", "aud", "iss"],
+    "verify_exp": False,  # by the gateway's own clock, below
+    "verify_nbf": False,
+    "verify_iat": False,
+    "enforce_minimum_key_length": True,
+}
+
+
+class Rules(Struct, frozen=True):
+    """What a token must be. ``aliases`` give the model that each stands for."""
+
+    told: Identity
+    aliases: Mapping[str, str]
+
+
+class _Known(Struct, frozen=True):
+    """A token that was good."""
+
+    principal: Principal
+    until: float
+
+
+class Tokens:
+    """Verifies them. ``now`` is in Unix seconds."""
+
+    def __init__(self, rules: Rules, issuer: Issuer, now: Callable[[], float]) -> None:
+        self._rules = rules
+        self._issuer = issuer
+        self._now = now
+        self._known: dict[str, _Known] = {}
+        self._seen = 0
+        """The keys by which these were good."""
+
+    def holder(self, token: str, digest: str) -> Principal | None:
+        """Whose it is, by the token and its SHA-256; None for what is no token at all.
+
+        Raises Unauthorized, and Unsettled where more may be known after ``settle``.
+        """
+        if self._seen != (changed := self._issuer.look()):
+            self._known.clear()
+            self._seen = changed
+        if (known := self._known.get(digest)) is not None:
+            if self._now() < known.until:
+                return known.principal
+            del self._known[digest]
+        if len(token) > _LONGEST or not _TOKEN.fullmatch(token):
+            return None
+        return self._verified(token, digest)
+
+    async def settle(self) -> None:
+        """Wait until the issuer was asked."""
+        await self._issuer.settle()
+
+    def _verified(self, token: str, digest: str) -> Principal:
+        told = self._rules.told
+        try:
+            header = jwt.get_unverified_header(token)
+        except (PyJWTError, RecursionError):
+            raise Unauthorized("the token can't be read", missing=False) from None
+        algorithm = header.get("alg")
+        if algorithm not in told.algorithms:
+            raise Unauthorized("the token is signed in a way that is not taken", missing=False)
+        key = self._issuer.key(header.get("kid"), algorithm)
+        if key is None:
+            if self._issuer.unsettled:
+                raise Unsettled
+            raise Unauthorized("nobody knows the key that has signed the token", missing=False)
+        try:
+            claims: dict[str, Any] = jwt.decode(
+                token,
+                key,
+                algorithms=[algorithm],
+                audience=told.audience,
+                issuer=told.issuer,
+                options=_OPTIONS,
+            )
+        except (PyJWTError, RecursionError) as error:
+            raise Unauthorized(_why(error), missing=False) from None
+        until = self._lasts(claims)
+        principal = self._principal(claims)
+        while len(self._known) >= _KNOWN:
+            del self._known[next(iter(self._known))]
+        self._known[digest] = _Known(principal, until)
+        return principal
+
+    def _lasts(self, claims: Mapping[str, Any]) -> float:
+        """Until when it is good. Raises Unauthorized where it is not good now."""
+        leeway, now = self._rules.told.leeway, self._now()
+        until, since = claims["exp"], claims.get("nbf", 0)
+        if not _is_time(until) or not _is_time(since):
+            raise Unauthorized("the token has no good times", missing=False)
+        if now >= until + leeway:
+            raise Unauthorized("the token has expired", missing=False)
+        if now < since - leeway:
+            raise Unauthorized("the token is not good yet", missing=False)
+        return float(until + leeway)
+
+    def _principal(self, claims: Mapping[str, Any]) -> Principal:
+        where = self._rules.told.claims
+        name = _claim(claims, where.name)
+        if not isinstance(name, str) or not _NAME.fullmatch(name):
+            raise Unauthorized("the token does not say whose it is", missing=False)
+        models = None
+        if where.models is not None:
+            listed = _texts(_claim(claims, where.models))
+            aliases = self._rules.aliases
+            models = None if "*" in listed else frozenset(aliases.get(one, one) for one in listed)
+        tags = () if where.tags is None else _texts(_claim(claims, where.tags))
+        good = frozenset(one for one in tags if _TAG.fullmatch(one))
+        return Principal(f"jwt:{name}", "", models, tags=good)
+
+
+def _why(error: Exception) -> str:
+    match error:
+        case InvalidAudienceError():
+            return "the token is for somebody else"
+        case InvalidIssuerError():
+            return "the token is another issuer's"
+        case MissingRequiredClaimError(claim=claim):
+            return f"the token does not say its {claim}"
+        case _:
+            return "the token's signature is not good"
+
+
+def _is_time(value: Any) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool) and abs(value) < 1e12  # noqa: PLR2004 - in no way near
+
+
+def _claim(claims: Mapping[str, Any], name: str) -> Any:
+    """What stands at a name, or where its dots lead."""
+    found: Any = claims
+    for step in (name,) if name in claims else name.split("."):
+        found = found.get(step) if isinstance(found, dict) else None
+    return found
+
+
+def _texts(value: Any) -> tuple[str, ...]:
+    """Those of a list, or of a text between its blanks."""
+    if isinstance(value, str):
+        return tuple(value.split())
+    return tuple(one for one in value if isinstance(one, str)) if isinstance(value, list) else ()

@@ -1,0 +1,124 @@
+"""What one key may take, and what it was let take for one request."""
+
+from collections.abc import Mapping, Sequence
+from typing import Protocol
+
+from msgspec import Struct
+
+from gateway.core.context import Clock
+from gateway.core.errors import GatewayError, Overloaded, QuotaExceeded, RateLimited
+from gateway.core.ports import Standing
+from gateway.core.types import Usage
+from gateway.limits.counters import SHUT, SOON, WEIGHING, Counter
+
+
+class Rates(Struct, frozen=True):
+    """So much may be taken; None is as much as there is.
+
+    Requests and tokens in so many seconds, requests at a time, and tokens a day.
+    """
+
+    requests: tuple[int, float] | None = None
+    tokens: tuple[int, float] | None = None
+    concurrent: int | None = None
+    budget: int | None = None
+
+
+class KeyRates(Struct, frozen=True):
+    """What a key may take of everything, and beside that of some models."""
+
+    wide: Rates
+    models: Mapping[str, Rates] = {}
+
+
+class Ended(Protocol):
+    """What is known of an exchange that is over: see ``gateway.telemetry.Record``."""
+
+    @property
+    def usage(self) -> Usage | None:
+        """What the worker says, or was counted."""
+
+    @property
+    def tokens(self) -> int:
+        """Of the answer, as far as they were passed on."""
+
+    @property
+    def outcome(self) -> str:
+        """How it ended."""
+
+
+class Counters(Struct, frozen=True, eq=False):
+    """All that a request for one model is counted by."""
+
+    all: Sequence[Counter]
+    most: int
+    """The tokens that may be taken at most, so that no request is too long for ever."""
+    tally: list[int]
+    """How many requests were admitted: its one item."""
+    requests: Sequence[Counter]
+    tokens: Sequence[Counter]
+    """Those of these two scopes."""
+
+    def take(self, weight: int, now: float) -> tuple[Counter, float] | None:
+        """Take a request's part of each; else which has none left, and for how many seconds."""
+        for number, one in enumerate(self.all):
+            if wait := one.take(weight, now):
+                for taken in self.all[:number]:
+                    taken.undo(weight, now, now)
+                return one, wait
+        self.tally[0] += 1
+        return None
+
+
+def least(counters: Sequence[Counter], now: float) -> Standing | None:
+    """What is left of these: of that which has the least."""
+    found = None
+    for one in counters:
+        standing = one.standing(now)
+        if found is None or standing.left < found.left:
+            found = standing
+    return found
+
+
+class Admitted:
+    """A request that was let in. What it took is settled once, however it ends."""
+
+    __slots__ = ("_at", "_clock", "_counters", "_prompt", "_weight")
+
+    def __init__(
+        self, counters: Counters, weight: int, prompt: int, at: float, clock: Clock
+    ) -> None:
+        """``weight`` tokens were taken ``at`` that time, ``prompt`` of them for the prompt."""
+        self._counters = counters
+        self._weight = weight
+        self._prompt = prompt
+        self._at = at
+        self._clock = clock
+
+    def settle(self, ended: Ended) -> None:
+        """It is over."""
+        used, now = self._used(ended), self._clock()
+        for one in self._counters.all:
+            one.settle(self._weight, used, self._at, now)
+
+    def _used(self, ended: Ended) -> int:
+        """The tokens that it took. What nobody told is guessed, but for what came to nothing."""
+        if (usage := ended.usage) is not None:
+            return usage.prompt_tokens + max(usage.completion_tokens, ended.tokens)
+        return 0 if ended.outcome.endswith("_error") else self._prompt + ended.tokens
+
+
+def refusal(counter: Counter, wait: float, weight: int, now: float) -> GatewayError:
+    """Why a request of this weight is not admitted."""
+    told, scope = counter.told, counter.scope
+    if wait == SHUT:
+        return Overloaded("the limits can't be checked now")
+    if scope == "budget" and wait > SOON:
+        left = counter.standing(now).left
+        return QuotaExceeded(
+            f"the budget of {told} is spent: {left} are left, and this request may take {weight}"
+        )
+    message = f"at most {told} are allowed"
+    if scope in WEIGHING:
+        scope, message = "tokens", f"{message}, and this request may take {weight}"
+    return RateLimited(message, retry_after=wait, scope=scope)

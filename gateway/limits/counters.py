@@ -1,0 +1,214 @@
+"""What is counted, one limit each: a rate, a day's budget, or how many at a time. Pure.
+
+Time is passed in: ``now`` is in seconds that only grow. Nothing here waits or locks: one thread
+calls it, and it does a few steps of arithmetic.
+"""
+
+import math
+from collections.abc import Callable, Sequence
+from typing import Final, Literal, Protocol
+
+from gateway.core.ports import Standing
+
+Scope = Literal["requests", "tokens", "concurrency", "budget"]
+WEIGHING: Final[Sequence[Scope]] = ("tokens", "budget")
+"""Those that a request's tokens are taken of."""
+DAY: Final = 86400
+"""Seconds."""
+SOON: Final = 1.0
+"""Seconds after which a request should be sent again, where nobody knows better."""
+SHUT: Final = math.inf
+"""In the place of seconds to wait: nobody knows, since the limit can't be checked."""
+
+
+class Counter(Protocol):
+    """One limit, and what is used of it."""
+
+    scope: Scope
+    amount: int
+    """How much there is at most."""
+    told: str
+    """The limit, in words; the constructors' ``of`` says of what."""
+
+    def take(self, weight: int, now: float) -> float:
+        """Take a request's part: 0.0 where it was there; else in how many seconds it may be.
+
+        ``weight`` is in tokens, at most ``amount``. Nothing is taken where it was not there.
+        """
+
+    def settle(self, weight: int, used: int, at: float, now: float) -> None:
+        """A request that took its part ``at`` that time is over; it used so many tokens."""
+
+    def undo(self, weight: int, at: float, now: float) -> None:
+        """A request that took its part was not admitted after all."""
+
+    def standing(self, now: float) -> Standing:
+        """How much is left."""
+
+
+class Spent:
+    """What is used of a rate or of a day: all that outlives a configuration.
+
+    It is kept as what is used, and not as what is left, so that it stays true of another limit.
+    """
+
+    __slots__ = ("__weakref__", "day", "slots", "spent", "used", "used_at")
+
+    def __init__(self) -> None:
+        self.used = 0.0
+        """Of a rate, as it was at ``used_at``."""
+        self.used_at = 0.0
+        self.spent = 0
+        """On the ``day``, which is counted from 1970."""
+        self.day = 0
+        self.slots = 0
+        """In use now."""
+
+
+class Rate:
+    """So much in each period, and no more than that at once: it comes back bit by bit.
+
+    ``by_token``: a request takes its tokens; else it takes 1. Tokens that were used beyond what was
+    taken are owed, and held against those who come next.
+    """
+
+    __slots__ = ("_by_token", "_per_second", "_spent", "amount", "scope", "told")
+
+    def __init__(
+        self, amount: int, period: float, spent: Spent, *, by_token: bool, of: str = ""
+    ) -> None:
+        self.scope: Scope = "tokens" if by_token else "requests"
+        self.amount = amount
+        self.told = f"{_many(amount, self.scope)} in {period:g} s{of}"
+        self._per_second = amount / period
+        self._by_token = by_token
+        self._spent = spent
+
+    def take(self, weight: int, now: float) -> float:
+        """See ``Counter``."""
+        spent = self._spent
+        used = spent.used - (now - spent.used_at) * self._per_second
+        used = (used if used > 0 else 0.0) + (weight if self._by_token else 1)
+        if used > self.amount:
+            return (used - self.amount) / self._per_second
+        spent.used, spent.used_at = used, now
+        return 0.0
+
+    def settle(self, weight: int, used: int, at: float, now: float) -> None:
+        """See ``Counter``."""
+        if self._by_token:
+            self.give(weight - used, at, now)
+
+    def undo(self, weight: int, at: float, now: float) -> None:
+        """See ``Counter``."""
+        self.give(weight if self._by_token else 1, at, now)
+
+    def give(self, amount: int, at: float, now: float) -> None:
+        """So much of what was taken ``at`` that time was not used; below 0, more was."""
+        del at
+        spent = self._spent
+        used = spent.used - (now - spent.used_at) * self._per_second
+        used = (used if used > 0 else 0.0) - amount
+        spent.used, spent.used_at = used if used > 0 else 0.0, now
+
+    def standing(self, now: float) -> Standing:
+        """See ``Counter``."""
+        spent = self._spent
+        used = max(spent.used - (now - spent.used_at) * self._per_second, 0.0)
+        return Standing(self.amount, max(int(self.amount - used), 0), used / self._per_second)
+
+
+class Day:
+    """So many tokens between 00:00 UTC and the next. ``unix`` gives Unix seconds."""
+
+    __slots__ = ("_spent", "_unix", "amount", "scope", "told")
+
+    def __init__(
+        self, amount: int, spent: Spent, unix: Callable[[], float], *, of: str = ""
+    ) -> None:
+        self.scope: Scope = "budget"
+        self.amount = amount
+        self.told = f"{_many(amount, 'tokens')} a day{of}"
+        self._spent = spent
+        self._unix = unix
+
+    @property
+    def spent(self) -> int:
+        """Today, with what running requests may use."""
+        self._turn()
+        return self._spent.spent
+
+    def take(self, weight: int, now: float) -> float:
+        """See ``Counter``."""
+        del now
+        left = self._turn()
+        spent = self._spent
+        if spent.spent + weight > self.amount:
+            return left
+        spent.spent += weight
+        return 0.0
+
+    def settle(self, weight: int, used: int, at: float, now: float) -> None:
+        """See ``Counter``."""
+        self.give(weight - used, at, now)
+
+    def undo(self, weight: int, at: float, now: float) -> None:
+        """See ``Counter``."""
+        self.give(weight, at, now)
+
+    def give(self, amount: int, at: float, now: float) -> None:
+        """As that of a rate. What was taken yesterday is yesterday's."""
+        left = self._turn()
+        if now - at <= DAY - left:
+            self._spent.spent = max(self._spent.spent - amount, 0)
+
+    def standing(self, now: float) -> Standing:
+        """See ``Counter``."""
+        del now
+        left = self._turn()
+        return Standing(self.amount, max(self.amount - self._spent.spent, 0), left)
+
+    def _turn(self) -> float:
+        """Begin a new day if it is one; gives the seconds that are left of it."""
+        day, seconds = divmod(self._unix(), DAY)
+        if day != self._spent.day:
+            self._spent.day, self._spent.spent = int(day), 0
+        return DAY - seconds
+
+
+class Slots:
+    """So many at a time."""
+
+    __slots__ = ("_spent", "amount", "scope", "told")
+
+    def __init__(self, amount: int, spent: Spent, *, of: str = "") -> None:
+        self.scope: Scope = "concurrency"
+        self.amount = amount
+        self.told = f"{_many(amount, 'requests')} at a time{of}"
+        self._spent = spent
+
+    def take(self, weight: int, now: float) -> float:
+        """See ``Counter``."""
+        del weight, now
+        if self._spent.slots >= self.amount:
+            return SOON
+        self._spent.slots += 1
+        return 0.0
+
+    def settle(self, weight: int, used: int, at: float, now: float) -> None:
+        """See ``Counter``."""
+        del weight, used, at, now
+        self._spent.slots -= 1
+
+    def undo(self, weight: int, at: float, now: float) -> None:
+        """See ``Counter``."""
+        self.settle(weight, 0, at, now)
+
+    def standing(self, now: float) -> Standing:
+        """See ``Counter``."""
+        del now
+        return Standing(self.amount, max(self.amount - self._spent.slots, 0), 0.0)
+
+
+def _many(amount: int, what: str) -> str:
+    return f"{amount} {what if amount > 1 else what.removesuffix('s')}"

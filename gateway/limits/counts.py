@@ -1,0 +1,51 @@
+"""What came of the keys' limits, counted for Prometheus.
+
+Of a budget, each process tells its own part.
+"""
+
+from collections.abc import Callable, Iterator
+from typing import Final
+
+from prometheus_client.metrics_core import Metric
+from prometheus_client.registry import Collector
+
+from gateway.limits.limiter import Limiter
+from gateway.told import Told
+
+_DECISIONS: Final = Told(
+    "interlingua_ratelimit_decisions",
+    "counter",
+    "Requests that were held to a limit, by the limit's scope.",
+    ("scope", "decision"),
+)
+_BUDGET: Final = Told(
+    "interlingua_budget_tokens", "gauge", "What a key may use a day.", ("key", "model")
+)
+_SPENT: Final = Told(
+    "interlingua_budget_spent_tokens",
+    "gauge",
+    "What is used of it today, with what running requests may use.",
+    ("key", "model"),
+)
+TOLD: Final = (_DECISIONS, _BUDGET, _SPENT)
+
+
+class LimitCounts(Collector):
+    """Counts them. ``limiter`` gives that of the configuration which is served, if it has one."""
+
+    def __init__(self, limiter: Callable[[], Limiter | None]) -> None:
+        self._limiter = limiter
+
+    def collect(self) -> Iterator[Metric]:
+        """See prometheus_client's Collector."""
+        limiter = self._limiter()
+        admitted = {} if limiter is None else limiter.accounts.admitted()
+        refused = {} if limiter is None else limiter.accounts.refused
+        days = {} if limiter is None else limiter.budgets
+        yield _DECISIONS.family(
+            ((scope, decision), count)
+            for decision, counts in (("admitted", admitted), ("refused", refused))
+            for scope, count in counts.items()
+        )
+        yield _BUDGET.family((named, day.amount) for named, day in days.items())
+        yield _SPENT.family((named, day.spent) for named, day in days.items())

@@ -1,0 +1,74 @@
+"""Asks for more of what is shared before it is used up, beside all requests."""
+
+import asyncio
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from typing import Final
+
+from gateway.core.context import Clock
+from gateway.limits.lent import Lent
+from gateway.limits.ports import Lender, LenderFailed
+
+EVERY: Final = 0.25
+"""Seconds between two askings, where nothing is wanted at once; a quarter more or less by luck, so
+that of several processes not always the same one comes first."""
+APART: Final = 0.025
+"""Seconds between two at least."""
+
+
+class Leasing:
+    """Keeps the counters of the configuration that is served supplied."""
+
+    def __init__(
+        self,
+        lender: Lender,
+        counters: Callable[[], Sequence[Lent]],
+        bell: asyncio.Event,
+        clock: Clock,
+        draw: Callable[[], float],
+    ) -> None:
+        """The ``bell`` is rung by a counter that can't wait."""
+        self._lender = lender
+        self._counters = counters
+        self._bell = bell
+        self._clock = clock
+        self._draw = draw
+        self._task: asyncio.Task[None] | None = None
+
+    def start(self) -> None:
+        """Ask again and again."""
+        self._task = asyncio.get_running_loop().create_task(self._run())
+
+    async def aclose(self) -> None:
+        """Tell what was used, and let go of what is held."""
+        if self._task is not None:
+            self._task.cancel()
+            await asyncio.gather(self._task, return_exceptions=True)
+            await self.ask(last=True)
+
+    async def ask(self, *, last: bool = False) -> None:
+        """Ask for all that is wanted now. With ``last`` everything is let go."""
+        asked, counters = self._clock(), self._counters()
+        wishes = [(one, one.wish(asked, last=last)) for one in counters]
+        pairs = [(one, wish) for one, wish in wishes if wish is not None]
+        if not pairs:
+            return
+        try:
+            grants = await self._lender.lease([wish for _, wish in pairs])
+        except LenderFailed:
+            now = self._clock()
+            for one in counters:
+                one.void(now)
+            return
+        now = self._clock()
+        for (one, _), grant in zip(pairs, grants, strict=True):
+            one.granted(grant, asked, now)
+
+    async def _run(self) -> None:
+        while True:
+            with suppress(TimeoutError):
+                async with asyncio.timeout(EVERY * (0.75 + self._draw() / 2)):
+                    await self._bell.wait()
+            self._bell.clear()
+            await self.ask()
+            await asyncio.sleep(APART)

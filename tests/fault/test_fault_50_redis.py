@@ -1,0 +1,278 @@
+"""50: the Redis of shared limits is down, frozen, slow, flushed or full. Nobody waits for it."""
+
+import asyncio
+import math
+from collections import Counter
+from collections.abc import AsyncIterator, Callable
+from contextlib import AsyncExitStack, asynccontextmanager
+from functools import partial
+from pathlib import Path
+from threading import Thread
+from typing import Any
+
+import httpx
+import pytest
+
+from gateway.limits.lent import RATE_PART
+from gateway.limits.ports import Policy
+from gateway.limits.shared import store as shared
+from gateway.limits.shared.store import Store
+from tests.conftest import Running, Serve
+from tests.fault.fronts import until
+from tests.fault.gateways import GatewayProcess, written
+from tests.redis_server import RedisServer
+
+OPEN = Path("/proc/self/fd")
+DAILY, RATE, SLOTS = 100, 50, 4
+LIMITS = {
+    "daily": {"requests": f"{DAILY}/day"},
+    "rate": {"requests": f"{RATE}/s"},
+    "slow": {"concurrent": SLOTS},
+}
+BACKENDS = {
+    "echo": {"kind": "echo", "script": ["Hello"]},
+    "slow": {
+        "kind": "echo",
+        "script": ["first", "second", "third", "fourth", "fifth"],
+        "delay": "100ms",
+    },
+}
+MODELS = {name: {"backend": "slow" if name == "slow" else "echo"} for name in LIMITS}
+
+
+def configured(redis: RedisServer, limits: Any = None, **state: Any) -> str:
+    return written(
+        backends=BACKENDS,
+        models=MODELS,
+        defaults={"limits": limits or {"models": LIMITS}},
+        state={"redis": redis.url, "replicas": 2} | state,
+    )
+
+
+def body(model: str, *, stream: bool = False) -> dict[str, Any]:
+    return {"model": model, "prompt": "Hello", "stream": stream}
+
+
+# ── two gateways, one limit ─────────────────────────────────────────────────────────────────────
+
+
+class Killed(GatewayProcess):
+    """One that may be killed."""
+
+    async def stop(self, within: float = 30.0) -> int:
+        code = await super().stop(within)
+        return 0 if code == -9 else code
+
+
+class Load:
+    """Clients of several gateways that ask for a model, each as soon as it was answered."""
+
+    def __init__(self, model: str, clients: int = 2) -> None:
+        self.statuses = Counter[int]()
+        self.open = 0
+        """Streams that did not end yet."""
+        self.running = self.most = 0
+        """Those of which much is to come yet: so many run in the gateways at least."""
+        self._model = model
+        self._clients = clients
+
+    @asynccontextmanager
+    async def on(self, *gateways: GatewayProcess) -> AsyncIterator[None]:
+        """As long as the block runs."""
+        clients = [self._ask(one) for one in gateways for _ in range(self._clients)]
+        tasks = [asyncio.ensure_future(one) for one in clients]
+        try:
+            yield
+        finally:
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
+
+    async def _ask(self, gateway: GatewayProcess) -> None:
+        url, asked = f"{gateway.urls[0]}/v1/completions", body(self._model, stream=True)
+        while True:
+            async with gateway.http.stream("POST", url, json=asked) as answer:
+                self.statuses[answer.status_code] += 1
+                if answer.status_code == 200:
+                    await self._read(answer)
+            await asyncio.sleep(0.005)
+
+    async def _read(self, answer: httpx.Response) -> None:
+        self.open += 1
+        self.running += 1
+        self.most = max(self.most, self.running)
+        runs = True
+        try:
+            async for piece in answer.aiter_lines():
+                if runs and "third" in piece:
+                    self.running -= 1
+                    runs = False
+        finally:
+            self.open -= 1
+            self.running -= runs
+
+
+async def test_two_gateways_never_exceed_what_they_share(tmp_path: Path) -> None:
+    """Requests of a day, of a second, and at a time. One is killed: the other gets its slots."""
+    folders = [tmp_path / name for name in "ab"]
+    for folder in folders:
+        folder.mkdir()
+    async with AsyncExitStack() as stack:
+        redis = stack.enter_context(RedisServer())
+        text = configured(redis)
+        a, b = [await stack.enter_async_context(Killed(one, text)) for one in folders]
+
+        daily = Load("daily")
+        async with daily.on(a, b):
+            await until(lambda: daily.statuses[200] >= DAILY, 30)
+            refused = daily.statuses[429]
+            await until(lambda: daily.statuses[429] > refused + 100, 30)
+        assert daily.statuses == {200: DAILY, 429: daily.statuses[429]}
+
+        rate, clock = Load("rate"), asyncio.get_running_loop().time
+        began = clock()
+        async with rate.on(a, b):
+            await until(lambda: rate.statuses[200] >= 3 * RATE, 30)
+        assert set(rate.statuses) == {200, 429}
+        assert rate.statuses[200] <= RATE * (1 + clock() - began)
+
+        slow = Load("slow", clients=SLOTS)
+        async with slow.on(a, b):
+            await until(lambda: slow.statuses[200] > 2 * SLOTS, 30)
+            a.process.kill()
+            await until(lambda: slow.open == SLOTS, 30)
+        assert slow.most == SLOTS
+        page = await b.http.get(f"{b.urls[-1]}/metrics")
+        assert "interlingua_ratelimit_store_up 1.0" in page.text
+        assert "interlingua_ratelimit_store_errors_total 0.0" in page.text
+
+
+async def test_on_credit_no_more_is_admitted_than_one_loan(serve: Serve) -> None:
+    """Another gateway has used all there is, and this one does not know it yet."""
+    with RedisServer() as redis:
+        one, other = [await serve(configured(redis, {"requests": "40/day"})) for _ in "ab"]
+        used = Counter[int]()
+        while used[200] < 40:
+            used += await statuses(one, 10)
+            await asyncio.sleep(0.05)
+        assert used[200] == 40
+        assert 0 < (await statuses(other, 40))[200] <= math.ceil(40 / 2 * RATE_PART)
+
+
+# ── a Redis that fails ──────────────────────────────────────────────────────────────────────────
+
+PART = 5
+"""Of 10 in a day, for each of two."""
+REFUSED: dict[Policy, int] = {"local": 429, "open": 200, "closed": 503}
+
+
+def store_of(front: Running) -> Store:
+    assert front.app._lending is not None
+    return front.app._lending._store
+
+
+async def statuses(front: Running, times: int) -> Counter[int]:
+    answers = [await front.http.post("/v1/completions", json=body("rate")) for _ in range(times)]
+    return Counter(one.status_code for one in answers)
+
+
+async def asking(front: Running, true: Callable[[], object], within: float = 5.0) -> Counter[int]:
+    """Ask until something is so: where nobody does, nothing is shared. What came of it."""
+    told = Counter[int]()
+    async with asyncio.timeout(within):
+        while not true():
+            told += await statuses(front, 1)
+            await asyncio.sleep(0.01)
+    return told
+
+
+@pytest.mark.parametrize("policy", REFUSED)
+async def test_the_declared_policy_holds_while_it_is_down(serve: Serve, policy: Policy) -> None:
+    with RedisServer() as redis:
+        text = configured(redis, {"requests": f"{2 * PART}/day"}, on_failure=policy)
+        front = await serve(text)
+        assert await statuses(front, 1) == {200: 1}
+        redis.kill()
+        await asking(front, lambda: not store_of(front).up)
+        told = await statuses(front, 3 * PART)
+        own = told.pop(200) if policy == "local" else 0
+        assert told == {REFUSED[policy]: 3 * PART - own}
+        assert own in ((PART, PART - 1) if policy == "local" else (0,))  # one was asked meanwhile
+
+
+async def test_it_is_asked_again_when_it_is_there(serve: Serve) -> None:
+    """Down at the start, and then too: what was used meanwhile is nobody's loss."""
+    with RedisServer() as redis:
+        redis.kill()
+        front = await serve(configured(redis, {"requests": f"{2 * PART}/day"}))
+        told = await asking(front, lambda: not store_of(front).up)
+        told += await statuses(front, 3 * PART)
+        assert PART <= told[200] <= 2 * PART
+        redis.start()
+        await asking(front, lambda: store_of(front).up, 2 * shared.REST)
+        assert (await statuses(front, 1)) == {200: 1}
+        assert redis.call("KEYS", "*") == [b"interlingua:/requests/"]
+
+
+async def test_nobody_waits_for_one_that_never_answers(
+    serve: Serve, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with RedisServer() as redis:
+        front = await serve(configured(redis, {"requests": "1000000/day", "concurrent": 100}))
+        asked = asyncio.Event()
+
+        async def never(*_: object) -> None:
+            asked.set()
+            await asyncio.Event().wait()
+
+        monkeypatch.setattr(store_of(front), "lease", never)
+        await asking(front, asked.is_set)
+        assert await statuses(front, 20) == {200: 20}
+        monkeypatch.undo()
+
+
+def slow(redis: RedisServer) -> Callable[[], object]:
+    thread = Thread(target=redis.call, args=("DEBUG", "SLEEP", "2"))
+    thread.start()
+    return thread.join
+
+
+def frozen(redis: RedisServer) -> Callable[[], object]:
+    redis.freeze()
+    return redis.thaw
+
+
+def full(redis: RedisServer) -> Callable[[], object]:
+    """No key is dropped for another: Redis's own default."""
+    redis.call("CONFIG", "SET", "maxmemory", "1mb")
+    return partial(redis.call, "CONFIG", "SET", "maxmemory", "0")
+
+
+def killed(redis: RedisServer) -> Callable[[], object]:
+    redis.kill()
+    return redis.start
+
+
+async def test_it_fails_in_every_way_and_comes_back(
+    serve: Serve, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its own part holds meanwhile, so everybody is answered; and nothing is left over."""
+    monkeypatch.setattr(shared, "REST", 0.2)
+    with RedisServer("--enable-debug-command", "local") as redis:
+        front = await serve(configured(redis, {"requests": "1000000/s", "concurrent": 10}))
+        store, tasks = store_of(front), asyncio.all_tasks()
+        assert await statuses(front, 3) == {200: 3}
+        descriptors = len([*OPEN.iterdir()])
+        for fail in (frozen, slow, full, killed):
+            back = fail(redis)
+            assert set(await asking(front, lambda: not store.up)) <= {200}
+            assert await statuses(front, 3) == {200: 3}
+            back()
+            assert set(await asking(front, lambda: store.up)) <= {200}
+        errors = store.errors
+        redis.call("FLUSHALL")
+        assert await statuses(front, 3) == {200: 3}
+        await asking(front, lambda: redis.call("KEYS", "interlingua:*"))
+        assert (store.up, store.errors) == (True, errors)
+        await until(lambda: asyncio.all_tasks() <= tasks)
+        assert len([*OPEN.iterdir()]) <= descriptors

@@ -1,0 +1,60 @@
+"""Files of LiteLLM's beside what is made of them, and beside all that is said of that."""
+
+from pathlib import Path
+from typing import Final
+
+import pytest
+
+from gateway.config import load
+from gateway.migrating import Migrated, migrate
+
+HERE: Final = Path(__file__).parent
+FILES: Final = sorted(HERE.glob("*[a-z].yaml"))
+NOTHING: Final = "13-nothing-to-serve"
+SECRETS: Final = ("canary", "1234")
+ENV: Final = {
+    "BASE": "http://10.0.0.9:8000",
+    "DATABRICKS_API_BASE": "https://adb-1.azuredatabricks.net",
+    "TRITON": "http://10.0.0.9:8000",
+    "LITELLM_MASTER_KEY_SHA256": "0" * 64,
+}
+
+
+class Environment(dict[str, str]):
+    """Whoever follows the notes has set them all."""
+
+    def __missing__(self, name: str) -> str:
+        return "secret"
+
+    def get(self, name: str, _default: str | None = None) -> str:  # type: ignore[override]
+        return self[name]
+
+    def __contains__(self, name: object) -> bool:
+        return True
+
+
+def made(path: Path) -> Migrated:
+    return migrate(path.read_bytes(), path.name)
+
+
+@pytest.mark.parametrize("path", FILES, ids=lambda path: path.stem)
+def test_what_is_made_of_a_file_and_what_is_said_of_it(path: Path) -> None:
+    found = made(path)
+    said = "".join(f"{note.text(path.name)}\n" for note in found.notes)
+    assert said == path.with_suffix(".txt").read_text("utf-8")
+    assert (found.text or "") == path.with_suffix(".made").read_text("utf-8")
+    assert not any(secret in f"{found.text}{said}" for secret in SECRETS)
+
+
+@pytest.mark.parametrize("path", FILES, ids=lambda path: path.stem)
+def test_what_is_made_is_a_good_configuration(path: Path) -> None:
+    found = made(path)
+    assert (found.text is None) == (path.stem == NOTHING)
+    if found.text is not None:
+        assert load(found.text, "gateway.yaml", env=Environment(ENV)).models
+
+
+def test_nothing_is_left_out_of_a_file_only_where_nothing_is_said_to_be() -> None:
+    whole = {path.stem for path in FILES if made(path).whole}
+    assert whole == {"01-first-line", "04-splits"}
+    assert len(FILES) == 13

@@ -1,0 +1,317 @@
+"""What keys may take, over a real socket and in every dialect."""
+
+import asyncio
+import hashlib
+import random
+import re
+from typing import Any, Final
+
+import httpx
+import msgspec
+import pytest
+from msgspec import Struct
+
+from gateway.config import loaded
+from gateway.explaining.dry import explain
+from gateway.limits.allowance import Rates
+from gateway.watching.question import Question
+from tests.conftest import Running, Serve
+
+BACKENDS: Final = """
+listeners:
+  - address: "127.0.0.1:0"
+    dialects: [openai, databricks, triton, ovms, {name: mindie, prefix: /mindie}]
+backends:
+  mock: {kind: echo, script: ["Hello", " world", "!"]}
+  slow: {kind: echo, script: [a, b, c, d, e, f, g, h], delay: 100ms}
+  bad: {kind: echo, script: ["Hello"], fail: {how: down}}
+  cut: {kind: echo, script: ["Hello", " world"], fail: {how: cut, after: 1}}
+models:
+  mock: {backend: mock, aliases: [gpt]}
+  slow: {backend: slow}
+  bad: {backend: bad}
+  lucky: {backend: bad, fallback: [mock]}
+  cut: {backend: cut}
+"""
+MESSAGES: Final = [{"role": "user", "content": "Hi"}]
+CHAT: Final = {"model": "gpt", "messages": MESSAGES}
+ANY: Final = Rates((10**6, 1.0), (10**6, 1.0), 10**6, 10**6)
+
+
+def keyed(**limits: str) -> str:
+    """A configuration with a key for each name, which is the key itself, and what it may take."""
+    keys = [
+        f"  - {{name: {name}, sha256: {hashlib.sha256(name.encode()).hexdigest()}, limits: {told}}}"
+        for name, told in limits.items()
+    ]
+    return "\n".join([BACKENDS, "keys:", *keys])
+
+
+def bearer(name: str) -> dict[str, str]:
+    return {"Authorization": f"Bearer {name}"}
+
+
+def used(gateway: Running, key: str) -> tuple[int, int]:
+    """How many requests of a key's are running, and the tokens that it used today."""
+    limiter = gateway.app.living[-1].limiter
+    assert limiter is not None
+    counters = limiter.accounts.counters(key, "", ANY)
+    slots, _, _, budget = (one.amount - one.standing(0.0).left for one in counters)
+    return slots, budget
+
+
+async def ask(gateway: Running, key: str, model: str = "mock", **more: Any) -> httpx.Response:
+    body = {"model": model, "messages": MESSAGES} | more
+    return await gateway.http.post("/v1/chat/completions", json=body, headers=bearer(key))
+
+
+async def until(true: Any) -> None:
+    async with asyncio.timeout(5):
+        while not true():  # noqa: ASYNC110 - what is waited for has no event
+            await asyncio.sleep(0.01)
+
+
+# --- refusals -------------------------------------------------------------------------------------
+
+
+class Way(Struct, frozen=True):
+    """How a dialect is asked, and how it refuses: status and body."""
+
+    name: str
+    path: str
+    body: dict[str, Any]
+    rate: tuple[int, dict[str, Any]]
+    quota: tuple[int, dict[str, Any]]
+
+
+RATE: Final = "at most 1 request in 3600 s of the model 'mock' are allowed"
+QUOTA: Final = "the budget of 10 tokens a day is spent: 6 are left, and this request may take 10"
+
+
+def openai(kind: str, code: str, message: str) -> dict[str, Any]:
+    return {"error": {"message": message, "type": kind, "param": None, "code": code}}
+
+
+WAYS: Final = [
+    Way(
+        "openai",
+        "/v1/chat/completions",
+        CHAT,
+        (429, openai("requests", "rate_limit_exceeded", RATE)),
+        (429, openai("insufficient_quota", "insufficient_quota", QUOTA)),
+    ),
+    Way(
+        "databricks",
+        "/serving-endpoints/gpt/invocations",
+        {"messages": MESSAGES},
+        (429, {"error_code": "REQUEST_LIMIT_EXCEEDED", "message": RATE}),
+        (403, {"error_code": "PERMISSION_DENIED", "message": QUOTA}),
+    ),
+    Way(
+        "triton",
+        "/v2/models/gpt/versions/1/generate",
+        {"text_input": "Hi"},
+        (429, {"error": RATE}),
+        (429, {"error": QUOTA}),
+    ),
+    Way(
+        "mindie",
+        "/mindie/v2/models/gpt/generate",
+        {"text_input": "Hi"},
+        (429, {"error": RATE, "code": 429}),
+        (429, {"error": QUOTA, "code": 429}),
+    ),
+    Way(
+        "ovms",
+        "/v3/chat/completions",
+        CHAT,
+        (429, {"error": RATE}),
+        (429, {"error": QUOTA}),
+    ),
+]
+
+
+async def test_every_dialect_refuses_in_its_own_words(serve: Serve) -> None:
+    rates = {f"rate-{way.name}": "{models: {gpt: {requests: 1/h}}}" for way in WAYS}
+    quotas = {f"quota-{way.name}": "{budget: 10/day}" for way in WAYS}
+    gateway = await serve(keyed(**rates, **quotas))
+    for way in WAYS:
+        for kind, (status, body) in {"rate": way.rate, "quota": way.quota}.items():
+            headers = bearer(f"{kind}-{way.name}")
+            first = await gateway.http.post(way.path, json=way.body, headers=headers)
+            assert first.status_code == 200, first.text
+            refused = await gateway.http.post(way.path, json=way.body, headers=headers)
+            assert (refused.status_code, refused.json()) == (status, body)
+            assert refused.headers.get("retry-after") == {"rate": "3600"}.get(kind)
+            told = refused.headers.get("x-should-retry")
+            assert told == ("false" if (kind, way.name) == ("quota", "openai") else None)
+    assert {one.error for one in gateway.records} == {"", "RateLimited", "QuotaExceeded"}
+
+
+async def test_what_asks_no_model_is_not_limited(serve: Serve) -> None:
+    gateway = await serve(keyed(web="{requests: 1/h}"))
+    paths = ("/health", "/v1/models", "/v1/models/gpt", "/v2/models/mock/ready")
+    for path in (*paths, "/.well-known/databricks-config"):
+        for _ in range(3):
+            answer = await gateway.http.get(path, headers=bearer("web"))
+            assert answer.status_code in (200, 404)
+            assert "x-ratelimit-limit-requests" not in answer.headers
+    assert (await ask(gateway, "web", "nobody")).status_code == 404
+    assert (await ask(gateway, "web")).status_code == 200
+    assert (await ask(gateway, "web")).status_code == 429
+
+
+async def test_the_tokens_of_a_text_are_a_request_too(serve: Serve) -> None:
+    gateway = await serve(keyed(web="{requests: 2/h, budget: 10/day}"))
+    for status in (200, 200, 429):
+        body = {"inputs": "Hi there", "model": "mock"}
+        answer = await gateway.http.post("/mindie/v1/tokenizer", json=body, headers=bearer("web"))
+        assert answer.status_code == status
+    assert used(gateway, "web") == (0, 0)
+
+
+async def test_a_request_that_is_only_explained_takes_nothing(serve: Serve) -> None:
+    gateway = await serve(keyed(web="{requests: 1/h}"))
+    body = msgspec.Raw(msgspec.json.encode(CHAT))
+    question = Question(path="/v1/chat/completions", method="POST", key="web", body=body)
+    for _ in range(2):
+        told = await explain(question, gateway.app.living[-1].by_address, lambda: 0.0)
+        assert told.answer is None
+    assert (await ask(gateway, "web")).status_code == 200
+
+
+async def test_keys_without_limits_have_the_common_ones_each_for_itself(serve: Serve) -> None:
+    common = keyed(web="{}", one="null", two="null").replace(", limits: null", "")
+    gateway = await serve(f"{common}\ndefaults: {{limits: {{requests: 1/h}}}}")
+    for key, statuses in {"web": [200, 200], "one": [200, 429], "two": [200, 429]}.items():
+        assert [(await ask(gateway, key)).status_code for _ in range(2)] == statuses
+
+
+async def test_without_keys_all_clients_share_the_common_limits(serve: Serve) -> None:
+    gateway = await serve(f"{BACKENDS}\ndefaults: {{limits: {{requests: 2/h}}}}")
+    assert [(await ask(gateway, key)).status_code for key in "abc"] == [200, 200, 429]
+
+
+# --- what is told ---------------------------------------------------------------------------------
+
+
+async def test_openais_answers_tell_what_is_left(serve: Serve) -> None:
+    gateway = await serve(keyed(web="{requests: 9/h, tokens: 9k/h}", batch="{concurrent: 5}"))
+    asked: list[dict[str, Any]] = [
+        {},
+        {"stream": True},
+        {"temperature": 9},
+        {"model": "bad"},
+        {"model": "cut", "stream": True},
+    ]
+    statuses = []
+    for number, more in enumerate(asked, 1):
+        answer = await ask(gateway, "web", **more)
+        statuses.append(answer.status_code)
+        told = answer.headers
+        assert told["x-ratelimit-limit-requests"] == "9"
+        assert told["x-ratelimit-remaining-requests"] == str(9 - number)
+        assert re.fullmatch("[0-9]+m[0-9]+s", told["x-ratelimit-reset-requests"])
+        assert told["x-ratelimit-limit-tokens"] == "9000"
+        assert 8000 < int(told["x-ratelimit-remaining-tokens"]) < 9000
+    assert statuses == [200, 200, 400, 503, 200]
+    for key in ("batch", "nobody"):
+        assert "x-ratelimit-limit-requests" not in (await ask(gateway, key)).headers
+    assert {(one.told, one.admitted) for one in gateway.records} == {((), None)}
+
+
+# --- the end of a request -------------------------------------------------------------------------
+
+
+async def test_what_was_not_used_is_given_back_however_a_request_ends(serve: Serve) -> None:
+    gateway = await serve(keyed(web="{concurrent: 1, budget: 1M/day}"))
+    spent = 0
+    ends: list[tuple[dict[str, Any], int]] = [
+        ({}, 1 + 3),
+        ({"stream": True}, 1 + 3),
+        ({"model": "lucky", "max_tokens": 500}, 1 + 3),
+        ({"model": "bad", "max_tokens": 500}, 0),
+        ({"temperature": 9}, 0),
+        ({"model": "cut"}, 0),
+    ]
+    for more, tokens in ends:
+        await ask(gateway, "web", **more)
+        spent += tokens
+        assert used(gateway, "web") == (0, spent), more
+
+
+@pytest.mark.parametrize("stream", [True, False])
+async def test_a_client_that_leaves_pays_for_what_it_had(serve: Serve, *, stream: bool) -> None:
+    gateway = await serve(keyed(web="{concurrent: 1, budget: 1M/day}"))
+    backend: Any = gateway.app.backends["slow"]
+    body = {"model": "slow", "messages": MESSAGES, "stream": stream, "max_tokens": 5000}
+    asking = gateway.http.stream("POST", "/v1/chat/completions", json=body, headers=bearer("web"))
+    task = asyncio.create_task(read_first(asking))
+    await until(lambda: backend.running == 1)
+    assert used(gateway, "web")[0] == 1
+    assert used(gateway, "web")[1] > 5000
+    assert (await ask(gateway, "web")).status_code == 429
+    if stream:
+        await task
+    else:
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
+    await until(lambda: used(gateway, "web")[0] == 0)
+    prompt = len(httpx.Request("POST", "http://x", json=body).content) // 4
+    [record] = [one for one in gateway.records if one.model == "slow"]
+    assert (record.outcome, record.usage) == ("cancelled", None)
+    assert used(gateway, "web")[1] == prompt + record.tokens
+    assert (record.tokens > 0) == stream
+
+
+async def read_first(asking: Any) -> None:
+    """Read a little of an answer, and leave."""
+    async with asking as answer:
+        async for _ in answer.aiter_bytes():
+            return
+
+
+async def test_places_come_back_whatever_clients_do(serve: Serve) -> None:
+    gateway = await serve(keyed(web="{concurrent: 3}"))
+    backend: Any = gateway.app.backends["slow"]
+    luck = random.Random(5)
+    running: list[int] = []
+
+    async def come_and_go() -> None:
+        more: dict[str, Any] = {
+            "model": luck.choice(["slow", "cut", "bad", "mock"]),
+            "stream": luck.random() < 0.5,
+        }
+        task = asyncio.create_task(ask(gateway, "web", **more))
+        await asyncio.sleep(luck.random() / 5)
+        running.append(backend.running)
+        if luck.random() < 0.7:
+            task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
+
+    await asyncio.gather(*(come_and_go() for _ in range(40)))
+    await until(lambda: used(gateway, "web")[0] == 0)
+    assert max(running) <= 3
+    assert "RateLimited" in {one.error for one in gateway.records}
+    asked = [asyncio.create_task(ask(gateway, "web", "slow")) for _ in range(5)]
+    statuses = sorted([(await one).status_code for one in asked])
+    assert statuses == [200, 200, 200, 429, 429]
+
+
+# --- another configuration ------------------------------------------------------------------------
+
+
+async def test_a_reload_forgives_nothing(serve: Serve) -> None:
+    gateway = await serve(keyed(web="{concurrent: 9, requests: 2/h, budget: 1M/day}"))
+    await ask(gateway, "web")
+    running = asyncio.create_task(ask(gateway, "web", "slow"))
+    await until(lambda: used(gateway, "web")[0] == 1)
+    again = keyed(web="{concurrent: 9, requests: 3/h, budget: 1M/day}", batch="{requests: 1/h}")
+    await gateway.app.take(loaded(again.encode(), "test.yaml", env={}))
+    assert used(gateway, "web")[0] == 1
+    assert (await running).status_code == 200
+    assert used(gateway, "web") == (0, 4 + 9)
+    assert [(await ask(gateway, "web")).status_code for _ in range(2)] == [200, 429]
+    assert (await ask(gateway, "batch")).status_code == 200
+    await gateway.app.take(loaded(BACKENDS.encode(), "test.yaml", env={}))
+    assert [(await ask(gateway, "web")).status_code for _ in range(2)] == [200, 200]

@@ -1,0 +1,394 @@
+"""What is lent by a real Redis: never more than there is, and back again from who is gone."""
+
+import asyncio
+import itertools
+import math
+import re
+from collections.abc import AsyncIterator, Iterator, Sequence
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from gateway.limits.leasing import APART, EVERY
+from gateway.limits.lent import DAY_PART, IDLE, RATE_PART
+from gateway.limits.ports import Grant, LenderFailed, Limit, Wish
+from gateway.limits.shared.store import AT_ONCE, LASTS, REST, WITHIN, Shared, Store
+from tests.redis_server import RedisServer, free_port
+
+PEM = Path(__file__).parents[1] / "fault" / "loopback.pem"
+PAGE = (PEM.parents[2] / "docs" / "howto" / "limits-shared.md").read_text("utf-8")
+CENTURY = 3.2e9
+"""A period in which nothing comes back while a test runs."""
+HOUR = 3600.0
+NAMES = itertools.count()
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[RedisServer]:
+    with RedisServer() as server:
+        yield server
+
+
+class Time:
+    """A clock that stands still until it is moved."""
+
+    def __init__(self, now: float = 0.0) -> None:
+        self.now = now
+
+    def __call__(self) -> float:
+        return self.now
+
+
+def made(server: RedisServer, borrower: str, clock: Time | None = None) -> Store:
+    return Store(Shared(server.url), borrower, clock=clock or Time(), draw=lambda: 1.0)
+
+
+@pytest.fixture
+async def stores(server: RedisServer) -> AsyncIterator[Sequence[Store]]:
+    """Three processes, whose clocks differ by hours."""
+    found = [made(server, name, Time(n * HOUR)) for n, name in enumerate("abc")]
+    yield found
+    for one in found:
+        await one.aclose()
+
+
+def new(limit: Limit, wanted: int, held: int = 0, used: int = 0) -> Wish:
+    """A wish of a counter that nobody has used."""
+    return Wish(f"n{next(NAMES)}", limit, wanted, held, used)
+
+
+def again(wish: Wish, wanted: int, held: int = 0, used: int = 0) -> Wish:
+    return Wish(wish.name, wish.limit, wanted, held, used)
+
+
+async def lent(store: Store, *wishes: Wish) -> list[int]:
+    return [one.amount for one in await store.lease(wishes)]
+
+
+SLOW = Limit("rate", 10, CENTURY)
+DAY = Limit("day", 10, 86400.0)
+SLOTS = Limit("slots", 10, 0.0)
+
+
+# ── what is lent ────────────────────────────────────────────────────────────────────────────────
+
+
+@pytest.mark.parametrize("limit", [SLOW, DAY])
+async def test_what_one_holds_or_used_nobody_else_gets(
+    stores: Sequence[Store], limit: Limit
+) -> None:
+    a, b, _ = stores
+    first = new(limit, 4)
+    assert await lent(a, first) == [4]
+    assert await lent(b, again(first, 100)) == [6]
+    assert await lent(a, again(first, 1, held=1, used=3)) == [0]
+    assert await lent(b, again(first, 0, held=2, used=2)) == [0]
+    assert await lent(a, again(first, 9, held=1)) == [2]
+
+
+@pytest.mark.parametrize("limit", [SLOW, DAY])
+async def test_what_was_used_beyond_the_loan_is_owed(stores: Sequence[Store], limit: Limit) -> None:
+    a, b, _ = stores
+    first = new(limit, 2)
+    assert await lent(a, first) == [2]
+    assert await lent(a, again(first, 5, used=25)) == [0]
+    assert await lent(b, again(first, 5)) == [0]
+    assert await lent(a, again(first, 0, used=-20)) == [0]
+    assert await lent(b, again(first, 9)) == [5]
+
+
+@pytest.mark.parametrize("limit", [SLOW, DAY])
+async def test_more_may_come_back_than_was_used(stores: Sequence[Store], limit: Limit) -> None:
+    """A Redis that forgot hears of less use than it knows of."""
+    first = new(limit, 0, used=-7)
+    assert await lent(stores[0], first) == [0]
+    assert await lent(stores[1], again(first, 99)) == [10]
+
+
+async def test_slots_are_nobody_else_s_until_they_are_given_back(stores: Sequence[Store]) -> None:
+    a, b, c = stores
+    first = new(SLOTS, 4)
+    assert await lent(a, first) == [4]
+    assert await lent(b, again(first, 9)) == [6]
+    assert await lent(c, again(first, 3)) == [0]
+    assert await lent(a, again(first, 1, held=1)) == [1]
+    assert await lent(c, again(first, 9)) == [3]
+    assert await lent(b, again(first, 6, held=6)) == [6]
+    assert await lent(a, again(first, 0)) == [0]
+    assert await lent(c, again(first, 9, held=3)) == [4]
+
+
+async def test_what_runs_keeps_its_slot_even_if_there_are_fewer(stores: Sequence[Store]) -> None:
+    a, b, _ = stores
+    first = new(SLOTS, 8)
+    assert await lent(a, first) == [8]
+    fewer = Limit("slots", 5, 0.0)
+    assert await lent(a, Wish(first.name, fewer, 7, held=6)) == [6]
+    assert await lent(b, Wish(first.name, fewer, 1)) == [0]
+
+
+@settings(max_examples=100)  # each has a real server to talk to
+@given(
+    limit=st.sampled_from([SLOW, DAY, SLOTS]),
+    steps=st.lists(
+        st.tuples(st.integers(0, 2), st.integers(0, 12), st.floats(0, 1), st.booleans()),
+        max_size=25,
+    ),
+)
+def test_together_they_never_have_more_than_there_is(
+    server: RedisServer, limit: Limit, steps: list[tuple[int, int, float, bool]]
+) -> None:
+    """Whatever they ask for, use, give back, and however many answers are lost."""
+    name = f"n{next(NAMES)}"
+
+    async def run() -> None:
+        stores = [made(server, borrower) for borrower in "abc"]
+        held, told, spent = [0, 0, 0], [0, 0, 0], 0
+        for who, wanted, part, lost in steps:
+            used = int(held[who] * part)
+            if limit.kind == "slots":
+                wish = Wish(name, limit, wanted, held=min(used, wanted))
+            else:
+                spent += used
+                told[who] += used
+                held[who] -= used
+                wish = Wish(name, limit, wanted, held[who], told[who])
+            [grant] = await stores[who].lease([wish])
+            if lost:
+                held[who] = wish.held
+            elif limit.kind == "slots":
+                held[who] = grant.amount
+            else:
+                held[who] += grant.amount
+                told[who] = 0
+            assert sum(held) + spent <= limit.amount
+        for store in stores:
+            await store.aclose()
+
+    asyncio.run(run())
+
+
+async def test_a_rate_comes_back_bit_by_bit(stores: Sequence[Store], server: RedisServer) -> None:
+    """By the server's clock: no more than that is got, and no less by much."""
+
+    def now() -> float:
+        seconds, micros = server.call("TIME")
+        return int(seconds) + int(micros) / 1e6
+
+    a, b, _ = stores
+    first, got = new(Limit("rate", 20, 0.1), 0), 0
+    began = now()
+    for _ in range(100):
+        for store in (a, b):
+            [amount] = await lent(store, again(first, 3, used=0))
+            await lent(store, again(first, 0, used=amount))
+            got += amount
+    within = now() - began
+    assert got <= 20 + 200 * within
+    assert got >= min(200 * within, 600) - 20
+
+
+async def test_when_there_may_be_more(stores: Sequence[Store]) -> None:
+    a, b, _ = stores
+    rate = new(Limit("rate", 10, 100.0), 10)
+    assert await lent(a, rate) == [10]
+    [one, day, slots] = await b.lease([again(rate, 1), new(DAY, 99), new(SLOTS, 99)])
+    assert (one.amount, round(one.retry_after), one.seconds) == (0, 10, LASTS)
+    assert 0 < day.retry_after <= 86400
+    assert slots == Grant(10, LASTS, 1.0)
+
+
+async def test_a_day_ends(stores: Sequence[Store], server: RedisServer) -> None:
+    """Here it is shorter than a second, and all days begin with 1970."""
+    short = new(Limit("day", 10, 0.5), 0, used=10)
+    assert await lent(stores[0], short) == [0]
+    async with asyncio.timeout(10):
+        while (await lent(stores[0], again(short, 99)))[0] < 10:  # noqa: ASYNC110 - it has no event
+            await asyncio.sleep(0.05)
+    assert server.call("PTTL", f"interlingua:{short.name}") <= 1000 * (LASTS + 0.5)
+
+
+# ── who is gone ─────────────────────────────────────────────────────────────────────────────────
+
+
+async def test_what_the_dead_held_comes_back(stores: Sequence[Store]) -> None:
+    """All of it, once it can't be used any more; and not what they are known to have used."""
+    a, b, _ = stores
+    rate, day, slots = new(SLOW, 7), new(DAY, 7), new(SLOTS, 7)
+    assert await lent(a, rate, day, slots) == [7, 7, 7]
+    assert await lent(a, again(rate, 0, held=5, used=2), again(day, 0, held=5, used=2)) == [0, 0]
+    wishes = [again(one, 10) for one in (rate, day, slots)]
+    assert await lent(b, *wishes) == [3, 3, 3]
+    wishes = [again(rate, 10, held=3), again(day, 10, held=3), again(slots, 10, held=3)]
+    async with asyncio.timeout(10 * LASTS):
+        while (got := await lent(b, *wishes))[0] == 0:
+            assert got == [0, 0, 3]
+            await asyncio.sleep(0.02)
+    assert got[:1] == [5]
+
+
+async def test_nothing_is_left_of_a_counter_that_nobody_uses(
+    stores: Sequence[Store], server: RedisServer
+) -> None:
+    rate = new(Limit("rate", 10, 3.0), 5)
+    await stores[0].lease([rate])
+    assert LASTS * 1000 < server.call("PTTL", f"interlingua:{rate.name}") <= (3 + LASTS) * 1000
+
+
+# ── a Redis that fails ──────────────────────────────────────────────────────────────────────────
+
+
+async def fails(store: Store) -> None:
+    """It says so long before its own library would."""
+    async with asyncio.timeout(8 * WITHIN):
+        with pytest.raises(LenderFailed):
+            await store.lease([new(SLOW, 1)])
+
+
+async def test_a_script_that_was_forgotten_is_told_again(server: RedisServer) -> None:
+    store = made(server, "a")
+    for _ in range(2):
+        assert await lent(store, new(SLOW, 3)) == [3]
+        server.call("SCRIPT", "FLUSH")
+    assert (store.up, store.errors) == (True, 0)
+    await store.aclose()
+
+
+async def test_more_counters_than_one_call_takes(server: RedisServer) -> None:
+    store = made(server, "a")
+    wishes = [new(SLOW, n % 7) for n in range(2 * AT_ONCE + 1)]
+    assert await lent(store, *wishes) == [n % 7 for n in range(2 * AT_ONCE + 1)]
+    assert await store.lease([]) == []
+    await store.aclose()
+
+
+async def test_after_a_failure_it_is_left_alone_for_a_while(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """What is said of it is said once, and has no password in it."""
+    caplog.set_level("INFO")
+    clock = Time()
+    with RedisServer("--requirepass", "canary-password") as server:
+        url = server.url.replace("unix://", "unix://:canary-password@")
+        store = Store(Shared(url), "a", clock=clock, draw=lambda: 1.0)
+        assert await lent(store, new(SLOW, 1)) == [1]
+        server.kill()
+        await fails(store)
+        assert (store.up, store.errors) == (False, 1)
+        server.start()
+        clock.now = 0.99 * REST
+        await fails(store)
+        assert store.errors == 1
+        clock.now = REST
+        assert await lent(store, new(SLOW, 1)) == [1]
+        assert (store.up, store.errors) == (True, 1)
+        for _ in range(2):
+            clock.now += REST
+            server.freeze()
+            await fails(store)
+        server.thaw()
+    await store.aclose()
+    said = [one.getMessage() for one in caplog.records if one.name == "interlingua"]
+    assert [one.partition(":")[0] for one in said] == [
+        "limits are not shared, since the Redis can't be asked",
+        "limits are shared again",
+        "limits are not shared, since the Redis can't be asked",
+    ]
+    assert said[2].endswith("it did not answer within 250 ms")
+    assert "canary" not in f"{said} {store!r} {vars(store)!r}"
+
+
+async def test_what_its_client_gets_wrong_is_a_failure(
+    server: RedisServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store = made(server, "a")
+
+    async def broken(*_: object) -> None:
+        raise AttributeError("'NoneType' object has no attribute 'read'")
+
+    monkeypatch.setattr(store._redis, "evalsha", broken)
+    await fails(store)
+    assert store.errors == 1
+    await store.aclose()
+
+
+async def test_the_rest_differs_from_process_to_process() -> None:
+    for draw, rest in ((0.0, REST / 2), (0.5, 0.75 * REST)):
+        clock = Time()
+        store = Store(Shared("unix:///nowhere/socket"), "a", clock=clock, draw=lambda: draw)  # noqa: B023
+        await fails(store)
+        clock.now = rest - 0.01
+        await fails(store)
+        assert store.errors == 1
+        clock.now = rest
+        await fails(store)
+        assert store.errors == 2
+        await store.aclose()
+
+
+async def test_what_it_refuses_is_a_failure(server: RedisServer) -> None:
+    """A password that is missing; no memory; a replica that only reads."""
+    with RedisServer("--requirepass", "word") as closed:
+        store = made(closed, "a")
+        await fails(store)
+        await store.aclose()
+    for setting, value, back in (("maxmemory", "1", "0"), ("min-replicas-to-write", "1", "0")):
+        server.call("CONFIG", "SET", setting, value)
+        store = made(server, "a")
+        try:
+            await fails(store)
+        finally:
+            server.call("CONFIG", "SET", setting, back)
+            await store.aclose()
+
+
+async def test_a_user_who_may_do_no_more_than_is_needed() -> None:
+    """The command is the one that the page gives."""
+    [line] = [one for one in PAGE.splitlines() if one.startswith("ACL SETUSER gateway")]
+    with RedisServer() as server:
+        server.call(*line.split())
+        url = server.url.replace("unix://", "unix://gateway:PASSWORD@")
+        store = Store(Shared(url), "a", clock=Time(), draw=lambda: 1.0)
+        for _ in range(2):
+            assert await lent(store, new(SLOW, 3), new(DAY, 2), new(SLOTS, 1)) == [3, 2, 1]
+            assert await lent(store, new(SLOW, 0)) == [0]
+        other = Store(Shared(url, prefix="other"), "a", clock=Time(), draw=lambda: 1.0)
+        await fails(other)
+        await store.aclose()
+        await other.aclose()
+
+
+async def test_tls_by_a_certificate_of_our_own() -> None:
+    port = str(free_port())
+    keys = ("--tls-cert-file", str(PEM), "--tls-key-file", str(PEM), "--tls-ca-cert-file", str(PEM))
+    with RedisServer("--tls-port", port, "--tls-auth-clients", "no", *keys) as tls:
+        url = f"rediss://127.0.0.1:{port}/1"
+        trusting = Store(Shared(url, ca=str(PEM)), "a", clock=Time(), draw=lambda: 1.0)
+        wary = Store(Shared(url), "b", clock=Time(), draw=lambda: 1.0)
+        assert await lent(trusting, new(SLOW, 3)) == [3]
+        await fails(wary)
+        await wary.aclose()
+        tls.freeze()
+        await trusting.aclose()
+        tls.thaw()
+
+
+def test_what_the_page_promises() -> None:
+    """Every number of it is the one that holds."""
+    _, _, table = PAGE.partition("## What is promised")
+    told = re.findall(r"[0-9.]+(?:%| ms| s\b)", table.partition("\n## ")[0])
+    rest = [f"{REST / 2:g}", f"{REST:g} s", f"{math.ceil(REST + EVERY * 1.25 + WITHIN)} s"]
+    assert told == [
+        f"{DAY_PART:.0%}",
+        f"{IDLE:g} s",
+        f"{EVERY * 1000:g} ms",
+        f"{APART * 1000:g} ms",
+        f"{WITHIN * 1000:g} ms",
+        *rest[1:],
+        f"{LASTS:g} s",
+    ]
+    assert f"{rest[0]} to {rest[1]}" in table
+    assert f"of up to {AT_ONCE} limits" in table
+    assert (RATE_PART, "half of `amount / replicas`" in table) == (0.5, True)

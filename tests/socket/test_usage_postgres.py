@@ -1,0 +1,255 @@
+"""Rows of usage in a real PostgreSQL: what stands in them, and whatever may be wrong with it."""
+
+import asyncio
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import asyncpg  # type: ignore[import-untyped]
+import pytest
+from click.testing import CliRunner, Result
+from msgspec.structs import replace
+
+from gateway.app import surroundings
+from gateway.cli import main
+from gateway.config import load
+from gateway.core.types import Usage
+from gateway.doctor import examine
+from gateway.recording import ledger, postgres
+from gateway.recording.ledger import COLUMNS, Book
+from gateway.telemetry import Record
+from tests.fault.fronts import until
+from tests.fault.gateways import GatewayProcess, written
+from tests.postgres_server import PostgresServer
+
+NOW = 1_700_000_100.0
+RECORD = Record(
+    "r",
+    NOW - 10,
+    "openai",
+    "/v1/chat/completions",
+    model="chat",
+    version="1",
+    backend="gpu",
+    key="web",
+    duration=1.5,
+    first_token=0.25,
+    usage=Usage(3, 5),
+    split="rollout",
+)
+ASKED = {"model": "m", "messages": [{"role": "user", "content": "Hello"}]}
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[PostgresServer]:
+    with PostgresServer() as found:
+        yield found
+
+
+@pytest.fixture(autouse=True)
+async def _empty(server: PostgresServer, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(ledger, "_PATIENCE", 0.05)
+    await queried(server, f"DROP TABLE IF EXISTS {postgres.TABLE}")
+
+
+async def queried(server: PostgresServer, query: str) -> list[dict[str, Any]]:
+    connection = await asyncpg.connect(server.url)
+    try:
+        return [dict(one) for one in await connection.fetch(query)]
+    finally:
+        await connection.close()
+
+
+def rows(server: PostgresServer) -> list[dict[str, Any]]:
+    query = f"SELECT * FROM {postgres.TABLE} ORDER BY at, id"  # noqa: S608 - a name of ours
+    try:
+        return asyncio.run(queried(server, query))
+    except asyncpg.UndefinedTableError:
+        return []
+
+
+def begun(server: PostgresServer, keep: float = 1e12) -> Book:
+    made = postgres.book(server.url, keep, lambda: NOW)
+    made.start()
+    return made
+
+
+def write(server: PostgresServer, *records: Record, keep: float = 1e12) -> Book:
+    made = begun(server, keep)
+    for one in records:
+        made.tell(one)
+    made.close(20)
+    return made
+
+
+def wait(ready: Any) -> None:
+    end = time.monotonic() + 20
+    while not ready():
+        assert time.monotonic() < end
+        time.sleep(0.02)
+
+
+def test_a_row_is_what_it_is_in_a_file_and_is_written_once(server: PostgresServer) -> None:
+    cancelled = replace(RECORD, id="s", began=NOW, usage=None, first_token=None)
+    cancelled.outcome = "cancelled"
+    assert write(server, RECORD, cancelled, Record("none", NOW)).lost() == 0
+    assert write(server, RECORD, replace(RECORD, id="t")).lost() == 0
+    found = rows(server)
+    assert [*found[0]] == [name for name, _ in COLUMNS]
+    assert [tuple(one.values()) for one in found] == [
+        ledger.row(RECORD),
+        ledger.row(replace(RECORD, id="t")),
+        ledger.row(cancelled),
+    ]
+
+
+def test_rows_that_it_will_never_take_cost_no_others(server: PostgresServer) -> None:
+    bad = [replace(RECORD, id=f"bad{n}", usage=Usage(1 << 70, 1)) for n in range(2)]
+    odd = replace(RECORD, id="odd\x00 id", model="half \ud83d")
+    made = write(server, bad[0], RECORD, odd, bad[1])
+    assert made.lost() == 2
+    assert [(one["id"], one["model"]) for one in rows(server)] == [
+        ("odd id", "half ?"),
+        ("r", "chat"),
+    ]
+
+
+def test_without_rows_nobody_is_asked(tmp_path: Path) -> None:
+    made = postgres.book(f"postgresql:///x?host={tmp_path}", 1e12, lambda: NOW)
+    made.start()
+    made.close(20)
+    assert made.lost() == 0
+
+
+def test_old_rows_are_removed(server: PostgresServer) -> None:
+    write(server, replace(RECORD, id="old", began=NOW - 200))
+    write(server, RECORD, keep=100)
+    assert [one["id"] for one in rows(server)] == ["r"]
+
+
+def test_a_locked_table_is_waited_for(
+    server: PostgresServer, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(postgres, "_PATIENCE", 0.3)
+    write(server, RECORD)
+    made = begun(server)
+
+    async def locked() -> None:
+        connection = await asyncpg.connect(server.url)
+        try:
+            async with connection.transaction():
+                await connection.execute(f"LOCK TABLE {postgres.TABLE}")
+                made.tell(replace(RECORD, id="s"))
+                await until(lambda: "is not written" in caplog.text, 10)
+        finally:
+            await connection.close()
+
+    asyncio.run(locked())
+    wait(lambda: len(rows(server)) == 2)
+    made.close(20)
+    assert made.lost() == 0
+    assert "is written to postgresql:///postgres again" in caplog.text
+    assert "canary-password" not in caplog.text
+
+
+def test_a_server_that_goes_away_and_comes_back(
+    server: PostgresServer, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(postgres, "_PATIENCE", 1.0)
+    monkeypatch.setattr(ledger, "_MOST", 5)
+    made = begun(server)
+    made.tell(RECORD)
+    wait(lambda: len(rows(server)) == 1)
+    server.kill()
+    made.tell(replace(RECORD, id="s"))
+    wait(lambda: "is not written" in caplog.text)
+    for n in range(20):
+        made.tell(replace(RECORD, id=f"t{n}"))
+    assert made.lost() == 15
+    server.start()
+    wait(lambda: len(rows(server)) == 7)
+    wait(lambda: "15 rows are lost" in caplog.text)
+    server.pause()
+    made.tell(replace(RECORD, id="u"))
+    wait(lambda: caplog.text.count("is not written") == 2)
+    server.go_on()
+    wait(lambda: len(rows(server)) == 8)
+    made.close(20)
+    assert made.lost() == 15
+
+
+def test_what_waits_when_it_ends_is_given_up(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, tmp_path: Path
+) -> None:
+    made = postgres.book(f"postgresql:///x?host={tmp_path}", 1e12, lambda: NOW)
+    made.start()
+    made.tell(RECORD)
+    wait(lambda: "is not written" in caplog.text)
+    made.close(20)
+    assert made.lost() == 1
+    assert "1 rows are lost" in caplog.text
+
+
+# --- the gateway, and the commands ----------------------------------------------------------------
+
+
+async def test_a_gateway_writes_and_the_command_sums(
+    server: PostgresServer, tmp_path: Path
+) -> None:
+    text = written(observe={"usage": {"postgres": server.url}})
+    async with GatewayProcess(tmp_path, text) as gateway:
+        await asked(gateway, 3)
+        server.pause()
+        try:
+            await asked(gateway, 3)
+        finally:
+            server.go_on()
+        shown = await gateway.http.get(f"{gateway.urls[-1]}/-/config")
+        assert "canary-password" not in f"{shown.text}{gateway.said()}"
+        assert "sqlite" in shown.text
+    file = written(observe={"usage": str(tmp_path / "usage.sqlite")})
+    (tmp_path / "other").mkdir()
+    async with GatewayProcess(tmp_path / "other", file) as gateway:
+        await asked(gateway, 6)
+    for by in ("model,version", "day,outcome"):
+        sums = [
+            await run(source, "--by", by, "--json")
+            for source in (server.url, str(tmp_path / "usage.sqlite"))
+        ]
+        assert sums[0].stdout == sums[1].stdout, sums[0].output
+        assert '"requests":6' in sums[0].stdout
+    later = await run(server.url, "--since", "2100-01-01")
+    assert later.stdout.splitlines()[-1].split()[:2] == ["all", "0"]
+
+
+async def run(*arguments: str) -> Result:
+    return await asyncio.to_thread(CliRunner().invoke, main, ["usage", *arguments])
+
+
+async def asked(gateway: GatewayProcess, times: int) -> None:
+    for _ in range(times):
+        answer = await gateway.http.post(f"{gateway.urls[0]}/v1/chat/completions", json=ASKED)
+        assert answer.status_code == 200
+
+
+def test_a_database_that_can_not_be_summed(server: PostgresServer, tmp_path: Path) -> None:
+    for source, why in (
+        (server.url, "does not exist"),
+        (f"postgresql://u:canary-password@/x?host={tmp_path}", "postgresql:///x can't be read"),
+        ("postgresql://u:canary-password@[bad/x", "can't be read"),
+    ):
+        result = CliRunner().invoke(main, ["usage", source])
+        assert result.exit_code == 2
+        assert why in result.stderr
+        assert "canary" not in result.stderr
+
+
+async def test_the_doctor_looks_at_the_database(server: PostgresServer, tmp_path: Path) -> None:
+    for url, state in ((server.url, "ok"), (f"postgresql:///x?host={tmp_path}", "bad")):
+        config = load(written(observe={"usage": {"postgres": url}}), "gateway.yaml", env={})
+        [found] = [
+            one for one in await examine(config, surroundings()) if one.what.startswith("usage ")
+        ]
+        assert found.state == state
+        assert "canary" not in repr(found)

@@ -1,0 +1,65 @@
+"""Where traces and figures may be sent."""
+
+import importlib.util
+from typing import Any
+
+import pytest
+
+from gateway.config import ConfigError, load
+
+START = "backends: {a: {kind: echo}}\nmodels: {m: {backend: a}}\n"
+MEND = "needs OpenTelemetry's client of OTLP; install it with: pip install 'interlingua[otel]'"
+BOTH = "{traces: 'http://127.0.0.1:4318', metrics: {push: 'http://127.0.0.1:4318'}}"
+
+
+def complaints(observe: str) -> list[str]:
+    with pytest.raises(ConfigError) as caught:
+        load(f"{START}observe: {observe}\n", "g", env={})
+    return [f"{one.line}: {one.message}" for one in caught.value.complaints]
+
+
+@pytest.mark.parametrize("error", [None, ModuleNotFoundError()])
+def test_without_the_extra_nothing_can_be_sent(
+    monkeypatch: pytest.MonkeyPatch, error: Exception | None
+) -> None:
+    find = importlib.util.find_spec
+
+    def without(name: str) -> Any:
+        if name.startswith("opentelemetry"):
+            if error is not None:
+                raise error
+            return None
+        return find(name)
+
+    monkeypatch.setattr("importlib.util.find_spec", without)
+    assert complaints(BOTH) == [f"3: {MEND}", f"3: {MEND}"]
+
+
+def test_where_it_is_there_is_nothing_to_complain_of() -> None:
+    observe = load(f"{START}observe: {BOTH}\n", "g", env={}).observe
+    assert observe.traces is not None
+    assert (observe.traces.otlp, observe.traces.sample) == ("http://127.0.0.1:4318", 0.05)
+
+
+@pytest.mark.parametrize(
+    ("url", "why"),
+    [
+        ("127.0.0.1:4318", "does not start with http:// or https://"),
+        ("http://me@h:4318", "holds a user or password (give a key as auth: {bearer: ...})"),
+        ("http://h:4318/?x", "has a query or a fragment"),
+    ],
+)
+def test_a_url_that_is_none_is_told_with_one_that_is(url: str, why: str) -> None:
+    [told] = complaints(f"{{traces: '{url}'}}")
+    assert told.endswith(f"{why}; write a collector's base, such as http://127.0.0.1:4318")
+
+
+@pytest.mark.parametrize("part", ["traces", "metrics"])
+def test_what_can_not_be_read_is_told_once(part: str) -> None:
+    [told] = complaints(f"{{{part}: [1]}}")
+    assert "must be" in told
+
+
+def test_an_observe_that_can_not_be_read_is_told_once() -> None:
+    [told] = complaints("[1]")
+    assert "must be" in told

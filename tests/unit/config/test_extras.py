@@ -1,0 +1,79 @@
+"""What an extra brings is asked for in words where it is not installed; and what can't be read."""
+
+import importlib.util
+from importlib.machinery import ModuleSpec
+
+import pytest
+
+from gateway.app import surroundings
+from gateway.config import ConfigError, load
+from gateway.snapshot import Snapshot
+
+REST = "backends: {e: {kind: echo}}\nmodels: {m: {backend: e}}\n"
+IDENTITY = 'identity: {issuer: "https://login.example.com", audience: [gateway]}\n'
+
+
+def complaints(text: str) -> list[str]:
+    with pytest.raises(ConfigError) as caught:
+        load(text + REST, "g.yaml", env={})
+    return str(caught.value).splitlines()
+
+
+TOKENS = "1: tokens need a library; install it with: pip install 'interlingua[jwt]' (at identity)"
+DATABASE = (
+    "29: needs the client of PostgreSQL; install it with: pip install 'interlingua[postgres]'"
+)
+
+
+@pytest.mark.parametrize(
+    ("text", "module", "said"),
+    [
+        ('observe: {usage: {postgres: "postgresql://h/d"}}\n', "asyncpg", DATABASE),
+        (IDENTITY, "jwt", TOKENS),
+        (IDENTITY, "cryptography", TOKENS),
+    ],
+)
+def test_an_extra_that_is_not_installed(
+    text: str, module: str, said: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    there = importlib.util.find_spec
+
+    def find(name: str, package: str | None = None) -> ModuleSpec | None:
+        return None if name == module else there(name, package)
+
+    monkeypatch.setattr(importlib.util, "find_spec", find)
+    [found] = complaints(text)
+    assert found.startswith(f"g.yaml:1:{said}")
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "identity: 5\n",
+        "identity: {issuer: 5, audience: [a], jwks: [], tls: 5}\n",
+        'identity: {issuer: "https://a", audience: [a], tls: {ca: 5}}\n',
+        'identity: {issuer: "http://[half", audience: [a]}\n',
+        'identity: {issuer: "https://user@host", audience: [a]}\n',
+        "observe: 5\n",
+        "observe: {usage: [5]}\n",
+        "observe: {usage: {postgres: [5]}}\n",
+        "observe: {usage: {postgres: 5 5}}\n",
+    ],
+)
+def test_what_can_not_be_read_is_complained_of_once(text: str) -> None:
+    found = complaints(text)
+    assert len(found) == len({one.split(": ")[0] for one in found})
+
+
+async def test_an_issuer_stays_as_long_as_nothing_of_him_changes() -> None:
+    outside = surroundings()
+    old = Snapshot(load(IDENTITY + REST, "g.yaml", env={}), outside)
+    more = REST.replace("m:", "n:")
+    same = Snapshot(load(IDENTITY + more, "g.yaml", env={}), outside, former=old)
+    other = IDENTITY.replace("gateway", "other") + REST
+    new = Snapshot(load(other, "g.yaml", env={}), outside, former=same)
+    assert old.issuer is not None
+    assert same.issuer is old.issuer
+    assert new.issuer is not old.issuer
+    for one in (old, new):
+        await one.aclose()

@@ -1,0 +1,86 @@
+"""Where the state that gateways share may be kept."""
+
+import importlib.util
+from typing import Any
+
+import pytest
+
+from gateway.config import ConfigError, load
+
+START = "backends: {a: {kind: echo}}\nmodels: {m: {backend: a}}\n"
+FORMS = "write redis://HOST:6379/0, rediss://HOST:6379/0 for TLS, or unix:///PATH"
+SIGNS = "signs in a password are written as %40"
+
+
+def complaints(state: str) -> list[str]:
+    with pytest.raises(ConfigError) as caught:
+        load(f"{START}state: {state}\n", "g", env={})
+    return [one.message for one in caught.value.complaints]
+
+
+@pytest.mark.parametrize(
+    "url",
+    [
+        "redis://127.0.0.1",
+        "redis://127.0.0.1:6379/",
+        "redis://[::1]:6379/15",
+        "rediss://name:word@redis.internal:6380/0",
+        "unix:///run/redis/redis.sock",
+        "unix://:word@/run/redis.sock",
+    ],
+)
+def test_urls_that_may_be_asked(url: str) -> None:
+    state = load(f"{START}state: {{redis: '{url}'}}\n", "g", env={}).state
+    assert state is not None
+    assert state.redis.reveal() == url
+
+
+@pytest.mark.parametrize(
+    ("url", "why"),
+    [
+        ("127.0.0.1:6379", f"this is not the URL of a Redis; {FORMS}"),
+        ("valkey://127.0.0.1", f"this is not the URL of a Redis; {FORMS}"),
+        ("redis://:6379/0", f"this is not the URL of a Redis; {FORMS}"),
+        ("redis://h:0", f"this is not the URL of a Redis; {FORMS}"),
+        ("redis://h/first", f"this is not the URL of a Redis; {FORMS}"),
+        ("redis://h/0/1", f"this is not the URL of a Redis; {FORMS}"),
+        ("unix://run/redis.sock", f"this is not the URL of a Redis; {FORMS}"),
+        ("unix://", f"this is not the URL of a Redis; {FORMS}"),
+        ("redis://h:70000", f"this is no URL; {FORMS}; {SIGNS}"),
+        ("redis://[h", f"this is no URL; {FORMS}; {SIGNS}"),
+        ("redis://:pass#word@h", f"this is no URL; {FORMS}; {SIGNS}"),
+        (
+            "redis://h?socket_timeout=9",
+            "this has options, which are not taken from a URL; remove what follows ? or #",
+        ),
+        (
+            "redis://h/0#first",
+            "this has options, which are not taken from a URL; remove what follows ? or #",
+        ),
+    ],
+)
+def test_other_urls_are_refused_and_not_shown(url: str, why: str) -> None:
+    assert complaints(f"{{redis: '{url}'}}") == [why]
+
+
+def test_what_is_no_mapping_is_not_looked_into() -> None:
+    assert complaints("[redis]") == ["must be a mapping, not a list"]
+
+
+def test_a_certificate_is_looked_at_where_the_url_can_t_be_read() -> None:
+    assert complaints("{redis: {env: NO}, tls: {ca: /dev/nowhere}}") == [
+        "NO is not set in the environment; set it",
+        "'/dev/nowhere' names no file; what is relative starts at the configuration's own folder",
+    ]
+
+
+def test_without_its_client_the_mend_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
+    find = importlib.util.find_spec
+
+    def found(name: str, *more: Any) -> Any:
+        return None if name == "redis" else find(name, *more)
+
+    monkeypatch.setattr("importlib.util.find_spec", found)
+    assert complaints("{redis: 'redis://h'}") == [
+        "needs the client of Redis; install it with: pip install 'interlingua[redis]'"
+    ]

@@ -1,0 +1,352 @@
+"""Whether a request may be served, and what becomes of what it took."""
+
+import itertools
+import sys
+from contextlib import suppress
+from typing import Any, Final
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from msgspec import Struct
+
+from gateway.core.catalog import ModelInfo
+from gateway.core.errors import GatewayError, QuotaExceeded, RateLimited
+from gateway.core.ports import Headers
+from gateway.core.types import Usage
+from gateway.limits.accounts import Accounts
+from gateway.limits.allowance import Admitted, KeyRates, Rates
+from gateway.limits.counts import LimitCounts
+from gateway.limits.estimate import ANSWER, LONGEST_PROMPT, estimate
+from gateway.limits.limiter import Limiter
+from protocols.openai import OpenAI
+from protocols.triton import Triton
+
+CHAT: Final = ModelInfo("chat", ())
+OPENAI, TRITON = OpenAI(), Triton()
+ALL: Final = Rates((3, 60.0), (1000, 60.0), 2, 5000)
+
+
+class Entry(Struct):
+    key: str = "web"
+    usage: Usage | None = None
+    tokens: int = 0
+    outcome: str = "ok"
+    admitted: Admitted | None = None
+    told: Headers = ()
+
+
+class World:
+    """A limiter and its clocks."""
+
+    def __init__(self, wide: Rates = ALL, **models: Rates) -> None:
+        self.now = 100.0
+        self.accounts = Accounts(lambda: self.now, lambda: 86400.0 + self.now)
+        self.limiter = self.limiting(wide, **models)
+
+    def limiting(self, wide: Rates, **models: Rates) -> Limiter:
+        return Limiter({"web": KeyRates(wide, models)}, self.accounts)
+
+    def ask(self, weight: int = 0, model: str = "chat", dialect: Any = TRITON) -> Entry:
+        entry = Entry()
+        body = b'{"max_tokens":%d}' % weight  # of 4 tokens, where the weight has three digits
+        self.limiter.admit(entry, model, CHAT, body, dialect)
+        return entry
+
+    def refused(self, weight: int = 0, model: str = "chat") -> GatewayError:
+        with pytest.raises(GatewayError) as caught:
+            self.ask(weight, model)
+        return caught.value
+
+    def end(self, entry: Entry, usage: Usage | None = None, **told: Any) -> None:
+        entry.usage = usage
+        for name, value in told.items():
+            setattr(entry, name, value)
+        self.limiter.settle(entry)
+        assert (entry.admitted, entry.told) == (None, ())
+
+    def left(self, key: str = "web") -> dict[str, int]:
+        """What is left of each limit of the key's."""
+        counters = self.accounts.counters(key, "", ALL)
+        return {one.scope: one.standing(self.now).left for one in counters}
+
+
+# --- a request's tokens ---------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("body", "model", "tokens"),
+    [
+        (b'{"prompt": "twenty bytes of it"}', CHAT, (8, ANSWER)),
+        (b'{"max_tokens": 7}', CHAT, (4, 7)),
+        (b'{"max_completion_tokens" : 8}', CHAT, (7, 8)),
+        (b'{"parameters":{"max_new_tokens":9}}', CHAT, (8, 9)),
+        (rb'{"prompt": "\"max_tokens\": 7"}', CHAT, (7, ANSWER)),
+        (b'{"min_tokens": 7}', ModelInfo("m", (), max_tokens=50), (4, 50)),
+        (b"x" * 2_000_000, CHAT, (LONGEST_PROMPT, ANSWER)),
+        (b"x" * 2000, ModelInfo("m", (), context=100), (100, ANSWER)),
+        (b'{"max_tokens": 7}', ModelInfo("m", (), task="embedding"), (4, 0)),
+    ],
+)
+def test_what_a_request_may_take_is_guessed_by_its_bytes(
+    body: bytes, model: ModelInfo, tokens: tuple[int, int]
+) -> None:
+    assert estimate(body, model) == tokens
+
+
+# --- refusals -------------------------------------------------------------------------------------
+
+
+def test_each_limit_refuses_in_its_own_words() -> None:
+    world = World()
+    kept = [world.ask(), world.ask()]
+    error = world.refused()
+    assert (error.message, error.retry_after) == ("at most 2 requests at a time are allowed", 1.0)
+    assert isinstance(error, RateLimited)
+    assert error.scope == "concurrency"
+    world.end(kept.pop(), outcome="worker_error")
+    error = world.refused(999)
+    assert error.message == (
+        "at most 1000 tokens in 60 s are allowed, and this request may take 1000"
+    )
+    assert isinstance(error, RateLimited)
+    assert error.scope == "tokens"
+    world.end(world.ask(), outcome="worker_error")
+    error = world.refused()
+    assert (error.message, error.retry_after) == ("at most 3 requests in 60 s are allowed", 20.0)
+    world.now += 20
+    world.end(world.ask(), Usage(4000, 900))
+    world.now += 300
+    error = world.refused(200)
+    assert isinstance(error, QuotaExceeded)
+    assert error.message == (
+        "the budget of 5000 tokens a day is spent: 96 are left, and this request may take 204"
+    )
+
+
+def test_a_refusal_takes_nothing_of_any_limit() -> None:
+    world = World(Rates((3, 60.0), None, 2, 5000), other=Rates(tokens=(10, 60.0)))
+    world.end(world.ask(5, "other"), Usage(5, 5))
+    before = world.left()
+    assert world.refused(5, "other").message == (
+        "at most 10 tokens in 60 s of the model 'other' are allowed, and this request may take 9"
+    )
+    assert world.left() == before
+
+
+def test_who_has_no_limits_is_not_held_to_any() -> None:
+    world = World(Rates())
+    entry = Entry(key="free")
+    world.limiter.admit(entry, "chat", CHAT, b"", TRITON)
+    world.limiter.settle(entry)
+    assert (entry.admitted, entry.told) == (None, ())
+    world.end(world.ask(10**9))
+
+
+def test_a_request_that_is_too_long_for_a_limit_may_take_all_of_it() -> None:
+    world = World(Rates(tokens=(1000, 60.0), budget=5000))
+    world.end(world.ask(4000), Usage(2000, 0))
+    assert world.left()["tokens"] == 0
+    assert world.left()["budget"] == 3000
+
+
+def test_a_model_has_limits_beside_those_of_the_key() -> None:
+    world = World(Rates((3, 60.0)), other=Rates((1, 60.0)))
+    world.end(world.ask(model="other"))
+    assert world.refused(model="other").message == (
+        "at most 1 request in 60 s of the model 'other' are allowed"
+    )
+    world.end(world.ask())
+    world.end(world.ask())
+    assert world.refused().retry_after == 20
+
+
+def test_what_takes_no_tokens_takes_none() -> None:
+    world = World()
+    entry = Entry()
+    world.limiter.admit(entry, "chat", CHAT, None, TRITON)
+    assert world.left() == {"concurrency": 1, "requests": 2, "tokens": 1000, "budget": 5000}
+
+
+def test_each_holder_of_a_token_has_the_common_limits(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("gateway.limits.limiter.MOST_HOLDERS", 2)
+    world = World()
+    common = KeyRates(Rates((1, 60.0)))
+
+    def asks(who: str) -> bool:
+        try:
+            limiter.admit(Entry(key=who), "chat", CHAT, b"", TRITON)
+        except RateLimited:
+            return False
+        return True
+
+    limiter = Limiter({}, world.accounts, common)
+    assert [asks(who) for who in ("jwt:a", "jwt:b", "jwt:a", "jwt:b")] == [True, True, False, False]
+    limiter = Limiter({}, world.accounts, common)
+    assert not asks("jwt:a")
+    assert asks("jwt:c")
+    assert not asks("jwt:a")
+    assert asks("jwt:b")
+    assert limiter.budgets == {}
+
+
+# --- the end --------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("told", "used"),
+    [
+        ({"usage": Usage(30, 20)}, 50),
+        ({"usage": Usage(30, 20), "outcome": "truncated", "tokens": 25}, 55),
+        ({"outcome": "cancelled", "tokens": 11}, 4 + 11),
+        ({"outcome": "truncated", "tokens": 12}, 4 + 12),
+        ({"outcome": "ok"}, 4),
+        ({"outcome": "worker_error"}, 0),
+        ({"outcome": "client_error"}, 0),
+        ({"outcome": "gateway_error"}, 0),
+    ],
+)
+def test_what_was_not_used_is_given_back(told: dict[str, Any], used: int) -> None:
+    world = World()
+    entry = world.ask(100)
+    assert world.left() == {"concurrency": 1, "requests": 2, "tokens": 896, "budget": 4896}
+    world.end(entry, **told)
+    left = {"concurrency": 2, "requests": 2, "tokens": 1000 - used, "budget": 5000 - used}
+    assert world.left() == left
+
+
+WIDE: Final = Rates((50, 8.0), (4096, 8.0), 5, 100_000)
+NARROW: Final = Rates(None, (512, 8.0), 2)
+STEPS: Final = st.lists(
+    st.tuples(
+        st.sampled_from(["chat", "other", "", ""]),
+        st.integers(0, 5000),
+        st.integers(0, 8),
+        st.booleans(),
+    ),
+    max_size=40,
+)
+"""Each asks for a model, or ends a request; then there is a pause."""
+
+
+@settings(max_examples=300)
+@given(STEPS)
+def test_nothing_leaks_whatever_happens(steps: list[tuple[str, int, int, bool]]) -> None:
+    world = World(WIDE, other=NARROW)
+    running: list[Entry] = []
+    used = 0
+    for model, number, pause, first in steps:
+        if model:
+            with suppress(GatewayError):
+                running.append(world.ask(number, model))
+        elif running:
+            used += number
+            world.end(running.pop(0 if first else -1), Usage(number, 0))
+        world.now += pause / 8
+        assert len(running) <= 5
+    for entry in running:
+        world.end(entry, outcome="worker_error")
+    world.now += 8 + used / 512 * 8
+    counters = [
+        *world.accounts.counters("web", "", WIDE),
+        *world.accounts.counters("web", "other", NARROW),
+    ]
+    left = [one.standing(world.now).left for one in counters]
+    assert left == [5, 50, 4096, max(100_000 - used, 0), 2, 512]
+
+
+# --- from one configuration to the next -----------------------------------------------------------
+
+
+def test_what_is_used_outlives_the_configuration() -> None:
+    world = World()
+    entry = world.ask(100)
+    world.limiter = world.limiting(Rates((9, 60.0), (2000, 60.0), 1, 10_000))
+    assert world.refused().message == "at most 1 request at a time are allowed"
+    world.end(entry, Usage(300, 0))
+    left = {"concurrency": 2, "requests": 2, "tokens": 700, "budget": 4700}
+    assert world.left() == left
+
+
+def test_what_no_configuration_names_any_more_is_forgotten() -> None:
+    world = World()
+    world.end(world.ask(100), Usage(300, 0))
+    world.limiter = world.limiting(Rates((3, 60.0)))
+    left = {"concurrency": 2, "requests": 2, "tokens": 1000, "budget": 5000}
+    assert world.left() == left
+
+
+# --- what is told ---------------------------------------------------------------------------------
+
+
+def test_a_dialect_that_tells_what_is_left_tells_the_least_of_it() -> None:
+    world = World(Rates((3, 60.0), (1000, 60.0)), other=Rates((2, 1.0)))
+    told = dict(world.ask(100, "other", OPENAI).told)
+    assert told == {
+        "x-ratelimit-limit-requests": "2",
+        "x-ratelimit-remaining-requests": "1",
+        "x-ratelimit-reset-requests": "500ms",
+        "x-ratelimit-limit-tokens": "1000",
+        "x-ratelimit-remaining-tokens": "896",
+        "x-ratelimit-reset-tokens": "7s",
+    }
+    assert world.ask().told == ()
+    world = World(Rates((2, 60.0)), other=Rates((3, 1.0)))
+    assert dict(world.ask(100, "other", OPENAI).told)["x-ratelimit-limit-requests"] == "2"
+
+
+def test_a_refusal_tells_it_too() -> None:
+    world = World(Rates((1, 60.0)))
+    world.ask()
+    entry = Entry()
+    with pytest.raises(RateLimited):
+        world.limiter.admit(entry, "chat", CHAT, b"", OPENAI)
+    assert dict(entry.told)["x-ratelimit-remaining-requests"] == "0"
+    assert entry.admitted is None
+
+
+def test_what_came_of_it_is_counted() -> None:
+    world = World(Rates((2, 60.0), None, 9, 5000), other=Rates(budget=100))
+    world.end(world.ask(100), Usage(30, 0))
+    world.ask(20, "other")
+    world.refused()
+    metrics = itertools.chain.from_iterable(
+        one.samples for one in LimitCounts(lambda: world.limiter).collect()
+    )
+    assert {(one.name, *one.labels.values()): one.value for one in metrics} == {
+        ("interlingua_ratelimit_decisions_total", "concurrency", "admitted"): 2,
+        ("interlingua_ratelimit_decisions_total", "requests", "admitted"): 2,
+        ("interlingua_ratelimit_decisions_total", "budget", "admitted"): 2,
+        ("interlingua_ratelimit_decisions_total", "requests", "refused"): 1,
+        ("interlingua_budget_tokens", "web", ""): 5000,
+        ("interlingua_budget_tokens", "web", "other"): 100,
+        ("interlingua_budget_spent_tokens", "web", ""): 54,
+        ("interlingua_budget_spent_tokens", "web", "other"): 24,
+    }
+    assert not [*itertools.chain(*(one.samples for one in LimitCounts(lambda: None).collect()))]
+
+
+# --- what it costs --------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("rates", "calls"),
+    [(Rates((3, 60.0)), 14), (Rates((3, 60.0), (10**6, 60.0)), 22), (ALL, 34)],
+)
+def test_a_request_costs_so_many_calls(rates: Rates, calls: int) -> None:
+    """Whoever adds some raises the number on purpose; what OpenAI's headers cost is beside that."""
+    world = World(rates)
+    world.end(world.ask())
+    entry, body, counted = Entry(usage=Usage(1, 2)), b'{"max_tokens":5}', 0
+
+    def count(frame: object, event: str, arg: object) -> None:
+        nonlocal counted
+        counted += event in ("call", "c_call")
+
+    sys.setprofile(count)
+    try:
+        world.limiter.admit(entry, "chat", CHAT, body, TRITON)
+        world.limiter.settle(entry)
+    finally:
+        sys.setprofile(None)
+    assert counted - 1 <= calls  # but for that which ends the counting

@@ -1,0 +1,41 @@
+"""What is left to a client, in headers."""
+
+import pytest
+
+from gateway.core.ports import Metering, Standing
+from protocols.openai import OpenAI
+from protocols.openai.standing import duration
+
+
+@pytest.mark.parametrize(
+    ("seconds", "told"),
+    [
+        (0, "0s"),
+        (0.0001, "1ms"),
+        (0.12, "120ms"),
+        (0.9991, "1s"),
+        (1, "1s"),
+        (59.2, "1m0s"),
+        (360, "6m0s"),
+        (3599.5, "1h0m0s"),
+        (86399, "23h59m59s"),
+    ],
+)
+def test_a_duration_is_rounded_up(seconds: float, told: str) -> None:
+    assert duration(seconds) == told
+
+
+def test_each_limit_that_there_is_is_told() -> None:
+    dialect: Metering = OpenAI()
+    requests, tokens = Standing(60, 59, 1.0), Standing(150_000, 149_984, 0.0064)
+    assert dialect.standing(None, None) == ()
+    assert [name for name, _ in dialect.standing(requests, None)] == [
+        "x-ratelimit-limit-requests",
+        "x-ratelimit-remaining-requests",
+        "x-ratelimit-reset-requests",
+    ]
+    assert dialect.standing(None, tokens) == (
+        ("x-ratelimit-limit-tokens", "150000"),
+        ("x-ratelimit-remaining-tokens", "149984"),
+        ("x-ratelimit-reset-tokens", "7ms"),
+    )
