@@ -9,7 +9,7 @@ WorkerFailed        what came is not HTTP
 
 import re
 from collections.abc import Mapping
-from typing import Final, Protocol
+from typing import Final, Protocol, runtime_checkable
 from urllib.parse import urlsplit
 
 from msgspec import Struct
@@ -67,6 +67,10 @@ class Reading(Protocol):
     def headers(self) -> Mapping[str, str]:
         """Names in lower case."""
 
+    @property
+    def complete(self) -> bool:
+        """Whether all of it has come, though some may still be to be read."""
+
     async def read(self) -> bytes:
         """What has come, as soon as something has; b"" at a clean end. Raises StreamBroken."""
 
@@ -78,6 +82,25 @@ class Reading(Protocol):
 
         Otherwise the same as ``abort``. One of the two is called for every reading.
         """
+
+
+class Connections(Struct, frozen=True):
+    """Those to all workers: how many there are, how many of these rest, and what was made."""
+
+    open: int = 0
+    resting: int = 0
+    made: int = 0
+    failed: int = 0
+    """Tries to make one that failed."""
+
+
+@runtime_checkable
+class Connected(Protocol):
+    """What an Upstream may also be: one that tells of its connections."""
+
+    @property
+    def connections(self) -> Connections:
+        """As they are now."""
 
 
 class Upstream(Protocol):

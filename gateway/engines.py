@@ -1,30 +1,15 @@
 """What the engines of local models hold and do, for Prometheus.
 
-interlingua_engine_running{backend}
-interlingua_engine_waiting{backend}
-interlingua_engine_batch{backend}
-interlingua_engine_kv_usage{backend}
-interlingua_engine_kv_blocks{backend}
-interlingua_engine_prompt_tokens_total{backend}
-interlingua_engine_completion_tokens_total{backend}
-interlingua_engine_prefix_hits_total{backend}
-interlingua_engine_preemptions_total{backend}
-interlingua_engine_steps_total{backend}
-interlingua_engine_step_seconds_total{backend}
-interlingua_engine_queue_seconds_total{backend}
-interlingua_engine_prefill_seconds_total{backend}
-interlingua_engine_decode_seconds_total{backend}
-interlingua_engine_restarts_total{backend}
-
-All but the last are the engine's own figures, a second old at most, and begin anew with it.
+All but the restarts are the engine's own figures, a second old at most, and begin anew with it.
 """
 
 from collections.abc import Callable, Iterator, Mapping
-from typing import Protocol, runtime_checkable
+from typing import Final, Protocol, runtime_checkable
 
-from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 from prometheus_client.metrics_core import Metric
 from prometheus_client.registry import Collector
+
+from gateway.told import Told
 
 _GAUGES = {
     "running": "Rows and prompts in work.",
@@ -45,6 +30,13 @@ _COUNTERS = {
     "decode_seconds": "Of all finished requests, how long their answers were made.",
     "restarts": "Starts of a new engine in the place of one that died or hung.",
 }
+_FAMILIES: Final = {
+    name: Told(
+        f"interlingua_engine_{name}", "gauge" if name in _GAUGES else "counter", help_, ("backend",)
+    )
+    for name, help_ in (_GAUGES | _COUNTERS).items()
+}
+TOLD: Final = (*_FAMILIES.values(),)
 
 
 @runtime_checkable
@@ -67,19 +59,5 @@ class Engines(Collector):
         told = {backend: engine.figures() for backend, engine in self._engines().items()}
         if not told:
             return
-        for name, text in _GAUGES.items():
-            family = GaugeMetricFamily(f"interlingua_engine_{name}", text, labels=("backend",))
-            yield _filled(family, name, told)
-        for name, text in _COUNTERS.items():
-            counted = CounterMetricFamily(f"interlingua_engine_{name}", text, labels=("backend",))
-            yield _filled(counted, name, told)
-
-
-def _filled(
-    family: GaugeMetricFamily | CounterMetricFamily,
-    name: str,
-    told: Mapping[str, Mapping[str, float]],
-) -> Metric:
-    for backend, figures in told.items():
-        family.add_metric([backend], figures[name])
-    return family
+        for name, family in _FAMILIES.items():
+            yield family.family(((backend,), its[name]) for backend, its in told.items())

@@ -5,11 +5,11 @@ arm is counted there as such, and by all else where the answer came from, as sen
 no fair sample of either.
 """
 
-from bisect import bisect_left
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Final, Generic, Protocol, TypeVar
 
+from gateway.core.errors import Blame, ClientGone, GatewayError
 from gateway.core.loss import Loss
 from gateway.telemetry import Record
 
@@ -28,9 +28,26 @@ PER_TOKEN: Final = (
 """In seconds: those of OpenTelemetry's gen_ai.server.time_per_output_token, and more."""
 DURATION: Final = (*(edge * 2**k for k in range(16) for edge in (0.01, 0.015)), 655.36)
 """In seconds: those of OpenTelemetry's gen_ai.server.request.duration, and more, to 10 minutes."""
+OVERHEAD: Final = (
+    0.0001, 0.0002, 0.0003, 0.0005, 0.00075, 0.001, 0.0015, 0.002, 0.003, 0.005, 0.01, 0.025, 0.05,
+    0.1, 0.25, 1.0,
+)  # fmt: skip
+"""In seconds."""
 LENGTH: Final = tuple(float(2**k) for k in range(19))
 """In tokens: OpenTelemetry's gen_ai.client.token.usage has every second of these."""
 
+_CUT: Final = frozenset({"cancelled", "truncated"})
+_GONE: Final = ClientGone.__name__
+"""Of who went without a word: no error is told of that."""
+
+
+def _blames(kind: type[GatewayError]) -> Iterator[tuple[str, Blame]]:
+    yield kind.__name__, kind.blame
+    for child in kind.__subclasses__():
+        yield from _blames(child)
+
+
+_BLAMES: Final = dict(_blames(GatewayError))
 _Counts = Counter[tuple[str, ...]]
 
 
@@ -46,24 +63,6 @@ class Measure(Protocol):
 
 
 MeasureT = TypeVar("MeasureT", bound=Measure)
-
-
-class Histogram:
-    """How many values lie up to each edge and above the one before it."""
-
-    __slots__ = ("counts", "edges", "total")
-
-    def __init__(self, edges: tuple[float, ...]) -> None:
-        self.edges = edges
-        self.counts = [0] * (len(edges) + 1)
-        """One for each edge, and the last for what is above all of them."""
-        self.total = 0.0
-        """The sum of the values."""
-
-    def add(self, value: float) -> None:
-        """Take a value in."""
-        self.counts[bisect_left(self.edges, value)] += 1
-        self.total += value
 
 
 class Figures(Generic[MeasureT]):
@@ -82,20 +81,27 @@ class Figures(Generic[MeasureT]):
         self.diversions = 0
         """Exchanges that were sent here and answered elsewhere; they are no part of the rest."""
         self.tokens = _Counts()
-        """By direction and source."""
+        """By direction and source; what is cached is part of the input, reasoning of the output."""
+        self.aborts = _Counts()
+        """Streams that were cut, by the side that is to blame and why."""
+        self.wasted = 0
+        """Tokens passed on of answers that did not come to their end."""
+        self.overhead = measure(OVERHEAD)
+        """From a whole request until a worker, or a place at one, was asked for."""
         self.first_token = measure(FIRST_TOKEN)
         """Of every stream in which something was said."""
         self.duration = measure(DURATION)
-        """Of answers that came to their end, as are the next two."""
+        """Of answers that came to their end, as are the next three."""
         self.per_token = measure(PER_TOKEN)
         """Of a stream: the time after its first token, by the number of tokens that it took."""
         self.completion = measure(LENGTH)
+        self.prompt = measure(LENGTH)
 
     def add(self, record: Record) -> None:
         """Count an exchange."""
         self.outcomes[record.dialect, record.backend, record.outcome] += 1
-        if record.error:
-            self.errors[record.error,] += 1
+        if record.outcome != "ok":
+            self._fail(record)
         if record.losses:
             self._lose(record.losses)
         for reason in record.finish:
@@ -103,13 +109,20 @@ class Figures(Generic[MeasureT]):
         first = record.first_token
         if first is not None:
             self.first_token.add(first)
+        if record.overhead is not None:
+            self.overhead.add(record.overhead)
         if (usage := record.usage) is None:
             return
         said = usage.completion_tokens
         self.tokens["input", usage.source] += usage.prompt_tokens
         self.tokens["output", usage.source] += said
+        if usage.cached_tokens:
+            self.tokens["cached", usage.source] += usage.cached_tokens
+        if usage.reasoning_tokens:
+            self.tokens["reasoning", usage.source] += usage.reasoning_tokens
         if record.outcome == "ok":
             self.duration.add(record.duration)
+            self.prompt.add(usage.prompt_tokens)
             if record.finish:
                 self.completion.add(said)
                 if first is not None and said > 1:
@@ -119,6 +132,14 @@ class Figures(Generic[MeasureT]):
     def sent(self) -> int:
         """Exchanges that were sent here, whoever answered."""
         return self.outcomes.total() + self.diversions
+
+    def _fail(self, record: Record) -> None:
+        error = record.error
+        if error:
+            self.errors[error,] += 1
+        if record.stream and record.outcome in _CUT:
+            self.aborts[_BLAMES.get(error, "client"), error or _GONE] += 1
+            self.wasted += record.tokens
 
     def _lose(self, losses: tuple[Loss, ...]) -> None:
         self.lossy += 1

@@ -1,19 +1,42 @@
-"""What came of reloads, counted for Prometheus.
-
-interlingua_config_reloads_total{result}
-interlingua_config_last_reload_successful
-interlingua_config_last_reload_success_timestamp_seconds
-interlingua_config_info{hash}
-"""
+"""What came of reloads, counted for Prometheus."""
 
 from collections import Counter
 from collections.abc import Callable, Iterator
+from typing import Final
 
-from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 from prometheus_client.metrics_core import Metric
 from prometheus_client.registry import Collector
 
+from gateway import told
 from gateway.reload import Told
+
+_RELOADS: Final = told.Told(
+    "interlingua_config_reloads",
+    "counter",
+    "Reloads, by how they ended.",
+    ("result",),
+    "supervisor",
+)
+_WELL: Final = told.Told(
+    "interlingua_config_last_reload_successful",
+    "gauge",
+    "Whether what was read last is served.",
+    merged="supervisor",
+)
+_AT: Final = told.Told(
+    "interlingua_config_last_reload_success_timestamp_seconds",
+    "gauge",
+    "When what is served was read.",
+    merged="supervisor",
+)
+_INFO: Final = told.Told(
+    "interlingua_config_info",
+    "gauge",
+    "The configuration that is served.",
+    ("hash",),
+    "supervisor",
+)
+TOLD: Final = (_RELOADS, _WELL, _AT, _INFO)
 
 
 class Reloads(Collector):
@@ -35,25 +58,7 @@ class Reloads(Collector):
 
     def collect(self) -> Iterator[Metric]:
         """See prometheus_client's Collector."""
-        name = "interlingua_config"
-        results = CounterMetricFamily(
-            f"{name}_reloads", "Reloads, by how they ended.", labels=("result",)
-        )
-        for result, count in self._results.items():
-            results.add_metric([result], count)
-        info = GaugeMetricFamily(
-            f"{name}_info", "The configuration that is served.", labels=("hash",)
-        )
-        info.add_metric([self._told.hash], 1)
-        yield results
-        yield GaugeMetricFamily(
-            f"{name}_last_reload_successful",
-            "Whether what was read last is served.",
-            value=float(self._told.well),
-        )
-        yield GaugeMetricFamily(
-            f"{name}_last_reload_success_timestamp_seconds",
-            "When what is served was read.",
-            value=self._at,
-        )
-        yield info
+        yield _RELOADS.family(((result,), count) for result, count in self._results.items())
+        yield _WELL.family([((), float(self._told.well))])
+        yield _AT.family([((), self._at)])
+        yield _INFO.family([((self._told.hash,), 1)])

@@ -1,28 +1,26 @@
-"""What came of shadows, counted for Prometheus by the target that they were sent to.
-
-interlingua_shadow_requests_total{model,version,outcome}
-interlingua_shadow_errors_total{model,version,error}
-interlingua_shadow_compared_total{model,version}
-interlingua_shadow_equal_total{model,version}
-"""
+"""What came of shadows, counted for Prometheus by the target that they were sent to."""
 
 from collections import Counter
 from collections.abc import Iterator
 from typing import Final
 
-from prometheus_client.core import CounterMetricFamily
 from prometheus_client.metrics_core import Metric
 from prometheus_client.registry import Collector
 
 from gateway.noting import Shadowed
+from gateway.told import Told
 
 _ARM: Final = ("model", "version")
 _FAMILIES: Final = {
-    "requests": ("Shadows, by how they ended.", (*_ARM, "outcome")),
-    "errors": ("Shadows that failed, by the class of the error.", (*_ARM, "error")),
-    "compared": ("Answers that had to be the same as their shadows'.", _ARM),
-    "equal": ("Those that were.", _ARM),
+    name: Told(f"interlingua_shadow_{name}", "counter", help_, labels)
+    for name, help_, labels in (
+        ("requests", "Shadows, by how they ended.", (*_ARM, "outcome")),
+        ("errors", "Shadows that failed, by the class of the error.", (*_ARM, "error")),
+        ("compared", "Answers that had to be the same as their shadows'.", _ARM),
+        ("equal", "Those that were.", _ARM),
+    )
 }
+TOLD: Final = (*_FAMILIES.values(),)
 _OTHER: Final = "_other"
 """Stands for whatever comes when a table is full: a model ``*`` takes any name."""
 _MOST: Final = 1000
@@ -49,11 +47,8 @@ class ShadowCounts(Collector):
 
     def collect(self) -> Iterator[Metric]:
         """See prometheus_client's Collector."""
-        for name, (told, labels) in _FAMILIES.items():
-            family = CounterMetricFamily(f"interlingua_shadow_{name}", told, labels=labels)
-            for key, count in self._counted[name].items():
-                family.add_metric(key, count)
-            yield family
+        for name, told in _FAMILIES.items():
+            yield told.family(self._counted[name].items())
 
     def _add(self, name: str, key: tuple[str, ...]) -> None:
         counted = self._counted[name]

@@ -9,7 +9,8 @@ from typing import Final
 from backends.http.connection import Answer, Connection
 from backends.http.dialling import dial
 from backends.http.origin import Origin, head, origin
-from gateway.core.errors import InternalError, StreamBroken
+from backends.upstream import Connections
+from gateway.core.errors import InternalError, StreamBroken, WorkerUnreachable
 from gateway.core.ports import WireRequest
 
 _PATH: Final = re.compile(r"/[!-\"$-~]*")
@@ -33,6 +34,7 @@ class HttpUpstream:
         self._tls: ssl.SSLContext | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
         self._homes: dict[Origin, _Home] = {}
+        self._made = self._failed = 0
         self._sweeper: asyncio.TimerHandle | None = None
 
     async def start(self) -> None:
@@ -54,10 +56,23 @@ class HttpUpstream:
             if answer is not None:
                 return answer
         tls = self._context() if target.tls else None
-        answer = await _asked(await home.dial(tls, connect_timeout), data, new=True)
+        try:
+            made = await home.dial(tls, connect_timeout)
+        except WorkerUnreachable:
+            self._failed += 1
+            raise
+        self._made += 1
+        answer = await _asked(made, data, new=True)
         if answer is None:
             raise StreamBroken("the worker closed the connection before its answer")
         return answer
+
+    @property
+    def connections(self) -> Connections:
+        """See Connected."""
+        counts = [home.counts for home in self._homes.values()]
+        every, resting = (sum(each) for each in zip(*counts, strict=True)) if counts else (0, 0)
+        return Connections(every, resting, self._made, self._failed)
 
     async def aclose(self) -> None:
         """See Upstream. Those in use are cut."""
@@ -109,6 +124,11 @@ class _Home:
     def busy(self) -> bool:
         """Whether it has connections, or is making some."""
         return bool(self._every or self._dialling)
+
+    @property
+    def counts(self) -> tuple[int, int]:
+        """How many connections there are, and how many of them rest."""
+        return len(self._every), len(self._resting)
 
     def pop(self, before: float) -> Connection | None:
         """The connection used last, unless that was ``before`` (by the loop's clock)."""

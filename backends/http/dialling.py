@@ -3,7 +3,8 @@
 import asyncio
 import socket
 import ssl
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from ipaddress import IPv6Address, ip_address
 from typing import Final
 
 from aiohappyeyeballs import AddrInfoType, start_connection
@@ -30,11 +31,31 @@ async def dial(
         async with asyncio.timeout(seconds):
             found = await loop.getaddrinfo(target.host, target.port, type=socket.SOCK_STREAM)
             made = await start_connection(
-                found, happy_eyeballs_delay=_STAGGER, loop=loop, socket_factory=_socket
+                _possible(found), happy_eyeballs_delay=_STAGGER, loop=loop, socket_factory=_socket
             )
             return await _over(made, target, tls, make)
     except (OSError, UnicodeError) as error:  # a time that is over is an OSError, too
         raise WorkerUnreachable("the worker can't be reached") from error
+
+
+def _possible(found: Sequence[AddrInfoType]) -> Sequence[AddrInfoType]:
+    """Those that a worker may have. Raises OSError where there is none.
+
+    None is on the link, where clouds tell machines their secrets, whatever a name leads to today.
+    """
+    left = [one for one in found if not _is_no_workers(str(one[4][0]))]
+    if not left:
+        raise OSError(
+            "it leads to an address that is no worker's (link-local, multicast or unspecified)"
+        )
+    return left
+
+
+def _is_no_workers(address: str) -> bool:
+    found = ip_address(address)
+    if isinstance(found, IPv6Address):
+        found = found.ipv4_mapped or found
+    return found.is_link_local or found.is_multicast or found.is_unspecified
 
 
 async def _over(

@@ -5,15 +5,23 @@ from contextlib import suppress
 from http import HTTPStatus
 from typing import Final
 
-from msgspec import Struct
+from msgspec import Struct, field
 
 from backends.pool.errand import keyed
-from backends.pool.member import Member
+from backends.pool.member import Member, kind
+from backends.pool.tally import Tally
 from backends.pool.watch import Watch
 from backends.upstream import Reading, Upstream
 from gateway.core.context import Clock, Deadline, Timeouts
-from gateway.core.errors import DeadlineExceeded, GatewayError, StreamBroken, WorkerFailed
-from gateway.core.ports import Decoder, Passage, Pieces, WireRequest
+from gateway.core.errors import (
+    ClientError,
+    DeadlineExceeded,
+    GatewayError,
+    RateLimited,
+    StreamBroken,
+    WorkerFailed,
+)
+from gateway.core.ports import Decoder, Passage, WireRequest
 from gateway.core.types import (
     Done,
     EmbedRequest,
@@ -39,6 +47,7 @@ _SILENT_BYTES: Final = 16 << 20
 """How much of a stream may come before it says anything: that much is kept back."""
 _LAST_SECONDS: Final = 1.0
 """How long the rest of a body may take when the answer, or its failure, is known already."""
+_OK: Final = 200
 _SILENT: Final = (Start, Served, Timing, Usage)
 """Events that tell nothing of an answer's content."""
 
@@ -62,12 +71,15 @@ class Means(Struct, frozen=True):
     upstream: Upstream
     timeouts: Timeouts
     clock: Clock
+    tally: Tally = field(default_factory=Tally)
 
 
 class Attempt:
     """One request at one worker, which is told to that worker's health.
 
-    ``accepted``: the worker began an answer that looked good.
+    ``begin``, then ``more`` until it is ``over``, then ``end``; and ``close`` whatever happened,
+    which closes the worker's connection at once where the answer is not over. ``accepted``: the
+    worker began an answer that looked good.
     """
 
     def __init__(self, member: Member, work: Work, means: Means) -> None:
@@ -76,75 +88,103 @@ class Attempt:
         self._means = means
         self._began = means.clock()
         self._passage = work.passage()
-        self._held: list[Piece] | None = []
-        """What came before there was anything to pass on; then None."""
+        timeouts = means.timeouts
+        # The first token of an answer in one piece is its last: only the deadline bounds it.
+        first = timeouts.first_token if work.request.stream else None
+        self._watch = Watch(work.deadline, means.clock, first=first, idle=timeouts.idle)
+        self._reading: Reading | None = None
         self._size = 0
         self._pushed_back = False
         self._sent = False
-        self._over = False
+        self.over = False
+        """All is told: the last event was Done, or an error."""
         self.accepted = False
 
     @property
     def abandoned(self) -> bool:
         """Whether the worker may still be at work, on what nobody waits for any more."""
-        return self._sent and not self._over
+        return self._sent and not self.over
 
-    async def pieces(self) -> Pieces:
-        """The answer, whose last event is Done.
+    async def begin(self) -> Sequence[Piece]:
+        """Ask, and wait for the first pieces of an answer.
 
-        A stream comes from its first content on; an answer in one piece when the whole of it is
+        A stream begins with its first content, an answer in one piece when the whole of it is
         there. Until then another worker can make up for it. Raises DeadlineExceeded, WorkerError,
-        and what the dialect reads in a worker's error. Whatever ends this early closes the
-        worker's connection at once.
+        and what the dialect reads in a worker's error.
         """
-        work, timeouts = self._work, self._means.timeouts
-        # The first token of an answer in one piece is its last: only the deadline bounds it.
-        first = timeouts.first_token if work.request.stream else None
-        watch = Watch(work.deadline, self._means.clock, first=first, idle=timeouts.idle)
+        watch, held = self._watch, list[Piece]()
         self._member.waiting.add(watch.give_up)
         try:
-            reading = await self._open(watch)
-            try:
-                await self._accept(reading, watch)
-                while not self._over:
-                    for piece in self._read(await watch.read(reading), watch):
-                        yield piece
-                await _see_the_end(reading, watch)
-            except GatewayError:
-                if self.accepted:  # what else comes there must not be taken for another answer
-                    reading.abort()
-                raise
-            finally:
-                watch.stop()
-                reading.release()
+            reading = self._reading = await self._open()
+            await self._accept(reading)
+            while not self._begins(held):
+                data = await watch.read(reading)
+                self._weigh(len(data))
+                piece = self._read(data)
+                if piece[0] or piece[1]:
+                    held.append(piece)
         except GatewayError as error:
             self._failed(error)
             raise
-        finally:
-            self._member.waiting.discard(watch.give_up)
+        watch.begun()
+        self._member.waiting.discard(watch.give_up)
+        self._timed()
+        return held
 
-    async def _open(self, watch: Watch) -> Reading:
+    async def more(self) -> Piece:
+        """The next piece; its last event is Done if it is the last. Raises as ``begin`` does."""
+        assert self._reading is not None  # noqa: S101 - it has begun
+        try:
+            while True:
+                piece = self._read(await self._watch.read(self._reading))
+                if piece[0] or piece[1]:
+                    return piece
+        except GatewayError as error:
+            self._failed(error)
+            raise
+
+    async def end(self) -> None:
+        """Wait a little for the body's end, for the connection's sake: the answer has been told."""
+        reading, watch = self._reading, self._watch
+        watch.hurry(_LAST_SECONDS)
+        if self._work.request.stream and watch.longest:
+            self._means.tally.paused.add(watch.longest)
+        if reading is None or reading.complete:
+            return
+        with suppress(GatewayError):
+            while await watch.read(reading):
+                pass
+
+    def close(self) -> None:
+        """Nobody waits any more."""
+        self._means.tally.took.add(self._means.clock() - self._began)
+        self._member.waiting.discard(self._watch.give_up)
+        self._watch.stop()
+        if self._reading is not None:
+            self._reading.release()
+
+    async def _open(self) -> Reading:
         member, means = self._member, self._means
         wire = keyed(self._work.wire, member.worker)
         self._sent = True
-        reading = await watch.open(
+        reading = await self._watch.open(
             means.upstream.open(member.worker.url, wire, means.timeouts.connect)
         )
         member.reached()
         return reading
 
-    async def _accept(self, reading: Reading, watch: Watch) -> None:
+    async def _accept(self, reading: Reading) -> None:
         """Look at an answer's head. Raises what it means that it is not a good one."""
-        if reading.status != HTTPStatus.OK:
-            raise await self._refusal(reading, watch)
+        if reading.status != _OK:
+            raise await self._refusal(reading)
         self.accepted = True
         encoding = reading.headers.get("content-encoding", "identity")
         if encoding.lower() != "identity":
             raise WorkerFailed("the worker sent an encoded body, which was not asked for")
 
-    async def _refusal(self, reading: Reading, watch: Watch) -> GatewayError:
+    async def _refusal(self, reading: Reading) -> GatewayError:
         """What an answer of another status than 200 means."""
-        status, headers = reading.status, reading.headers
+        status, headers, watch = reading.status, reading.headers, self._watch
         if status < HTTPStatus.BAD_REQUEST:
             return WorkerFailed(f"the worker answered {status}", status=status)
         watch.hurry(_LAST_SECONDS)
@@ -156,43 +196,35 @@ class Attempt:
         self._pushed_back = "retry-after" in headers or b"overloaded" in told.lower()
         return self._work.read_error(status, headers, told)
 
-    def _read(self, data: bytes, watch: Watch) -> Sequence[Piece]:
+    def _read(self, data: bytes) -> Piece:
         """What the next bytes mean, of which there are none at the body's end."""
         if data:
-            self._weigh(len(data), watch)
-            raw, events = self._passage.feed(data)
+            piece = self._passage.feed(data)
         else:
             raw, events = self._passage.close()
-            if not events or not isinstance(events[-1], Done):
+            if not events or type(events[-1]) is not Done:
                 events = [*events, Done()]
-        if events and isinstance(events[-1], Done):
-            self._over = True
+            piece = raw, events
+        if piece[1] and type(piece[1][-1]) is Done:
+            self.over = True
             self._member.succeeded()
-        if not raw and not events:
-            return ()
-        if self._held is None:
-            return ((raw, events),)
-        self._held.append((raw, events))
-        if not self._over and not (self._work.request.stream and any(map(_says, events))):
-            return ()
-        self._begun_at(watch)
-        self._timed()
-        held, self._held = self._held, None
-        return held
+        return piece
 
-    def _begun_at(self, watch: Watch) -> None:
-        """The worker is heard."""
-        watch.begun()
-        self._member.waiting.discard(watch.give_up)
+    def _begins(self, held: Sequence[Piece]) -> bool:
+        """Whether what came may be passed on."""
+        if self.over:
+            return True
+        return bool(held) and self._work.request.stream and any(map(_says, held[-1][1]))
 
-    def _weigh(self, size: int, watch: Watch) -> None:
+    def _weigh(self, size: int) -> None:
         """Bound what is kept of an answer before any of it is passed on."""
         self._size += size
         if not self._work.request.stream:
-            watch.begun()
+            if size:
+                self._watch.begun()
             if self._size > _WHOLE_BYTES:
                 raise WorkerFailed(f"the worker's answer is larger than {_WHOLE_BYTES} bytes")
-        elif self._held is not None and self._size > _SILENT_BYTES:
+        elif self._size > _SILENT_BYTES:
             raise WorkerFailed(f"the worker sent {_SILENT_BYTES} bytes and said nothing")
 
     def _timed(self) -> None:
@@ -206,11 +238,15 @@ class Attempt:
             self._member.smoothed.add(now, now - self._began)
 
     def _failed(self, error: GatewayError) -> None:
+        if self.accepted and self._reading is not None:
+            self._reading.abort()  # what else comes there must not be taken for another answer
         if isinstance(error, DeadlineExceeded):
             if error.which == "first_token":
                 self._timed()
         elif not self.accepted or isinstance(error, StreamBroken):
-            self._over = True
+            self.over = True
+        if not isinstance(error, ClientError) or isinstance(error, RateLimited):
+            self._means.tally.failures[kind(error)] += 1
         if not self._work.aside:
             self._member.failed(error, pushed_back=self._pushed_back)
 
@@ -235,11 +271,3 @@ def _says(event: Event) -> bool:
     if isinstance(event, Text):
         return bool(event.text or event.token_ids or event.logprobs)
     return not isinstance(event, _SILENT)
-
-
-async def _see_the_end(reading: Reading, watch: Watch) -> None:
-    """Wait a little for the body's end, for the connection's sake: the answer has been told."""
-    watch.hurry(_LAST_SECONDS)
-    with suppress(GatewayError):
-        while await watch.read(reading):
-            pass

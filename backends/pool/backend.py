@@ -1,5 +1,6 @@
 """One request: a worker, its answer as events, and another worker where the first never began."""
 
+import asyncio
 import itertools
 import re
 from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
@@ -10,7 +11,7 @@ import msgspec
 from msgspec.structs import replace
 
 from backends.http import HttpUpstream
-from backends.pool.attempt import Attempt, Means, Translated, Work
+from backends.pool.attempt import Attempt, Means, Piece, Translated, Work
 from backends.pool.budget import Budget
 from backends.pool.discovery import Discovery, Dns, File, Source
 from backends.pool.discovery.file import Read
@@ -23,7 +24,8 @@ from backends.pool.roster import LAST_PRIORITY, USUAL_PRIORITY, Limits, Roster, 
 from backends.pool.settings import PoolSettings, SourceSettings
 from backends.pool.showing import UNSEEN, Shown
 from backends.pool.stopping import Stopping
-from backends.upstream import Upstream, Worker
+from backends.pool.tally import Tally
+from backends.upstream import Connected, Connections, Upstream, Worker
 from gateway.core.context import Clock, Context, Deadline
 from gateway.core.errors import GatewayError
 from gateway.core.loss import Loss
@@ -40,11 +42,13 @@ from gateway.core.ports import (
     WorkerDialect,
 )
 from gateway.core.types import Event, Request
-from gateway.core.watching import Watch
+from gateway.core.watching import Trace, Watch
 
 _PASSED_ON: Final = ("content-type", "accept", "req-id")
 """The headers of a dialect's own that a worker sees."""
 _PLAIN: Final = re.compile(r"[!-~]{1,256}")
+_STATE: Final = re.compile(r"[ -~]{1,512}")
+_OF_A_TRACE: Final = ("traceparent", "tracestate")
 _SESSION_LABELS: Final = ("prompt_cache_key", "user", "safety_identifier")
 
 
@@ -75,9 +79,11 @@ class PoolBackend:
         self._settings = told
         self._clock = clock
         self._upstream = upstream or HttpUpstream()
-        self._means = Means(self._upstream, told.timeouts, clock)
+        self.tally = Tally()
+        """What is counted of it."""
+        self._means = Means(self._upstream, told.timeouts, clock, self.tally)
         limits = Limits(told.max_concurrency, told.queue, told.health)
-        self._roster = Roster(workers, make_policy(told.policy, draw), limits, clock)
+        self._roster = Roster(workers, make_policy(told.policy, draw), limits, clock, self.tally)
         self._budget = Budget(told.retries.budget)
         self._learner: Learner | None = None
         if isinstance(dialect, Learning):
@@ -124,6 +130,22 @@ class PoolBackend:
     def snapshot(self) -> Sequence[WorkerReport]:
         """How each worker is now."""
         return self._roster.report()
+
+    @property
+    def queued(self) -> Sequence[str]:
+        """See ``Roster.queued``."""
+        return self._roster.queued
+
+    @property
+    def panics(self) -> bool:
+        """See ``Roster.panics``."""
+        return self._roster.panics
+
+    @property
+    def connections(self) -> Connections:
+        """Those to its workers."""
+        upstream = self._upstream
+        return upstream.connections if isinstance(upstream, Connected) else Connections()
 
     def add(self, worker: Worker) -> bool:
         """See ``Discovery.add``."""
@@ -180,7 +202,10 @@ class PoolBackend:
         if self._cancelling is not None:
             own = f"{context.id}-{self._salt}{next(self._numbers):x}"
             request = replace(request, client_id=own)
-        wire = _allowed(dialect.encode(request), context)
+        if context.large:
+            wire = _allowed(await asyncio.to_thread(dialect.encode, request), context)
+        else:
+            wire = _allowed(dialect.encode(request), context)
         work = Work(
             request,
             wire,
@@ -210,40 +235,62 @@ class PoolBackend:
 
     async def _pieces(self, work: Work, context: Context) -> Pieces:
         """The answer to ``work``, of the first worker that gives one."""
-        retry = Retry(self._settings.retries, self._budget)
+        retry = Retry(self._settings.retries, self._budget, tally=self.tally)
         wish = self._wish(work.request, context, retry.tried)
         show = UNSEEN if context.watch is None else self._shown(context.watch, work, wish)
         show.before()
-        self._budget.asked(self._clock())
+        self._asked(context)
         while True:
             place = await self._roster.take(wish, work.deadline)
             show.asked(place.member)
-            attempt = Attempt(place.member, work, self._means)
-            said = False
+            asks = work if context.trace is None else _traced(work, context.trace, place.member)
+            attempt = Attempt(place.member, asks, self._means)
+            begun: Sequence[Piece] = ()
             try:
-                async with aclosing(attempt.pieces()) as pieces:
-                    async for piece in pieces:
-                        said = True
-                        yield piece
+                begun = await attempt.begin()
+                for piece in begun:
+                    yield piece
+                while not attempt.over:
+                    yield await attempt.more()
+                await attempt.end()
             except GatewayError as error:
-                if said:
+                if context.trace is not None:
+                    context.trace.ends(error)
+                if begun:
                     raise
                 show.failed(place.member, error)
                 retry.failed(place.member.key, error)
-                left = bool(self._roster.choices(wish))
-                now = self._clock()
-                if work.aside or not left or not retry.may(error, now, accepted=attempt.accepted):
-                    last = retry.last(error, left=left)
-                    if last is error:
-                        raise
+                last = self._last(retry, wish, error, accepted=attempt.accepted)
+                if last is error:
+                    raise
+                if last is not None:
                     raise last from error
                 show.before()
             else:
                 return
             finally:
+                attempt.close()
                 self._roster.give_back(place)
+                if context.trace is not None:
+                    context.trace.ends(None)
                 if attempt.abandoned:
+                    self.tally.abandoned += 1
                     self._stop(place.member, work.request)
+
+    def _asked(self, context: Context) -> None:
+        now = self._clock()
+        self._budget.asked(now)
+        if context.asked is None:
+            context.asked = now
+
+    def _last(
+        self, retry: Retry, wish: Wish, error: GatewayError, *, accepted: bool
+    ) -> GatewayError | None:
+        """What the client hears after ``error``; None where another worker is asked."""
+        left = bool(self._roster.choices(wish))
+        if left and wish.give_way is None and retry.may(error, self._clock(), accepted=accepted):
+            return None
+        return retry.last(error, left=left)
 
     def _shown(self, watch: Watch, work: Work, wish: Wish) -> Shown:
         return Shown(watch, self._settings, self._roster, wish, work)
@@ -259,9 +306,9 @@ class PoolBackend:
             case _:
                 ask = Ask()
         if context.give_way is not None:
-            return Wish(tried, ask, LAST_PRIORITY, context.give_way)
+            return Wish(tried, ask, LAST_PRIORITY, context.give_way, context.id)
         priority = USUAL_PRIORITY if request.priority is None else request.priority
-        return Wish(tried, ask, priority)
+        return Wish(tried, ask, priority, None, context.id)
 
     def _lost(self, member: Member) -> None:
         """Who still waits to hear from a worker that is out asks another, if there is one."""
@@ -280,9 +327,19 @@ def _is_dry(context: Context) -> bool:
 def _allowed(wire: WireRequest, context: Context) -> WireRequest:
     """``wire`` with no header that a worker need not see."""
     headers = [one for one in wire.headers if one[0].lower() in _PASSED_ON]
-    traces = (("x-request-id", context.id), ("traceparent", context.traceparent))
-    headers += [(name, value) for name, value in traces if value and _PLAIN.fullmatch(value)]
+    given = (("x-request-id", context.id), ("traceparent", context.traceparent))
+    headers += [(name, value) for name, value in given if value and _PLAIN.fullmatch(value)]
+    if context.tracestate and _STATE.fullmatch(context.tracestate):
+        headers.append(("tracestate", context.tracestate))
     return WireRequest(wire.path, wire.body, tuple(headers), wire.method)
+
+
+def _traced(work: Work, trace: Trace, member: Member) -> Work:
+    """``work`` for one worker, which is told of the trace."""
+    wire = work.wire
+    own = [one for one in wire.headers if one[0] not in _OF_A_TRACE]
+    headers = (*own, *trace.asks(member.name))
+    return replace(work, wire=WireRequest(wire.path, wire.body, headers, wire.method))
 
 
 def _source(told: SourceSettings, readers: Mapping[str, Read]) -> Source:

@@ -133,7 +133,7 @@ class Member(Struct, eq=False):
             case _:
                 return
         if not isinstance(error, ClientError) or isinstance(error, RateLimited):
-            self.error = _kind(error)
+            self.error = kind(error)
         self._look(error.__cause__ or error)
 
     def probed(self, *, ok: bool) -> None:
@@ -177,7 +177,8 @@ class Member(Struct, eq=False):
         self.was = state
 
 
-def _kind(error: GatewayError) -> str:
+def kind(error: GatewayError) -> str:
+    """What a worker failed with, in a word: see ``WorkerReport.error``."""
     match error:
         case WorkerUnreachable():
             return "connect"

@@ -16,6 +16,7 @@ from typing import Final, Literal, get_args
 from msgspec import Struct, field
 
 from backends.pool.budget import Budget
+from backends.pool.tally import Tally
 from gateway.core.errors import (
     DeadlineExceeded,
     GatewayError,
@@ -81,20 +82,26 @@ class Retry(Struct):
     """How many workers took the request and were lost, or fell silent."""
     wait: float | None = None
     """The shortest time after which a worker said that it could be asked again."""
+    tally: Tally = field(default_factory=Tally)
 
     def may(self, error: GatewayError, now: float, *, accepted: bool) -> bool:
         """Whether another worker may be asked after ``error``; nothing was passed on so far."""
         reason = reason_of(error, accepted=accepted)
-        if reason not in self.settings.on:
+        if reason is None or reason not in self.settings.on:
             return False
-        if reason == "connect":
-            return True
-        counts = reason != "429"
+        if reason != "connect" and not self._affords(error, now, counts=reason != "429"):
+            return False
+        self.tally.retries[reason] += 1
+        return True
+
+    def _affords(self, error: GatewayError, now: float, *, counts: bool) -> bool:
+        """Whether one more may be asked that had work with it, or has: then it is noted."""
         if isinstance(error, StreamBroken | DeadlineExceeded):
             self.killed += 1
         if self.killed >= _MOST_KILLED or (counts and self.again >= self.settings.max):
             return False
         if not self.budget.may_retry(now):
+            self.tally.exhausted += 1
             return False
         self.budget.retried(now)
         self.again += counts

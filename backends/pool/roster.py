@@ -11,6 +11,7 @@ from msgspec import Struct
 from backends.pool.health import Health, HealthSettings, eligible
 from backends.pool.member import Member, WorkerReport
 from backends.pool.policy import Ask, Policy, Scores
+from backends.pool.tally import Tally
 from backends.upstream import Queue, Worker
 from gateway.core.context import Clock, Deadline
 from gateway.core.errors import DeadlineExceeded, GatewayError, Overloaded
@@ -45,6 +46,8 @@ class Wish(Struct, frozen=True):
     ask: Ask = Ask()
     priority: int = USUAL_PRIORITY
     give_way: Callable[[], None] | None = None
+    id: str = ""
+    """The exchange's."""
 
 
 class Place(Struct, eq=False):
@@ -71,8 +74,14 @@ class Roster:
     """
 
     def __init__(
-        self, workers: Sequence[Worker], policy: Policy, limits: Limits, clock: Clock
+        self,
+        workers: Sequence[Worker],
+        policy: Policy,
+        limits: Limits,
+        clock: Clock,
+        tally: Tally | None = None,
     ) -> None:
+        self._tally = tally or Tally()
         self._policy = policy
         self._limits = limits
         self._clock = clock
@@ -105,6 +114,17 @@ class Roster:
     def waiting(self) -> int:
         """How many wait for a place."""
         return len(self._waiters)
+
+    @property
+    def queued(self) -> Sequence[str]:
+        """The ids of the exchanges that wait for one."""
+        return [one.wish.id for one in self._waiters]
+
+    @property
+    def panics(self) -> bool:
+        """Whether health is ignored, since too few workers are well."""
+        now = self._clock()
+        return any(not one.health.ready(now) for one in self.choices(Wish(set())))
 
     def replace(self, workers: Sequence[Worker]) -> None:
         """These are the workers from now on.
@@ -160,18 +180,24 @@ class Roster:
         if place is not None:
             return place
         if not self._members:
+            self._tally.shed["no_worker"] += 1
             raise Overloaded("no worker is available")
         waiter = self._enqueue(wish)
+        since = self._clock()
         try:
             async with asyncio.timeout(deadline.remaining(self._limits.queue.wait)):
-                return await waiter.place
+                place = await waiter.place
         except BaseException as e:
             self._leave(waiter)
             if isinstance(e, TimeoutError):
+                self._tally.shed["queue_wait"] += 1
                 late = DeadlineExceeded("no worker came free in time", which="queue")
                 late.retry_after = self._estimate()
                 raise late from None
             raise
+        finally:
+            self._tally.waited.add(self._clock() - since)
+        return place
 
     def give_back(self, place: Place) -> None:
         """The place is free again."""
@@ -280,6 +306,7 @@ class Roster:
         self._look_later()
 
     def _full(self) -> GatewayError:
+        self._tally.shed["queue_full"] += 1
         text = "every worker is busy, and too many requests wait already"
         return Overloaded(text, retry_after=self._estimate())
 

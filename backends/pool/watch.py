@@ -26,30 +26,41 @@ class Watch:
         self._idle = idle
         self._first = math.inf if first is None else clock() + first
         self._begun = False
+        self._last = math.inf
+        """When the last read after the first events began, by the clock."""
+        self.longest = 0.0
+        """Seconds from one read to the next, or to ``hurry``, at most; since the first events."""
         self._due = math.inf
         self._looks = math.inf
         """When the timer fires, by the clock."""
         self._timer: asyncio.TimerHandle | None = None
-        self._cut: Callable[[], None] = _nothing
+        self._cut: Callable[[], object] = _nothing
         self._which = ""
         self._ran_out = False
-        self._opening: asyncio.Timeout | None = None
 
     async def open(self, opening: Coroutine[Any, Any, Reading]) -> Reading:
         """The answer whose head ``opening`` waits for. Raises DeadlineExceeded."""
+        task = asyncio.current_task()
+        assert task is not None  # noqa: S101 - a coroutine runs in one
+        cancelled = task.cancelling()
+        self._cut = task.cancel
         try:
-            async with asyncio.timeout(self._left()) as self._opening:
-                reading = await opening
-        except TimeoutError:
-            raise self._exceeded() from None
+            self._set()
+            reading = await opening
+        except asyncio.CancelledError:
+            if self._ran_out and task.uncancel() <= cancelled:  # nobody else wants it to end
+                raise self._exceeded() from None
+            raise
         finally:
-            self._opening = None
+            self._cut, self._due = _nothing, math.inf
             opening.close()
         self._cut = reading.abort
         return reading
 
     async def read(self, reading: Reading) -> bytes:
         """The next bytes, b"" at the end. Raises DeadlineExceeded or StreamBroken."""
+        if reading.complete:
+            return await reading.read()  # it does not wait
         self._set()
         try:
             return await reading.read()
@@ -67,35 +78,32 @@ class Watch:
     def give_up(self) -> None:
         """Wait for its first events no longer, whatever time they had."""
         self._which = "first_token"
-        if self._opening is not None:
-            self._opening.reschedule(asyncio.get_running_loop().time())
-        else:
-            self._ran_out = True
-            self._cut()
+        self._ran_out = True
+        self._cut()
 
     def hurry(self, seconds: float) -> None:
         """Whatever is still to be read must come within ``seconds``."""
+        now = self._clock()
+        if self._begun:
+            self.longest = max(self.longest, now - self._last)
         self._begun = False
-        self._first = self._clock() + seconds
+        self._first = now + seconds
 
     def stop(self) -> None:
         """The answer is over."""
         if self._timer is not None:
             self._timer.cancel()
 
-    def _left(self) -> float:
-        if self._begun:
-            limit, which = self._idle, "idle"
-        else:
-            limit, which = max(self._first - self._clock(), 0.0), "first_token"
-        left = self._deadline.remaining(limit)
-        self._which = which if left == limit else "total"
-        return left
-
     def _set(self) -> None:
         """Have it cut off when the next bytes are late. Raises DeadlineExceeded."""
         now = self._clock()
-        own = now + self._idle if self._begun else max(self._first, now)
+        if self._begun:
+            own = now + self._idle
+            if now - self._last > self.longest:  # noqa: PLR1730 - it would be a call for each read
+                self.longest = now - self._last
+            self._last = now
+        else:
+            own = max(self._first, now)
         self._due = due = min(own, self._deadline.at)
         self._which = "total" if due < own else "idle" if self._begun else "first_token"
         if due <= now and due < own:

@@ -34,6 +34,7 @@ def docs(folder: Path, *, only_check: bool) -> None:
 def made() -> Mapping[str, str]:
     """Every page by its file's name, of all that the registries hold."""
     from gateway.config.dialects import Dialects  # noqa: PLC0415 - no other verb needs these
+    from gateway.measured import PARTS  # noqa: PLC0415
     from gateway.reference import Spoken, pages  # noqa: PLC0415
     from protocols import DIALECTS  # noqa: PLC0415
 
@@ -48,7 +49,7 @@ def made() -> Mapping[str, str]:
         for profile, dialect in one.profiles.items()
     }
     spoken = [one for one in every if known.speaks_to_clients(one.name)]
-    return pages(spoken, {**workers, **_local()})
+    return pages(spoken, {**workers, **_local()}, PARTS)
 
 
 def _local() -> Mapping[str, "Carrier"]:

@@ -8,7 +8,7 @@ from typing import Protocol
 
 from msgspec import Struct
 
-from gateway.figures import Histogram
+from gateway.core.histogram import Histogram
 
 
 class Mean(Struct, frozen=True):

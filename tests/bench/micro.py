@@ -16,9 +16,10 @@ import msgspec
 from gateway.auth import Keyring, Principal
 from gateway.core import sse
 from gateway.core.context import Context, Deadline
+from gateway.core.histogram import Histogram
 from gateway.core.ports import About, Call
 from gateway.core.types import GenerateRequest, Usage
-from gateway.figures import Figures, Histogram
+from gateway.figures import Figures
 from gateway.front.heads import head
 from gateway.metrics import Metrics
 from gateway.telemetry import Record, silent

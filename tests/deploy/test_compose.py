@@ -12,6 +12,7 @@ import pytest
 from gateway.config import Pool, load
 from tests.deploy.processes import PLACE, Gateway, Stage, ask, new_key, ready, said_back, until
 from tests.deploy.tools import DEPLOY, good, read, run, tool
+from tests.redis_server import RedisServer
 
 COMPOSE = DEPLOY / "compose"
 FILE = COMPOSE / "compose.yaml"
@@ -41,8 +42,8 @@ def test_a_key_that_compose_has_not_is_found(tmp_path: Path) -> None:
 
 def test_everything_mounted_is_there() -> None:
     mounts = [one for service in SERVICES.values() for one in service.get("volumes", ())]
-    folders = [one.partition(":")[0] for one in mounts if one.startswith("./")]
-    assert len(folders) == 5
+    folders = [one.partition(":")[0] for one in mounts if one.startswith(".")]
+    assert len(folders) == 8
     assert [one for one in folders if not any((COMPOSE / one).iterdir())] == []
 
 
@@ -64,6 +65,9 @@ def test_who_is_asked_is_there_and_listens() -> None:
     scraped = read(COMPOSE / "prometheus" / "prometheus.yml")["scrape_configs"][0]
     [target] = scraped["static_configs"][0]["targets"]
     assert target == f"gateway:{asked.admin.address.rpartition(':')[2]}"
+    assert asked.state is not None
+    assert asked.state.redis.reveal() == "redis://redis:6379/0"
+    assert set(SERVICES["redis"]["networks"]) <= set(SERVICES["gateway"]["networks"])
     [published] = SERVICES["gateway"]["ports"]
     assert published.endswith(":" + asked.listeners[0].address.rpartition(":")[2])
     [source] = read(COMPOSE / "grafana" / "datasources" / "prometheus.yaml")["datasources"]
@@ -75,7 +79,7 @@ def test_it_stops_after_it_has_drained() -> None:
         file = next(mounted(name).iterdir())
         config = load(file.read_text("utf-8"), file.name, env=DIGESTS, insecure=True)
         grace = float(SERVICES[name]["stop_grace_period"].removesuffix("s"))
-        assert grace >= config.limits.drain + 5
+        assert grace >= config.limits.lame_duck + config.limits.drain + 5
 
 
 def test_without_a_key_it_does_not_start() -> None:
@@ -86,7 +90,9 @@ def test_without_a_key_it_does_not_start() -> None:
     assert passed == {"INTERLINGUA_KEY_SHA256", "INTERLINGUA_ADMIN_SHA256"}
 
 
-def served(stage: Stage, key: str, admin: str) -> tuple[Gateway, list[Gateway]]:
+def served(
+    stage: Stage, key: str, admin: str, redis: str = "redis://127.0.0.1:9"
+) -> tuple[Gateway, list[Gateway]]:
     """The gateway of compose.yaml and its workers, on free ports."""
     workers = [
         stage.start(SERVICES[name]["command"], mounted(name)) for name in ("worker-1", "worker-2")
@@ -98,6 +104,7 @@ def served(stage: Stage, key: str, admin: str) -> tuple[Gateway, list[Gateway]]:
         INTERLINGUA_ADMIN_SHA256=admin,
         WORKER_1=workers[0].url,
         WORKER_2=workers[1].url,
+        REDIS=redis,
     )
     ready(gateway)
     return gateway, workers
@@ -105,16 +112,19 @@ def served(stage: Stage, key: str, admin: str) -> tuple[Gateway, list[Gateway]]:
 
 def test_its_commands_make_a_gateway_with_two_workers(stage: Stage) -> None:
     key, admin = new_key(), new_key()
-    gateway, workers = served(stage, key["sha256"], admin["sha256"])
+    with RedisServer(*SERVICES["redis"]["command"][1:]) as redis:
+        gateway, workers = served(stage, key["sha256"], admin["sha256"], redis.url)
 
-    assert ask(gateway, "chat").status_code == 401
-    assert ask(gateway, "chat", admin["key"]).status_code == 401
-    took: set[int] = set()
-    while len(took) < 2:
-        assert said_back(ask(gateway, "chat", key["key"])) == "say this back"
-        took |= {n for n, one in enumerate(workers) if "/v1/chat/completions" in one.command.said()}
+        assert ask(gateway, "chat").status_code == 401
+        assert ask(gateway, "chat", admin["key"]).status_code == 401
+        took: set[int] = set()
+        while len(took) < 2:
+            assert said_back(ask(gateway, "chat", key["key"])) == "say this back"
+            said = [one.command.said() for one in workers]
+            took |= {n for n, one in enumerate(said) if "/v1/chat/completions" in one}
 
-    assert [one.command.stop() for one in (gateway, *workers)] == [0, 0, 0]
+        assert [one.command.stop() for one in (gateway, *workers)] == [0, 0, 0]
+        assert redis.call("EXISTS", "interlingua:clients/requests/") == 1
 
 
 def prometheus_file(tmp_path: Path, gateway: Gateway, key: str) -> Path:

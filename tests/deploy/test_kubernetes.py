@@ -93,9 +93,9 @@ def test_a_pod_has_time_to_drain(rendered: str) -> None:
     made = list(manifests(rendered))
     for pod in pods(made):
         [text] = configuration(pod, made).values()
-        drain = load(text, "gateway.yaml", env=DIGESTS, insecure=True).limits.drain
+        limits = load(text, "gateway.yaml", env=DIGESTS, insecure=True).limits
         before = pod["containers"][0]["lifecycle"]["preStop"]["sleep"]["seconds"]
-        assert pod["terminationGracePeriodSeconds"] >= before + drain + 5
+        assert pod["terminationGracePeriodSeconds"] >= before + limits.lame_duck + limits.drain + 5
 
 
 def test_a_pod_may_do_nothing_that_it_need_not(rendered: str) -> None:
@@ -220,7 +220,7 @@ def test_the_chart_is_the_base(tmp_path: Path) -> None:
 def test_what_the_values_say_is_there(tmp_path: Path) -> None:
     made, complaint = chart(
         tmp_path,
-        config=SMALL + "limits: {drain: 1.5m}\n",
+        config=SMALL + "limits: {drain: 1.5m, lame_duck: 7s}\n",
         secretName="others",
         image={"repository": "registry.test/interlingua", "tag": "1"},
         service={"type": "LoadBalancer", "port": 8000, "annotations": {"a": "b"}},
@@ -236,7 +236,7 @@ def test_what_the_values_say_is_there(tmp_path: Path) -> None:
     every = list(manifests(made))
     [pod] = pods(every)
     [container] = pod["containers"]
-    assert pod["terminationGracePeriodSeconds"] == 10 + 90 + 10
+    assert pod["terminationGracePeriodSeconds"] == 10 + 7 + 90 + 5
     assert pod["nodeSelector"] == {"kind": "small"}
     assert [one["name"] for one in pod["volumes"]] == ["config", "tls"]
     assert [one["name"] for one in container["volumeMounts"]] == ["config", "tls"]

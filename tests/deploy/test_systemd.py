@@ -10,7 +10,7 @@ from pathlib import Path
 import httpx
 import pytest
 
-from gateway.config.shape import Limits
+from gateway.config import Limits
 from tests.deploy.processes import Stage, ask, ready, said_back, until
 from tests.deploy.sandbox import settings
 from tests.deploy.tools import DEPLOY, good, need, run, tool
@@ -54,7 +54,8 @@ def test_it_is_hardly_exposed(unit: Path) -> None:
 
 
 def test_it_has_time_to_drain() -> None:
-    assert float(settings(UNIT)["TimeoutStopSec"][0]) >= Limits().drain + 5
+    limits = Limits()
+    assert float(settings(UNIT)["TimeoutStopSec"][0]) >= limits.lame_duck + limits.drain + 5
 
 
 def test_a_reload_looks_at_the_file_first(unit: Path, tmp_path: Path) -> None:

@@ -3,8 +3,9 @@
 import pytest
 from msgspec.structs import replace
 
+from gateway.core.histogram import Histogram
 from gateway.core.types import Usage
-from gateway.figures import DURATION, FIRST_TOKEN, LENGTH, PER_TOKEN, Figures, Histogram
+from gateway.figures import DURATION, FIRST_TOKEN, LENGTH, PER_TOKEN, Figures
 from gateway.telemetry import Record
 
 STREAM = Record("r", first_token=0.5, duration=2.5, usage=Usage(3, 5), finish=("eos",))

@@ -1,14 +1,27 @@
 """What is counted of exchanges."""
 
+import asyncio
+from pathlib import Path
+from typing import Any
+
 import pytest
 from msgspec import Struct
 from msgspec.structs import replace
 from prometheus_client.parser import text_string_to_metric_families
 
+from backends.pool.tally import Tally
+from backends.upstream import Connections
+from gateway.core.histogram import Histogram
 from gateway.core.loss import Loss
 from gateway.core.types import Usage
 from gateway.metrics import Metrics
+from gateway.metrics.process import Process
+from gateway.metrics.running import Running
+from gateway.metrics.vllm import Vllm
 from gateway.telemetry import Record, silent
+from gateway.told import Told
+
+ARM = ("chat", "rollout", "2")
 
 
 def samples(metrics: Metrics) -> dict[tuple[str, ...], float]:
@@ -148,23 +161,195 @@ class Report(Struct):
     url: str
     state: str
     in_flight: int
+    limit: int | None = None
+    latency: float | None = None
 
 
 class Pool:
     """A crew of two, one of them out."""
 
     discovery_failures = 3
+    queued = ("r1", "r2")
+    panics = True
+    connections = Connections(open=5, resting=2, made=7, failed=1)
+
+    def __init__(self) -> None:
+        tally = self.tally = Tally(exhausted=2, abandoned=6)
+        tally.retries["connect"] += 4
+        tally.failures["cut"] += 5
+        tally.shed["queue_full"] += 8
+        tally.waited.add(0.02)
 
     def snapshot(self) -> list[Report]:
-        return [Report("http://a:1", "up", 4), Report("http://b:1", "out", 0)]
+        return [Report("http://a:1", "up", 4, 9, 0.25), Report("http://b:1", "out", 0)]
 
 
 def test_workers_are_told_of_as_they_are_now() -> None:
     found = samples(Metrics(silent, lambda: {"gpu": Pool()}))
-    assert found == {
+    told = {name: value for name, value in found.items() if "bucket" not in name[0]}
+    assert told == {
         ("interlingua_worker_up", "gpu", "http://a:1"): 1,
         ("interlingua_worker_up", "gpu", "http://b:1"): 0,
         ("interlingua_worker_in_flight", "gpu", "http://a:1"): 4,
         ("interlingua_worker_in_flight", "gpu", "http://b:1"): 0,
+        ("interlingua_worker_limit", "gpu", "http://a:1"): 9,
+        ("interlingua_worker_latency_seconds", "gpu", "http://a:1"): 0.25,
+        ("interlingua_backend_panic", "gpu"): 1,
+        ("interlingua_queue_length", "gpu"): 2,
+        ("interlingua_upstream_connections", "gpu", "busy"): 3,
+        ("interlingua_upstream_connections", "gpu", "resting"): 2,
+        ("interlingua_upstream_connects_total", "gpu", "made"): 7,
+        ("interlingua_upstream_connects_total", "gpu", "failed"): 1,
+        ("interlingua_upstream_failures_total", "gpu", "cut"): 5,
+        ("interlingua_cancelled_upstream_total", "gpu"): 6,
+        ("interlingua_retries_total", "gpu", "connect"): 4,
+        ("interlingua_retry_budget_exhausted_total", "gpu"): 2,
+        ("interlingua_shed_total", "gpu", "queue_full"): 8,
         ("interlingua_discovery_failures_total", "gpu"): 3,
+        ("interlingua_queue_wait_seconds_sum", "gpu"): 0.02,
+        ("interlingua_queue_wait_seconds_count", "gpu"): 1,
     }
+    assert found["interlingua_queue_wait_seconds_bucket", "gpu", "0.01"] == 0
+    assert found["interlingua_queue_wait_seconds_bucket", "gpu", "0.025"] == 1
+
+
+@pytest.mark.parametrize(
+    ("changes", "side", "reason"),
+    [
+        ({"outcome": "cancelled"}, "client", "ClientGone"),
+        ({"outcome": "truncated", "error": "StreamBroken"}, "worker", "StreamBroken"),
+        ({"outcome": "truncated", "error": "DeadlineExceeded"}, "gateway", "DeadlineExceeded"),
+        ({"outcome": "cancelled", "stream": False}, "", ""),
+        ({"outcome": "worker_error", "error": "WorkerFailed"}, "", ""),
+    ],
+)
+def test_a_stream_that_was_cut_is_told_with_who_is_to_blame(
+    changes: dict[str, Any], side: str, reason: str
+) -> None:
+    metrics = Metrics(silent, dict)
+    metrics.observe(replace(RECORD, **({"stream": True, "tokens": 7} | changes)))
+    aborts = {name: n for name, n in samples(metrics).items() if "stream_aborts" in name[0]}
+    wasted = samples(metrics).get(("interlingua_wasted_tokens_total", *ARM), 0)
+    if side:
+        assert [*aborts] == [
+            ("interlingua_stream_aborts_total", "chat", reason, side, "rollout", "2")
+        ]
+    assert len(aborts) == bool(side)
+    assert wasted == (7 if side else 0)
+
+
+def test_what_is_cached_and_thought_is_told_beside_the_whole() -> None:
+    metrics = Metrics(silent, dict)
+    metrics.observe(replace(RECORD, usage=Usage(9, 5, 4, 3), overhead=0.0004))
+    found = samples(metrics)
+    tokens = {name[1]: n for name, n in found.items() if name[0] == "interlingua_tokens_total"}
+    assert tokens == {"input": 9, "output": 5, "cached": 4, "reasoning": 3}
+    assert found["interlingua_overhead_seconds_sum", *ARM] == 0.0004
+    assert found["interlingua_prompt_tokens_sum", *ARM] == 9
+
+
+def test_a_name_of_any_form_stays_one_label() -> None:
+    told = Told("named", "histogram", "Says nothing.", ("who",))
+    histogram = Histogram((1.0,))
+    histogram.add(0.5)
+    text = "".join(told.lines([(['a\n"b\\'], histogram)]))
+    [family] = text_string_to_metric_families(text)
+    assert {sample.labels["who"] for sample in family.samples} == {'a\n"b\\'}
+
+
+@pytest.mark.parametrize(("full", "model"), [(499, "chat"), (500, "_other")])
+def test_arms_are_bounded(full: int, model: str) -> None:
+    metrics = Metrics(silent, dict)
+    for number in range(full):
+        metrics.observe(Record("r", model=f"m{number}"))
+    metrics.observe(RECORD)
+    assert [*metrics.arms][-1][0] == model
+
+
+# --- what runs, and what runs it ------------------------------------------------------------------
+
+
+def test_what_is_not_over_is_told_by_its_phase() -> None:
+    live = [
+        Record("q", model="chat"),
+        Record("w", model="chat"),
+        Record("s", model="chat", first_byte=0.1),
+        Record("s2", model="other", first_byte=0.1),
+    ]
+    metrics = Metrics(silent, dict)
+    metrics.also(Running(lambda: live, lambda: {"q", "s"}))
+    assert samples(metrics) == {
+        ("interlingua_requests_in_flight", "chat", "queued"): 1,
+        ("interlingua_requests_in_flight", "chat", "waiting"): 1,
+        ("interlingua_requests_in_flight", "chat", "streaming"): 1,
+        ("interlingua_requests_in_flight", "other", "streaming"): 1,
+    }
+
+
+class Listening(Struct):
+    connections: int
+    refused: dict[int, int]
+
+
+async def test_the_process_tells_of_itself() -> None:
+    process = Process(lambda: {"127.0.0.1:8000": Listening(3, {400: 2, 431: 1, 418: 5})})
+    metrics = Metrics(silent, dict)
+    metrics.also(process)
+    process.stop()
+    process.start()
+    while ("interlingua_event_loop_lag_seconds_count",) not in (found := samples(metrics)):  # noqa: ASYNC110 - as a scraper asks
+        await asyncio.sleep(0.05)
+    process.stop()
+    assert found["interlingua_event_loop_lag_seconds_bucket", "+Inf"] >= 1
+    assert found["interlingua_open_client_connections", "127.0.0.1:8000"] == 3
+    for kind, count in {"not_http": 2, "large_head": 1, "418": 5}.items():
+        assert found["interlingua_malformed_requests_total", kind, "127.0.0.1:8000"] == count
+    assert 0 < found["interlingua_open_fds",] < found["interlingua_max_fds",]
+    assert found["interlingua_memory_bytes",] > 1 << 20
+    assert found["interlingua_cpu_seconds_total",] > 0
+    assert [name for name in found if name[0] == "interlingua_build_info"]
+
+
+def test_a_machine_without_proc_tells_the_rest(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr("gateway.metrics.process._MEMORY", tmp_path / "nothing")
+    metrics = Metrics(silent, dict)
+    metrics.also(Process(dict))
+    names = {name for name, *_ in samples(metrics)}
+    assert "interlingua_cpu_seconds_total" in names
+    assert "interlingua_open_fds" not in names
+
+
+def test_vllm_has_other_names_for_the_same() -> None:
+    metrics = Metrics(silent, dict)
+    for version in ("1", "2"):
+        metrics.observe(replace(RECORD, version=version))
+    metrics.observe(Record("r", path="/nowhere"))
+    phases = {("chat", "queued"): 2, ("chat", "waiting"): 3, ("chat", "streaming"): 4}
+    metrics.also(Vllm(metrics.arms, lambda: phases))
+    found = samples(metrics)
+    vllm = {name: n for name, n in found.items() if name[0].startswith("vllm:")}
+    told = {name: n for name, n in vllm.items() if not name[0].endswith(("_bucket", "_sum"))}
+    assert told == {
+        ("vllm:num_requests_running", "0", "chat"): 7,
+        ("vllm:num_requests_waiting", "0", "chat"): 2,
+        ("vllm:prompt_tokens_total", "0", "chat"): 6,
+        ("vllm:generation_tokens_total", "0", "chat"): 10,
+        ("vllm:request_success_total", "0", "stop", "chat"): 2,
+        ("vllm:request_success_total", "0", "length", "chat"): 2,
+        ("vllm:time_to_first_token_seconds_count", "0", "chat"): 2,
+        ("vllm:inter_token_latency_seconds_count", "0", "chat"): 2,
+        ("vllm:request_time_per_output_token_seconds_count", "0", "chat"): 2,
+        ("vllm:e2e_request_latency_seconds_count", "0", "chat"): 2,
+        ("vllm:request_prompt_tokens_count", "0", "chat"): 2,
+        ("vllm:request_generation_tokens_count", "0", "chat"): 2,
+    }
+    assert vllm["vllm:request_prompt_tokens_sum", "0", "chat"] == 6
+
+
+def test_vllms_gauges_are_there_before_anything_runs() -> None:
+    metrics = Metrics(silent, dict)
+    metrics.observe(RECORD)
+    metrics.also(Vllm(metrics.arms, dict))
+    assert samples(metrics)["vllm:num_requests_running", "0", "chat"] == 0

@@ -27,7 +27,7 @@ def pages() -> Mapping[str, str]:
     return made()
 
 
-@pytest.mark.parametrize("name", ["dialects.md", "errors.md", "configuration.md"])
+@pytest.mark.parametrize("name", ["dialects.md", "errors.md", "configuration.md", "metrics.md"])
 def test_the_page_is_fresh(pages: Mapping[str, str], name: str) -> None:
     held = (PAGES / name).read_text("utf-8")
     assert held == pages[name], f"docs/reference/{name} is stale; write it anew with: make docs"

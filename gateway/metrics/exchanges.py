@@ -1,0 +1,198 @@
+"""What exchanges come to.
+
+``split`` is the one that sent an exchange to its version, and "" for what was pinned, sent by a
+rule, or answered in another's stead.
+"""
+
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any, Final, Protocol, runtime_checkable
+
+from msgspec import Struct
+from prometheus_client import CollectorRegistry
+from prometheus_client.exposition import generate_latest
+from prometheus_client.metrics_core import Metric
+from prometheus_client.registry import Collector
+
+from gateway.core.histogram import Histogram
+from gateway.figures import Arm, Figures, answered, left
+from gateway.metrics.workers import Crew, Workers
+from gateway.telemetry import Observer, Record
+from gateway.told import Told
+
+_OTHER: Final = "_other"
+"""Stands for whatever comes when a table is full: a model ``*`` takes any name."""
+_MOST: Final = 10_000
+"""The entries of the table of fallbacks."""
+_MOST_ARMS: Final = 500
+_ARM: Final = ("model", "version", "split")
+_Figures = Figures[Histogram]
+
+
+class _Of(Struct, frozen=True):
+    """A metric: of each arm's figures, what ``of`` gives."""
+
+    told: Told
+    of: Callable[[_Figures], Any]
+
+
+def _counter(name: str, help_: str, of: Callable[[_Figures], Any], *labels: str) -> _Of:
+    """``labels`` are those beside the arm's."""
+    return _Of(Told(f"interlingua_{name}", "counter", help_, (*_ARM, *labels)), of)
+
+
+def _histogram(name: str, help_: str, of: Callable[[_Figures], Histogram]) -> _Of:
+    return _Of(Told(f"interlingua_{name}", "histogram", help_, _ARM), of)
+
+
+_COUNTERS: Final = (
+    _counter(
+        "requests",
+        "Exchanges, by how they ended.",
+        lambda one: one.outcomes,
+        *("dialect", "backend", "outcome"),
+    ),
+    _counter(
+        "errors",
+        "Exchanges that failed, by the class of the error.",
+        lambda one: one.errors,
+        "error",
+    ),
+    _counter(
+        "losses",
+        "What targets could not honour, by the internal field.",
+        lambda one: one.losses,
+        *("field", "reason"),
+    ),
+    _counter(
+        "lossy_requests", "Exchanges of which something was lost.", lambda one: {(): one.lossy}
+    ),
+    _counter(
+        "tokens",
+        "Tokens, and who counted them: cached ones are part of the input, reasoning of the output.",
+        lambda one: one.tokens,
+        *("direction", "source"),
+    ),
+    _counter(
+        "wasted_tokens",
+        "Tokens passed on of streams that did not come to their end.",
+        lambda one: {(): one.wasted},
+    ),
+    _counter("finishes", "Why choices ended.", lambda one: one.finishes, "reason"),
+    _counter(
+        "stream_aborts",
+        "Streams that did not come to their end: client, worker or gateway, and the error's class.",
+        lambda one: one.aborts,
+        *("side", "reason"),
+    ),
+    _counter(
+        "diversions", "Exchanges that another target answered.", lambda one: {(): one.diversions}
+    ),
+)
+_HISTOGRAMS: Final = (
+    _histogram(
+        "time_to_first_token_seconds",
+        "Of streams, until something was said.",
+        lambda one: one.first_token,
+    ),
+    _histogram(
+        "request_duration_seconds",
+        "Of answers that came to their end.",
+        lambda one: one.duration,
+    ),
+    _histogram(
+        "time_per_output_token_seconds",
+        "Of streams, after their first token: one mean for each.",
+        lambda one: one.per_token,
+    ),
+    _histogram(
+        "overhead_seconds",
+        "The gateway's own time on a request, until a worker, or a place at one, was asked for.",
+        lambda one: one.overhead,
+    ),
+    _histogram(
+        "prompt_tokens", "The length of prompts that were answered.", lambda one: one.prompt
+    ),
+    _histogram("completion_tokens", "The length of answers.", lambda one: one.completion),
+)
+_FALLBACKS: Final = Told(
+    "interlingua_fallbacks",
+    "counter",
+    "Targets in whose stead another was asked.",
+    ("target", "error"),
+)
+TOLD: Final = (*(one.told for one in (*_COUNTERS, *_HISTOGRAMS)), _FALLBACKS)
+
+
+@runtime_checkable
+class Lines(Protocol):
+    """What a collector may also be: one that writes its histograms by itself."""
+
+    def lines(self) -> Iterator[str]:
+        """In Prometheus's text format."""
+
+
+class Metrics(Collector):
+    """Counts records, in plain dictionaries: nothing is looked up or locked for an exchange."""
+
+    def __init__(self, following: Observer, crews: Callable[[], Mapping[str, Crew]]) -> None:
+        """``following`` is told of each record, too; ``crews`` gives each backend's workers."""
+        self._following = following
+        self.arms: dict[Arm, _Figures] = {}
+        """What is counted of each."""
+        self._fallbacks = Counter[tuple[str, ...]]()
+        self._registry = CollectorRegistry(auto_describe=False)
+        self._writing: list[Lines] = []
+        self.also(self)
+        self.also(Workers(crews))
+
+    def also(self, collector: Collector) -> None:
+        """Tell on the page what this tells, too."""
+        self._registry.register(collector)
+        if isinstance(collector, Lines):
+            self._writing.append(collector)
+
+    def observe(self, record: Record) -> None:
+        """Count an exchange."""
+        self._of(answered(record)).add(record)
+        if record.diverted:
+            self._of(left(record)).diversions += 1
+        for told in record.fell_back:
+            model, _, rest = told.rpartition("@")
+            version, _, why = rest.partition(" ")
+            self._fall_back(f"{model}@{version}", why)
+        self._following(record)
+
+    def page(self) -> bytes:
+        """As Prometheus reads it."""
+        written = "".join(line for one in self._writing for line in one.lines())
+        return generate_latest(self._registry) + written.encode()
+
+    def collect(self) -> Iterator[Metric]:
+        """See prometheus_client's Collector."""
+        for one in _COUNTERS:
+            yield one.told.family(
+                ((*arm, *key), count)
+                for arm, figures in self.arms.items()
+                for key, count in one.of(figures).items()
+                if count
+            )
+        yield _FALLBACKS.family(self._fallbacks.items())
+
+    def lines(self) -> Iterator[str]:
+        """See Lines."""
+        for one in _HISTOGRAMS:
+            yield from one.told.lines((arm, one.of(its)) for arm, its in self.arms.items())
+
+    def _of(self, arm: Arm) -> _Figures:
+        figures = self.arms.get(arm)
+        if figures is None:
+            if len(self.arms) >= _MOST_ARMS:
+                arm = (_OTHER, _OTHER, _OTHER)
+            figures = self.arms.setdefault(arm, Figures(Histogram))
+        return figures
+
+    def _fall_back(self, *key: str) -> None:
+        if key not in self._fallbacks and len(self._fallbacks) >= _MOST:
+            key = (_OTHER,) * len(key)
+        self._fallbacks[key] += 1

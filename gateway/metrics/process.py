@@ -1,0 +1,117 @@
+"""The process that serves: how late its loop is, what it has open, what it was not sent rightly."""
+
+import asyncio
+import os
+import platform
+import resource
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import suppress
+from http import HTTPStatus
+from pathlib import Path
+from typing import Final, Protocol
+
+from prometheus_client.metrics_core import Metric
+from prometheus_client.registry import Collector
+
+from gateway import __version__
+from gateway.core.histogram import Histogram
+from gateway.told import Told
+
+_EVERY: Final = 0.25
+"""Seconds between two looks at how late the loop is."""
+_EDGES: Final = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0)
+_DESCRIPTORS: Final = Path("/proc/self/fd")
+_MEMORY: Final = Path("/proc/self/statm")
+
+LAG: Final = Told(
+    "interlingua_event_loop_lag_seconds",
+    "histogram",
+    f"How much later than it was to the event loop came to a timer, {1 / _EVERY:g} times a second.",
+)
+CONNECTIONS: Final = Told(
+    "interlingua_open_client_connections", "gauge", "Connections of clients.", ("listener",)
+)
+MALFORMED: Final = Told(
+    "interlingua_malformed_requests",
+    "counter",
+    "What came to a listener and was no request that can be served, by what was wrong with it.",
+    ("listener", "kind"),
+)
+DESCRIPTORS: Final = Told("interlingua_open_fds", "gauge", "File descriptors that are open.")
+MOST_DESCRIPTORS: Final = Told("interlingua_max_fds", "gauge", "File descriptors that may be open.")
+MEMORY: Final = Told("interlingua_memory_bytes", "gauge", "Resident memory.")
+PROCESSOR: Final = Told("interlingua_cpu_seconds", "counter", "Processor time, of all threads.")
+BUILD: Final = Told(
+    "interlingua_build_info", "gauge", "What runs: always 1.", ("version", "python"), "largest"
+)
+TOLD: Final = (
+    *(LAG, CONNECTIONS, MALFORMED, DESCRIPTORS, MOST_DESCRIPTORS, MEMORY, PROCESSOR, BUILD),
+)
+
+_KINDS: Final[Mapping[int, str]] = {
+    HTTPStatus.BAD_REQUEST: "not_http",
+    HTTPStatus.REQUEST_TIMEOUT: "slow_head",
+    HTTPStatus.REQUEST_URI_TOO_LONG: "long_target",
+    HTTPStatus.REQUEST_HEADER_FIELDS_TOO_LARGE: "large_head",
+    HTTPStatus.HTTP_VERSION_NOT_SUPPORTED: "other_version",
+}
+
+
+class Met(Protocol):
+    """A listener."""
+
+    @property
+    def connections(self) -> int:
+        """How many it has now."""
+
+    @property
+    def refused(self) -> Mapping[int, int]:
+        """How often what came could not be read as a request, by the status that said so."""
+
+
+class Process(Collector):
+    """Looks after the loop from ``start`` to ``stop``; all else is asked at each look."""
+
+    def __init__(self, fronts: Callable[[], Mapping[str, Met]]) -> None:
+        """``fronts`` gives the listeners there are now, by their addresses."""
+        self._fronts = fronts
+        self._lag = Histogram(_EDGES)
+        self._timer: asyncio.TimerHandle | None = None
+
+    def start(self) -> None:
+        """Look how late the loop is, from now on."""
+        loop = asyncio.get_running_loop()
+        self._timer = loop.call_later(_EVERY, self._tick, loop, loop.time() + _EVERY)
+
+    def stop(self) -> None:
+        """Look no longer."""
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+
+    def collect(self) -> Iterator[Metric]:
+        """See prometheus_client's Collector."""
+        fronts = self._fronts()
+        yield CONNECTIONS.family(((name,), one.connections) for name, one in fronts.items())
+        yield MALFORMED.family(
+            ((name, _KINDS.get(status, str(status))), count)
+            for name, one in fronts.items()
+            for status, count in one.refused.items()
+        )
+        usage = resource.getrusage(resource.RUSAGE_SELF)
+        yield PROCESSOR.family([((), usage.ru_utime + usage.ru_stime)])
+        yield MOST_DESCRIPTORS.family([((), resource.getrlimit(resource.RLIMIT_NOFILE)[0])])
+        with suppress(OSError):  # where there is no /proc
+            pages = int(_MEMORY.read_text("ascii").split()[1])
+            yield MEMORY.family([((), pages * os.sysconf("SC_PAGE_SIZE"))])
+            yield DESCRIPTORS.family([((), len([*_DESCRIPTORS.iterdir()]))])
+        yield BUILD.family([((__version__, platform.python_version()), 1)])
+
+    def lines(self) -> Iterator[str]:
+        """See ``gateway.metrics.exchanges.Lines``."""
+        return LAG.lines([((), self._lag)])
+
+    def _tick(self, loop: asyncio.AbstractEventLoop, due: float) -> None:
+        now = loop.time()
+        self._lag.add(now - due)
+        self._timer = loop.call_later(_EVERY, self._tick, loop, now + _EVERY)

@@ -1,0 +1,45 @@
+"""The exchanges that are not over. Asked at each look; nothing is kept here."""
+
+from collections import Counter
+from collections.abc import Callable, Collection, Iterable, Iterator
+from typing import Final
+
+from prometheus_client.metrics_core import Metric
+from prometheus_client.registry import Collector
+
+from gateway.telemetry import Record
+from gateway.told import Told
+
+IN_FLIGHT: Final = Told(
+    "interlingua_requests_in_flight",
+    "gauge",
+    "Exchanges that are not over: queued for a worker, waiting for their answer, or streaming it.",
+    ("model", "phase"),
+)
+TOLD: Final = (IN_FLIGHT,)
+
+
+class Running(Collector):
+    """Looks at their records."""
+
+    def __init__(
+        self, live: Callable[[], Iterable[Record]], queued: Callable[[], Collection[str]]
+    ) -> None:
+        """``live`` gives those, ``queued`` the ids of the ones that wait for a worker."""
+        self._live = live
+        self._queued = queued
+
+    def count(self) -> Counter[tuple[str, str]]:
+        """How many there are by model and phase."""
+        queued = self._queued()
+        return Counter((one.model, _phase(one, queued)) for one in self._live())
+
+    def collect(self) -> Iterator[Metric]:
+        """See prometheus_client's Collector."""
+        yield IN_FLIGHT.family(self.count().items())
+
+
+def _phase(record: Record, queued: Collection[str]) -> str:
+    if record.first_byte is not None:
+        return "streaming"
+    return "queued" if record.id in queued else "waiting"

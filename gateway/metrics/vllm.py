@@ -1,0 +1,128 @@
+"""The same figures by the names that vLLM has for them, for what reads a vLLM server's page.
+
+The names and labels are those of vLLM's docs/usage/metrics.md; ``model_name`` is the public name
+of a model, whatever its versions. The gateway stands for one server, so ``engine`` is 0.
+"""
+
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from typing import Final
+
+from prometheus_client.metrics_core import Metric
+from prometheus_client.registry import Collector
+
+from gateway.core.histogram import Histogram
+from gateway.figures import Arm, Figures
+from gateway.told import Samples, Told
+
+_LABELS: Final = ("model_name", "engine")
+_ENGINE: Final = "0"
+_REASONS: Final[Mapping[str, str]] = {"eos": "stop", "tool_calls": "stop"}
+"""What vLLM calls an end, where it has another word."""
+
+RUNNING: Final = Told("vllm:num_requests_running", "gauge", "Requests being answered.", _LABELS)
+WAITING: Final = Told("vllm:num_requests_waiting", "gauge", "Requests that wait.", _LABELS)
+PROMPTS: Final = Told("vllm:prompt_tokens", "counter", "Tokens of prompts.", _LABELS)
+GENERATED: Final = Told("vllm:generation_tokens", "counter", "Tokens of answers.", _LABELS)
+SUCCESS: Final = Told(
+    "vllm:request_success",
+    "counter",
+    "Choices that ended, by the reason.",
+    (*_LABELS, "finished_reason"),
+)
+_Of = Callable[[Figures[Histogram]], Histogram]
+_HISTOGRAMS: Final[tuple[tuple[Told, _Of], ...]] = tuple(
+    (Told(f"vllm:{name}", "histogram", help_, _LABELS), of)
+    for name, help_, of in (
+        ("time_to_first_token_seconds", "To the first token.", lambda one: one.first_token),
+        (
+            "inter_token_latency_seconds",
+            "Between tokens: a mean of each.",
+            lambda one: one.per_token,
+        ),
+        (
+            "request_time_per_output_token_seconds",
+            "After the first token, by their number.",
+            lambda one: one.per_token,
+        ),
+        ("e2e_request_latency_seconds", "From end to end.", lambda one: one.duration),
+        ("request_prompt_tokens", "The length of prompts.", lambda one: one.prompt),
+        ("request_generation_tokens", "The length of answers.", lambda one: one.completion),
+    )
+)
+TOLD: Final = (
+    *(RUNNING, WAITING, PROMPTS, GENERATED, SUCCESS),
+    *(told for told, _ in _HISTOGRAMS),
+)
+
+
+class Vllm(Collector):
+    """Adds up what is counted of a model's arms. Nothing is kept here."""
+
+    def __init__(
+        self,
+        arms: Mapping[Arm, Figures[Histogram]],
+        running: Callable[[], Mapping[tuple[str, str], int]],
+    ) -> None:
+        """``running`` gives how many exchanges are not over, by model and phase."""
+        self._arms = arms
+        self._running = running
+
+    def collect(self) -> Iterator[Metric]:
+        """See prometheus_client's Collector."""
+        waiting, running = Counter[str](), Counter[str]()
+        for model in self._models():
+            waiting[model] = running[model] = 0
+        for (model, phase), count in self._running().items():
+            (waiting if phase == "queued" else running)[model] += count
+        yield RUNNING.family(_labelled(running))
+        yield WAITING.family(_labelled(waiting))
+        yield PROMPTS.family(_labelled(self._tokens("input")))
+        yield GENERATED.family(_labelled(self._tokens("output")))
+        yield SUCCESS.family(self._ends().items())
+
+    def lines(self) -> Iterator[str]:
+        """See ``gateway.metrics.exchanges.Lines``."""
+        for told, of in _HISTOGRAMS:
+            yield from told.lines(
+                ((model, _ENGINE), _sum(map(of, figures)))
+                for model, figures in self._models().items()
+            )
+
+    def _models(self) -> Mapping[str, list[Figures[Histogram]]]:
+        """The figures of each model's arms. What came to no model is none."""
+        found: dict[str, list[Figures[Histogram]]] = {}
+        for (model, _, _), figures in self._arms.items():
+            if model:
+                found.setdefault(model, []).append(figures)
+        return found
+
+    def _tokens(self, wanted: str) -> Counter[str]:
+        found = Counter[str]()
+        for model, every in self._models().items():
+            for figures in every:
+                for (direction, _), count in figures.tokens.items():
+                    found[model] += count if direction == wanted else 0
+        return found
+
+    def _ends(self) -> Counter[tuple[str, str, str]]:
+        found = Counter[tuple[str, str, str]]()
+        for model, every in self._models().items():
+            for figures in every:
+                for (reason,), count in figures.finishes.items():
+                    found[model, _ENGINE, _REASONS.get(reason, reason)] += count
+        return found
+
+
+def _labelled(counts: Mapping[str, int]) -> Samples:
+    return (((model, _ENGINE), count) for model, count in counts.items())
+
+
+def _sum(histograms: Iterable[Histogram]) -> Histogram:
+    """All of them as one: they have the same edges."""
+    first, *others = histograms
+    found = Histogram(first.edges)
+    for one in (first, *others):
+        found.counts = [a + b for a, b in zip(found.counts, one.counts, strict=True)]
+        found.total += one.total
+    return found

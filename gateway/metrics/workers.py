@@ -1,0 +1,220 @@
+"""What a pool of workers does for exchanges, and how its workers are. Asked at each look."""
+
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from typing import Any, Final, Protocol, runtime_checkable
+
+from msgspec import Struct
+from prometheus_client.metrics_core import Metric
+from prometheus_client.registry import Collector
+
+from gateway.core.histogram import Histogram
+from gateway.told import Samples, Told
+
+
+class Tally(Protocol):
+    """What a pool counts; see ``backends.pool.tally``, which has the fields' meaning."""
+
+    retries: Counter[str]
+    exhausted: int
+    failures: Counter[str]
+    shed: Counter[str]
+    abandoned: int
+    took: Histogram
+    waited: Histogram
+    paused: Histogram
+
+
+@runtime_checkable
+class Crew(Protocol):
+    """The workers of a backend."""
+
+    @property
+    def tally(self) -> Tally:
+        """What is counted of them."""
+
+    @property
+    def discovery_failures(self) -> int:
+        """How often who names workers could not be asked."""
+
+    @property
+    def queued(self) -> Sequence[str]:
+        """The ids of the exchanges that wait for one of them."""
+
+    @property
+    def panics(self) -> bool:
+        """Whether their health is ignored, since too few are well."""
+
+    @property
+    def connections(self) -> Any:
+        """How many there are to them: ``open``, ``resting``, ``made`` and ``failed``."""
+
+    def snapshot(self) -> Sequence[Any]:
+        """How each worker is: its ``url``, ``state``, ``in_flight``, ``limit`` and ``latency``."""
+
+
+class _Of(Struct, frozen=True):
+    """A metric: of a pool, by the labels beside ``backend``, what ``of`` gives."""
+
+    told: Told
+    of: Callable[[Crew], Samples]
+
+
+def _counter(name: str, help_: str, of: Callable[[Crew], Samples], *labels: str) -> _Of:
+    return _Of(Told(f"interlingua_{name}", "counter", help_, ("backend", *labels)), of)
+
+
+def _gauge(name: str, help_: str, of: Callable[[Crew], Samples], *labels: str) -> _Of:
+    return _Of(Told(f"interlingua_{name}", "gauge", help_, ("backend", *labels)), of)
+
+
+def _largest(name: str, help_: str, of: Callable[[Crew], Samples], *labels: str) -> _Of:
+    """A gauge that is in all processes what it is in the one where it is the largest."""
+    return _Of(Told(f"interlingua_{name}", "gauge", help_, ("backend", *labels), "largest"), of)
+
+
+def _by_name(counts: Mapping[str, int]) -> Samples:
+    return (((name,), count) for name, count in counts.items())
+
+
+def _by_worker(name: str, crew: Crew) -> Iterable[tuple[Sequence[str], float]]:
+    """What is known of each worker; nothing of one of which it is not known."""
+    known = ((one.url, getattr(one, name)) for one in crew.snapshot())
+    return (((url,), value) for url, value in known if value is not None)
+
+
+_OF_A_POOL: Final = (
+    _largest(
+        "worker_up",
+        "Whether it is asked.",
+        lambda crew: (((one.url,), float(one.state != "out")) for one in crew.snapshot()),
+        "worker",
+    ),
+    _gauge(
+        "worker_in_flight",
+        "The requests that it has.",
+        lambda crew: _by_worker("in_flight", crew),
+        "worker",
+    ),
+    _gauge(
+        "worker_limit",
+        "The most that it is given at a time, where there is a most.",
+        lambda crew: _by_worker("limit", crew),
+        "worker",
+    ),
+    _largest(
+        "worker_latency_seconds",
+        "To the first token of late, where that is known.",
+        lambda crew: _by_worker("latency", crew),
+        "worker",
+    ),
+    _largest(
+        "backend_panic",
+        "Whether health is ignored, since too few workers are well.",
+        lambda crew: (((), float(crew.panics)),),
+    ),
+    _gauge(
+        "queue_length", "Requests that wait for a place.", lambda crew: (((), len(crew.queued)),)
+    ),
+    _gauge(
+        "upstream_connections",
+        "Connections to workers: busy or resting.",
+        lambda crew: (
+            (("busy",), crew.connections.open - crew.connections.resting),
+            (("resting",), crew.connections.resting),
+        ),
+        "state",
+    ),
+    _counter(
+        "upstream_connects",
+        "Connections made to workers, or tried in vain.",
+        lambda crew: ((("made",), crew.connections.made), (("failed",), crew.connections.failed)),
+        "result",
+    ),
+    _counter(
+        "upstream_failures",
+        "What workers failed with: connect, first_token, idle, total, cut, garbage, or a status.",
+        lambda crew: _by_name(crew.tally.failures),
+        "kind",
+    ),
+    _counter(
+        "cancelled_upstream",
+        "Answers that were ended at their worker, since nobody waited for them.",
+        lambda crew: (((), crew.tally.abandoned),),
+    ),
+    _counter(
+        "retries",
+        "Further workers that were asked for a request, by what the one before failed with.",
+        lambda crew: _by_name(crew.tally.retries),
+        "reason",
+    ),
+    _counter(
+        "retry_budget_exhausted",
+        "Requests that were not tried again, since too many had been.",
+        lambda crew: (((), crew.tally.exhausted),),
+    ),
+    _counter(
+        "shed",
+        "Requests that got no worker: queue_full, queue_wait, or no_worker where there is none.",
+        lambda crew: _by_name(crew.tally.shed),
+        "reason",
+    ),
+    _counter(
+        "discovery_failures",
+        "Looks that found no workers.",
+        lambda crew: (((), crew.discovery_failures),),
+    ),
+)
+_HISTOGRAMS: Final[tuple[tuple[Told, Callable[[Crew], Histogram]], ...]] = (
+    (
+        Told(
+            "interlingua_upstream_request_duration_seconds",
+            "histogram",
+            "Of each try at a worker, to its end.",
+            ("backend",),
+        ),
+        lambda crew: crew.tally.took,
+    ),
+    (
+        Told(
+            "interlingua_queue_wait_seconds",
+            "histogram",
+            "For a place at a worker, of the requests that had to wait.",
+            ("backend",),
+        ),
+        lambda crew: crew.tally.waited,
+    ),
+    (
+        Told(
+            "interlingua_longest_pause_seconds",
+            "histogram",
+            "Of streams that came to their end, the longest time from one read to the next.",
+            ("backend",),
+        ),
+        lambda crew: crew.tally.paused,
+    ),
+)
+TOLD: Final = (*(one.told for one in _OF_A_POOL), *(told for told, _ in _HISTOGRAMS))
+
+
+class Workers(Collector):
+    """Nothing is kept here."""
+
+    def __init__(self, crews: Callable[[], Mapping[str, Crew]]) -> None:
+        """``crews`` gives those there are now, by their backends' names."""
+        self._crews = crews
+
+    def collect(self) -> Iterator[Metric]:
+        """See prometheus_client's Collector."""
+        crews = self._crews()
+        for one in _OF_A_POOL:
+            yield one.told.family(
+                ((name, *labels), value)
+                for name, crew in crews.items()
+                for labels, value in one.of(crew)
+            )
+
+    def lines(self) -> Iterator[str]:
+        """See ``gateway.metrics.exchanges.Lines``."""
+        for told, of in _HISTOGRAMS:
+            yield from told.lines(((name,), of(crew)) for name, crew in self._crews().items())

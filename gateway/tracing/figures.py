@@ -1,0 +1,118 @@
+"""What all exchanges come to, by the conventions for generative models: histograms since the start.
+
+The edges are those that the conventions give.
+"""
+
+from collections.abc import Iterator
+from typing import Final
+
+from msgspec import Struct
+from msgspec.structs import replace
+from opentelemetry.proto.metrics.v1.metrics_pb2 import (
+    AGGREGATION_TEMPORALITY_CUMULATIVE as _CUMULATIVE,
+)
+from opentelemetry.proto.metrics.v1.metrics_pb2 import Histogram as Sent
+from opentelemetry.proto.metrics.v1.metrics_pb2 import HistogramDataPoint, Metric
+
+from gateway.core.histogram import Histogram
+from gateway.telemetry import Record
+from gateway.tracing.names import OPERATIONS, Direction, Names, Value
+from gateway.tracing.spans import attributes
+
+DURATION: Final = tuple(0.01 * 2**k for k in range(14))
+FIRST: Final = (
+    *(0.001, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.25, 0.5, 0.75, 1.0, 2.5, 5.0, 7.5, 10.0),
+)
+PER_TOKEN: Final = (0.01, 0.025, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.4, 0.5, 0.75, 1.0, 2.5)
+TOKENS: Final = tuple(float(4**k) for k in range(14))
+_NANOSECONDS: Final = 1_000_000_000
+_MOST: Final = 2000
+"""Series; what comes beyond is counted under other names."""
+_OTHER: Final = "_other"
+
+
+class _Series(Struct, frozen=True):
+    """A histogram's name, and whose it is."""
+
+    name: str
+    operation: str
+    backend: str
+    model: str
+    error: str = ""
+    direction: str = ""
+
+    def told(self) -> dict[str, Value | None]:
+        """By the gateway's own words."""
+        return {
+            "operation": self.operation,
+            "backend": self.backend,
+            "model": self.model,
+            "asked_model": self.model,
+            "direction": self.direction,
+        }
+
+
+class Figures:
+    """Counts records, for each operation, backend and model."""
+
+    def __init__(self, names: Names, began: float) -> None:
+        """``began`` is since when is counted, in Unix seconds."""
+        self._names = names
+        self._began = began
+        self._series: dict[_Series, Histogram] = {}
+
+    def tell(self, record: Record) -> None:
+        """An exchange has ended."""
+        operation = OPERATIONS.get(record.operation)
+        if operation is None:
+            return
+        where = operation, record.backend, record.model
+        for name in (self._names.duration, self._names.durations[operation]):
+            self._add(_Series(name, *where, record.error), DURATION, record.duration)
+        first, usage, names = record.first_token, record.usage, self._names
+        if usage is not None:
+            self._count(where, usage.prompt_tokens, usage.completion_tokens)
+        if first is None or record.outcome != "ok":
+            return
+        self._add(_Series(names.first, *where), FIRST, first)
+        if usage is not None and usage.completion_tokens > 1:
+            mean = (record.duration - first) / (usage.completion_tokens - 1)
+            self._add(_Series(names.pace, *where), PER_TOKEN, mean)
+
+    def metrics(self, now: float) -> Iterator[Metric]:
+        """All of them as they are sent, at ``now`` in Unix seconds; from any thread."""
+        points: dict[str, list[HistogramDataPoint]] = {}
+        for series, histogram in self._series.copy().items():
+            counts = histogram.counts.copy()
+            named = self._names.named(series.told())
+            points.setdefault(series.name, []).append(
+                HistogramDataPoint(
+                    attributes=attributes(named | {"error.type": series.error}),
+                    start_time_unix_nano=int(self._began * _NANOSECONDS),
+                    time_unix_nano=int(now * _NANOSECONDS),
+                    count=sum(counts),
+                    sum=histogram.total,
+                    bucket_counts=counts,
+                    explicit_bounds=histogram.edges,
+                )
+            )
+        for name, told in points.items():
+            sent = Sent(data_points=told, aggregation_temporality=_CUMULATIVE)
+            unit = "{token}" if told[0].explicit_bounds[0] == TOKENS[0] else "s"
+            yield Metric(name=name, unit=unit, histogram=sent)
+
+    def _count(self, where: tuple[str, str, str], prompt: int, completion: int) -> None:
+        counts: tuple[tuple[Direction, int], ...] = (("input", prompt), ("output", completion))
+        for direction, count in counts:
+            counted = self._names.tokens.get((where[0], direction))
+            if counted is not None:
+                told = direction if counted.typed else ""
+                self._add(_Series(counted.name, *where, direction=told), TOKENS, count)
+
+    def _add(self, series: _Series, edges: tuple[float, ...], value: float) -> None:
+        histogram = self._series.get(series)
+        if histogram is None:
+            if len(self._series) >= _MOST:
+                series = replace(series, backend=_OTHER, model=_OTHER)
+            histogram = self._series.setdefault(series, Histogram(edges))
+        histogram.add(value)

@@ -1,0 +1,122 @@
+"""Exchanges that are traced, as they come about. All that a request without a trace costs is here.
+
+A client's word for its trace is linked to, and the exchange is the first span of a trace of its
+own: who may not be trusted can neither fill a trace with spans nor choose what is sampled. Where it
+is trusted, the exchange goes on in its trace, and is sampled as it says.
+"""
+
+from collections.abc import Callable
+from typing import Final
+
+from msgspec import Struct, field
+
+from gateway.core.errors import GatewayError
+from gateway.core.ports import Headers
+from gateway.core.types import Request
+from gateway.seam import Request as HttpRequest
+from gateway.telemetry import Record
+from gateway.tracing.parents import Parent, parent
+
+_TRACE: Final = 16
+_SPAN: Final = 8
+"""Bytes of an id."""
+
+
+class Try(Struct):
+    """A worker was asked. Times are in Unix seconds."""
+
+    span: str
+    url: str
+    backend: str
+    model: str
+    began: float
+    ended: float = 0.0
+    error: str = ""
+    """The class of what it failed with."""
+
+
+class Trace(Struct, eq=False):
+    """What is known of one exchange; a ``gateway.core.watching.Trace``."""
+
+    record: Record
+    method: str
+    now: Callable[[], float]
+    span_id: Callable[[], str]
+    linked: Parent | None = None
+    """What the client says of a trace, where that is another."""
+    parent: Parent | None = None
+    """What this is part of."""
+    request: Request | None = None
+    tries: list[Try] = field(default_factory=list[Try])
+
+    def wants(self, request: Request) -> None:
+        """See ``gateway.core.watching.Trace``."""
+        self.request = request
+
+    def asks(self, url: str) -> Headers:
+        """See ``gateway.core.watching.Trace``."""
+        record = self.record
+        one = Try(self.span_id(), url, record.backend, record.model, self.now())
+        self.tries.append(one)
+        told = (("traceparent", f"00-{record.trace}-{one.span}-01"),)
+        state = self.parent.state if self.parent is not None else ""
+        return (*told, ("tracestate", state)) if state else told
+
+    def ends(self, error: GatewayError | None) -> None:
+        """See ``gateway.core.watching.Trace``."""
+        one = self.tries[-1]
+        if not one.ended:
+            one.ended = self.now()
+            one.error = "" if error is None else type(error).__name__
+
+
+class Follower:
+    """Chooses exchanges by ``share``, and puts those that have ended where they are sent from.
+
+    ``now`` gives Unix seconds, ``draw`` a number in [0, 1) and ``random`` so many random bytes.
+    """
+
+    def __init__(
+        self,
+        put: Callable[[Trace], None],
+        *,
+        share: float,
+        trust: bool,
+        now: Callable[[], float],
+        draw: Callable[[], float],
+        random: Callable[[int], bytes],
+    ) -> None:
+        self._put = put
+        self._share = share
+        self._trust = trust
+        self._now = now
+        self._draw = draw
+        self._random = random
+        self._open: dict[str, Trace] = {}
+        """By the span's id."""
+
+    def begin(self, record: Record, http: HttpRequest) -> None:
+        """See ``gateway.server.Traces``."""
+        if not self._trust:
+            if self._draw() >= self._share:
+                return
+            said, followed = parent(http.headers), None
+        else:
+            said, followed = None, parent(http.headers)
+            if not (self._draw() < self._share if followed is None else followed.sampled):
+                return
+        record.trace = self._random(_TRACE).hex() if followed is None else followed.trace
+        record.span = self._id()
+        self._open[record.span] = Trace(record, http.method, self._now, self._id, said, followed)
+
+    def of(self, record: Record) -> Trace | None:
+        """See ``gateway.server.Traces``."""
+        return self._open.get(record.span) if record.span else None
+
+    def tell(self, record: Record) -> None:
+        """An exchange has ended."""
+        if record.span and (trace := self._open.pop(record.span, None)) is not None:
+            self._put(trace)
+
+    def _id(self) -> str:
+        return self._random(_SPAN).hex()

@@ -1,0 +1,113 @@
+"""The names of OpenTelemetry's conventions for generative models, a table for each version.
+
+They are still in development, and what changes is opted into: OTEL_SEMCONV_STABILITY_OPT_IN with
+``gen_ai_latest_experimental`` among its words takes the newest
+(github.com/open-telemetry/semantic-conventions-genai: docs/gen-ai, changelog.d), and nothing said
+the last set that was released. ``gen_ai.original.model`` is Envoy AI Gateway's, so that boards made
+for its metrics work.
+"""
+
+from collections.abc import Mapping
+from typing import Final, Literal
+
+from msgspec import Struct
+from msgspec.structs import replace
+
+VARIABLE: Final = "OTEL_SEMCONV_STABILITY_OPT_IN"
+_NEWEST: Final = "gen_ai_latest_experimental"
+
+OPERATIONS: Final = {"chat": "chat", "completion": "text_completion", "embedding": "embeddings"}
+"""By ``Record.operation``."""
+FINISHES: Final = {"eos": "stop", "tool_calls": "tool_calls", "length": "length", "stop": "stop"}
+"""What choices ended with, where the conventions have a word for it."""
+
+Direction = Literal["input", "output"]
+Value = str | int | float | bool | tuple[str, ...]
+"""What an attribute may say."""
+
+
+class Counted(Struct, frozen=True):
+    """The metric that tells an operation's tokens; ``typed`` where one tells both directions."""
+
+    name: str
+    typed: bool
+
+
+class Names(Struct, frozen=True):
+    """All of them. A direction's tokens, and durations at workers, go by the operation."""
+
+    attributes: Mapping[str, str]
+    """By what the gateway calls them."""
+    duration: str
+    """Of a request, as the gateway serves it."""
+    first: str
+    """To the first token."""
+    pace: str
+    """For each token after it."""
+    durations: Mapping[str, str]
+    tokens: Mapping[tuple[str, Direction], Counted]
+
+    def named(self, told: Mapping[str, Value | None]) -> dict[str, Value | None]:
+        """What is told by the gateway's own words, by these."""
+        return {self.attributes[name]: value for name, value in told.items()}
+
+
+_USAGE: Final = Counted("gen_ai.client.token.usage", typed=True)
+_DURATION: Final = "gen_ai.client.operation.duration"
+RELEASED: Final = Names(
+    attributes={
+        "operation": "gen_ai.operation.name",
+        "backend": "gen_ai.provider.name",
+        "model": "gen_ai.request.model",
+        "asked_model": "gen_ai.original.model",
+        "direction": "gen_ai.token.type",
+        "stream": "gen_ai.request.stream",
+        "n": "gen_ai.request.choice.count",
+        "max_tokens": "gen_ai.request.max_tokens",
+        "temperature": "gen_ai.request.temperature",
+        "top_p": "gen_ai.request.top_p",
+        "top_k": "gen_ai.request.top_k",
+        "seed": "gen_ai.request.seed",
+        "frequency_penalty": "gen_ai.request.frequency_penalty",
+        "presence_penalty": "gen_ai.request.presence_penalty",
+        "dimensions": "gen_ai.embeddings.dimension.count",
+        "finishes": "gen_ai.response.finish_reasons",
+        "first_token": "gen_ai.response.time_to_first_chunk",
+        "prompt_tokens": "gen_ai.usage.input_tokens",
+        "completion_tokens": "gen_ai.usage.output_tokens",
+        "cached_tokens": "gen_ai.usage.cache_read.input_tokens",
+        "reasoning_tokens": "gen_ai.usage.reasoning.output_tokens",
+    },
+    duration="gen_ai.server.request.duration",
+    first="gen_ai.server.time_to_first_token",
+    pace="gen_ai.server.time_per_output_token",
+    durations={"chat": _DURATION, "text_completion": _DURATION, "embeddings": _DURATION},
+    tokens={
+        ("chat", "input"): _USAGE,
+        ("chat", "output"): _USAGE,
+        ("text_completion", "input"): _USAGE,
+        ("text_completion", "output"): _USAGE,
+        ("embeddings", "input"): _USAGE,
+    },
+)
+_INPUT: Final = Counted("gen_ai.client.inference.operation.input_tokens", typed=False)
+_OUTPUT: Final = Counted("gen_ai.client.inference.operation.output_tokens", typed=False)
+NEWEST: Final = replace(
+    RELEASED,
+    tokens={
+        ("chat", "input"): _INPUT,
+        ("chat", "output"): _OUTPUT,
+        ("text_completion", "input"): _INPUT,
+        ("text_completion", "output"): _OUTPUT,
+        ("embeddings", "input"): Counted(
+            "gen_ai.client.embeddings.operation.input_tokens", typed=False
+        ),
+    },
+    durations={**RELEASED.durations, "embeddings": "gen_ai.client.embeddings.duration"},
+)
+
+
+def names(environment: Mapping[str, str]) -> Names:
+    """Those that the environment asks for."""
+    asked = {word.strip() for word in environment.get(VARIABLE, "").split(",")}
+    return NEWEST if _NEWEST in asked else RELEASED

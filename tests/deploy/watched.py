@@ -1,0 +1,59 @@
+"""What the board and the alerts ask Prometheus, and which metrics that names."""
+
+import re
+from collections.abc import Iterator, Mapping
+from typing import Any, Final
+
+import msgspec
+
+from tests.deploy.tools import DEPLOY, read
+
+BOARD: Final = DEPLOY / "grafana" / "interlingua.json"
+RULES: Final = DEPLOY / "prometheus" / "interlingua.rules.yaml"
+CASES: Final = DEPLOY / "prometheus" / "interlingua.test.yaml"
+_NAME: Final = re.compile(r"\b(interlingua_[a-z_]+|vllm:[a-z_]+)(\{[^}]*\})?")
+_BY: Final = re.compile(r"\bby \(([^)]*)\)")
+_MATCHED: Final = re.compile(r"(\w+)(?:=~|!=|=)")
+_OURS: Final = frozenset({"job", "instance", "le"})
+"""Labels that Prometheus gives itself, or a histogram has."""
+
+
+def panels() -> list[dict[str, Any]]:
+    """Those of the board."""
+    board = msgspec.json.decode(BOARD.read_bytes())
+    return [one for one in board["panels"] if one["type"] != "row"]
+
+
+def rules() -> Iterator[dict[str, Any]]:
+    """Alerts, and what is recorded for them."""
+    for group in read(RULES)["groups"]:
+        yield from group["rules"]
+
+
+def asked() -> Mapping[str, str]:
+    """Every expression, by who asks it. Grafana's own variables stand for what they may be."""
+    of_panels = {
+        f"{panel['title']} {target['refId']}": target["expr"].replace("$__rate_interval", "5m")
+        for panel in panels()
+        for target in panel["targets"]
+    }
+    return of_panels | {one.get("alert") or one["record"]: one["expr"] for one in rules()}
+
+
+def named(expr: str) -> set[str]:
+    """The samples that an expression names."""
+    return {found[1] for found in _NAME.finditer(expr)} - _recorded()
+
+
+def labelled(expr: str) -> set[str]:
+    """The labels that it asks for, beside Prometheus's own."""
+    matched = {one for found in _NAME.finditer(expr) for one in _MATCHED.findall(found[2] or "")}
+    grouped = {one.strip() for found in _BY.findall(expr) for one in found.split(",")}
+    return (matched | grouped) - _OURS
+
+
+def _recorded() -> set[str]:
+    """What the rules make themselves: ``model:interlingua_…``, of which the pattern sees a part."""
+    return {
+        found[1] for one in rules() if "record" in one for found in _NAME.finditer(one["record"])
+    }

@@ -1,0 +1,62 @@
+"""What the HTTP client tells of its connections, and what a pool tells of those of another."""
+
+import asyncio
+import socket
+from random import Random
+from typing import Any
+
+import pytest
+
+from backends.http import HttpUpstream
+from backends.pool import PoolBackend
+from backends.upstream import Connections, Worker
+from gateway.core.errors import WorkerUnreachable
+from gateway.core.ports import WireRequest
+from tests.fakes import whole
+from tests.fault.lines import Lines
+from tests.serving import serving
+
+ASKED = WireRequest("/", b"", ())
+
+
+async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    while await reader.readuntil(b"\r\n\r\n"):
+        writer.write(whole(b"{}"))
+
+
+async def test_connections_are_told_as_they_are_now() -> None:
+    upstream = HttpUpstream()
+    await upstream.start()
+    try:
+        assert upstream.connections == Connections()
+        async with serving(answer) as url:
+            reading = await upstream.open(url, ASKED, 5)
+            assert upstream.connections == Connections(open=1, made=1)
+            while await reading.read():
+                pass
+            reading.release()
+            assert upstream.connections == Connections(open=1, resting=1, made=1)
+            again = await upstream.open(url, ASKED, 5)
+            assert upstream.connections == Connections(open=1, made=1)
+            again.abort()
+        with socket.create_server(("127.0.0.1", 0)) as free:
+            port = free.getsockname()[1]
+        with pytest.raises(WorkerUnreachable):
+            await upstream.open(f"http://127.0.0.1:{port}", ASKED, 5)
+        assert (upstream.connections.made, upstream.connections.failed) == (1, 1)
+    finally:
+        await upstream.aclose()
+
+
+@pytest.mark.parametrize("upstream", [None, object()])
+def test_a_client_that_tells_of_none_has_none(upstream: Any) -> None:
+    pool = PoolBackend(
+        workers=[Worker("http://w:1")],
+        dialect=Lines(),
+        clock=lambda: 0.0,
+        draw=Random(7).random,
+        upstream=upstream,
+    )
+    assert pool.connections == Connections()
+    assert pool.queued == []
+    assert not pool.panics

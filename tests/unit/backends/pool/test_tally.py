@@ -1,0 +1,166 @@
+"""What a pool counts of what it does."""
+
+import asyncio
+from collections.abc import Mapping, Sequence
+from types import MappingProxyType
+from typing import Any
+
+import pytest
+
+from backends.pool.backend import _allowed
+from backends.pool.budget import Budget
+from backends.pool.policy import RoundRobin
+from backends.pool.retry import Retry, RetrySettings
+from backends.pool.roster import Limits, Roster, Wish
+from backends.pool.tally import Tally
+from backends.pool.watch import Watch
+from backends.upstream import Queue, Worker
+from gateway.core.context import Context, Deadline
+from gateway.core.errors import (
+    DeadlineExceeded,
+    GatewayError,
+    Overloaded,
+    RateLimited,
+    WorkerFailed,
+    WorkerUnreachable,
+)
+from gateway.core.ports import WireRequest
+
+DOWN = WorkerUnreachable("x")
+BAD = WorkerFailed("x", status=502)
+BUSY = RateLimited("x")
+
+
+class FakeClock:
+    def __init__(self) -> None:
+        self.now = 100.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+@pytest.mark.parametrize(
+    ("errors", "least", "retries", "exhausted"),
+    [
+        ([DOWN, DOWN], 0, {"connect": 2}, 0),
+        ([BAD], 1, {"502": 1}, 0),
+        ([BUSY], 1, {"429": 1}, 0),
+        ([BAD], 0, {}, 1),
+        ([BAD, BAD], 9, {"502": 1}, 0),
+        ([WorkerFailed("x")], 9, {}, 0),
+    ],
+)
+def test_only_what_was_tried_again_is_a_retry(
+    errors: list[GatewayError], least: int, retries: dict[str, int], exhausted: int
+) -> None:
+    tally = Tally()
+    retry = Retry(RetrySettings(), Budget(0, least), tally=tally)
+    for error in errors:
+        retry.may(error, 0.0, accepted=False)
+    assert (dict(tally.retries), tally.exhausted) == (retries, exhausted)
+
+
+def pool(clock: FakeClock, tally: Tally, count: int = 1, **queue: Any) -> Roster:
+    workers = [Worker(f"http://w{n}:1", max_concurrency=1) for n in range(count)]
+    return Roster(workers, RoundRobin(), Limits(None, Queue(**queue)), clock, tally)
+
+
+async def test_who_waits_is_timed_and_who_does_not_is_not() -> None:
+    clock, tally = FakeClock(), Tally()
+    roster = pool(clock, tally, max=1)
+    deadline = Deadline(clock, 60)
+    place = await roster.take(Wish(set()), deadline)
+    assert sum(tally.waited.counts) == 0
+    waits = asyncio.create_task(roster.take(Wish(set(), id="r2"), deadline))
+    await asyncio.sleep(0)
+    assert roster.queued == ["r2"]
+    with pytest.raises(Overloaded):
+        await roster.take(Wish(set()), deadline)
+    clock.now += 3
+    roster.give_back(place)
+    roster.give_back(await waits)
+    assert tally.waited.total == 3
+    assert roster.queued == []
+    assert tally.shed == {"queue_full": 1}
+    roster.close()
+
+
+async def test_who_gets_no_place_is_counted_by_the_reason() -> None:
+    clock, tally = FakeClock(), Tally()
+    roster = pool(clock, tally, wait=0.01)
+    await roster.take(Wish(set()), Deadline(clock, 60))
+    with pytest.raises(DeadlineExceeded):
+        await roster.take(Wish(set()), Deadline(clock, 60))
+    with pytest.raises(Overloaded):
+        await pool(clock, tally, 0).take(Wish(set()), Deadline(clock, 60))
+    assert tally.shed == {"queue_wait": 1, "no_worker": 1}
+
+
+def test_a_pool_panics_when_too_few_are_well() -> None:
+    clock = FakeClock()
+    roster = pool(clock, Tally(), 4)
+    assert not roster.panics
+    for number, member in enumerate(roster.members):
+        for _ in range(20):
+            member.health.failed(clock())
+        assert roster.panics == (number >= 2), number
+
+
+class Reads:
+    """An answer that takes so long for each read."""
+
+    status = 200
+    headers: Mapping[str, str] = MappingProxyType({})
+    complete = False
+
+    def __init__(self, clock: FakeClock, takes: Sequence[float]) -> None:
+        self._clock = clock
+        self._takes = iter(takes)
+
+    async def read(self) -> bytes:
+        self._clock.now += next(self._takes)
+        return b"x"
+
+    def abort(self) -> None:
+        raise AssertionError
+
+    def release(self) -> None:
+        raise AssertionError
+
+
+@pytest.mark.parametrize(
+    ("takes", "longest"),
+    [([5.0], 0.0), ([5.0, 0.1], 0.1), ([5.0, 0.1, 2.0, 0.2], 2.0), ([5.0, 0.1, 2.0], 2.0)],
+)
+async def test_the_first_wait_is_no_pause(takes: list[float], longest: float) -> None:
+    clock = FakeClock()
+    watch = Watch(Deadline(clock, 60), clock, first=30.0, idle=30.0)
+    reads = Reads(clock, takes)
+    for number in range(len(takes)):
+        await watch.read(reads)
+        if not number:
+            watch.begun()
+    watch.hurry(1.0)
+    watch.stop()
+    assert watch.longest == pytest.approx(longest)
+
+
+@pytest.mark.parametrize(
+    ("given", "passed_on"),
+    [
+        ({"traceparent": "00-1-2-01"}, [("traceparent", "00-1-2-01")]),
+        (
+            {"traceparent": "00-1-2-01", "tracestate": "a=1, b=2"},
+            [("traceparent", "00-1-2-01"), ("tracestate", "a=1, b=2")],
+        ),
+        ({"tracestate": "a=1\r\nx: y"}, []),
+        ({"traceparent": "a b"}, []),
+        ({}, []),
+    ],
+)
+def test_what_a_client_says_of_its_trace_is_passed_on(
+    given: dict[str, str], passed_on: list[tuple[str, str]]
+) -> None:
+    context = Context("r", Deadline(lambda: 0.0, 1), lambda: 0.0, **given)  # type: ignore[arg-type]
+    wire = _allowed(WireRequest("/", b"", ()), context)
+    assert [*wire.headers] == [("x-request-id", "r"), *passed_on]

@@ -1,0 +1,78 @@
+"""What is put around exchanges, by what the configuration says of them."""
+
+from typing import Any
+
+import pytest
+from msgspec.structs import replace
+
+from gateway.app import surroundings
+from gateway.config import Observe, load
+from gateway.counted import exported
+from gateway.telemetry import Record, silent
+from gateway.tracing.sending import Push, Spans
+from tests.collecting import Collector, told
+
+START = "backends: {a: {kind: echo}}\nmodels: {m: {backend: a}}\n"
+RECORD = Record("r", operation="chat", model="m", backend="a", duration=0.5)
+
+
+def observe(**parts: Any) -> Observe:
+    return load(f"{START}observe: {parts}\n", "g", env={}).observe
+
+
+class Http:
+    method = "POST"
+    path = "/v1/chat/completions"
+    query = ""
+    peer = ""
+    headers: Any = {"traceparent": "none"}  # noqa: RUF012 - as the port has it
+
+    async def body(self, limit: int) -> bytes:
+        raise AssertionError(limit)
+
+
+@pytest.fixture
+def collector() -> Any:
+    with Collector() as made:
+        yield made
+
+
+def test_what_is_not_told_costs_nothing() -> None:
+    outside = surroundings()
+    same, sending = exported(observe(), outside, {})
+    assert same is outside
+    assert not sending
+
+
+def test_traces_alone_are_sent_as_they_are_told_to_be(collector: Collector) -> None:
+    seen: list[Record] = []
+    said = observe(traces={"otlp": collector.url, "sample": 1, "auth": {"bearer": "k"}})
+    before = replace(surroundings(), observe=seen.append, lost={"log_lines": int})
+    outside, sending = exported(said, before, {"OTEL_SERVICE_NAME": "edge"})
+    assert [type(one) for one in sending] == [Spans]
+    assert [*outside.lost] == ["log_lines", "traces"]
+    assert outside.traces is not None
+    record = replace(RECORD)
+    outside.traces.begin(record, Http())
+    outside.observe(record)
+    sending[0].start()
+    assert sending[0].close(10)
+    assert seen == [record]
+    assert [one.span_id.hex() for one in collector.spans()] == [record.span]
+    assert collector.taken[0].headers["authorization"] == "Bearer k"
+    [resource] = next(collector.traces()).resource_spans
+    assert told(resource.resource.attributes)["service.name"] == "edge"
+
+
+def test_figures_alone_are_sent_as_they_are_told_to_be(collector: Collector) -> None:
+    said = observe(metrics={"push": {"otlp": collector.url, "headers": {"x-scope": "s"}}})
+    before = replace(surroundings(), observe=silent)
+    environment = {"OTEL_SEMCONV_STABILITY_OPT_IN": "gen_ai_latest_experimental"}
+    outside, sending = exported(said, before, environment)
+    assert [type(one) for one in sending] == [Push]
+    assert outside.traces is None
+    outside.observe(replace(RECORD, operation="embedding"))
+    sending[0].start()
+    assert sending[0].close(10)
+    assert "gen_ai.client.embeddings.duration" in collector.metrics()
+    assert collector.taken[0].headers["x-scope"] == "s"

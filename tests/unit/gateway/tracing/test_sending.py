@@ -1,0 +1,124 @@
+"""What is sent to a collector that takes it, and to one that does not."""
+
+import logging
+import threading
+from collections.abc import Callable
+
+import pytest
+from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
+
+from gateway.telemetry import Record
+from gateway.tracing.figures import Figures
+from gateway.tracing.follow import Trace
+from gateway.tracing.names import RELEASED
+from gateway.tracing.sending import Post, Push, Spans, resource
+from tests.collecting import Collector
+
+MESSAGE = ExportTraceServiceRequest()
+SENDER = resource({}, "i1")
+
+
+@pytest.fixture(autouse=True)
+def _no_pause(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("gateway.tracing.sending._PAUSE", 0.001)
+    monkeypatch.setattr("gateway.tracing.sending._LINGER", 0.001)
+
+
+def traced(number: int) -> Trace:
+    record = Record(f"r{number}", trace="1" * 32, span=f"{number:016x}")
+    return Trace(record, "POST", lambda: 1.0, lambda: "2" * 16)
+
+
+@pytest.mark.parametrize(
+    ("statuses", "taken", "asked"),
+    [
+        ((), True, 1),
+        ((503, 429), True, 3),
+        ((503, 502, 504), False, 3),
+        ((400,), False, 1),
+        ((401,), False, 1),
+    ],
+)
+def test_a_collector_that_is_busy_is_asked_again(
+    statuses: tuple[int, ...], taken: bool, asked: int
+) -> None:
+    with Collector(*statuses) as collector:
+        post = Post(f"{collector.url}/v1/traces", {}, threading.Event())
+        assert post.send(MESSAGE) == taken
+    assert len(collector.taken) == asked
+
+
+def test_a_collector_that_is_not_there_takes_nothing(caplog: pytest.LogCaptureFixture) -> None:
+    with Collector() as collector:
+        pass
+    assert not Post(f"{collector.url}/v1/traces", {}, threading.Event()).send(MESSAGE)
+    assert caplog.messages == [f"{collector.url}/v1/traces takes nothing now: ConnectError"]
+
+
+def test_at_the_end_nobody_waits_to_ask_again() -> None:
+    closing = threading.Event()
+    closing.set()
+    with Collector(503) as collector:
+        assert not Post(f"{collector.url}/v1/traces", {}, closing).send(MESSAGE)
+    assert len(collector.taken) == 1
+
+
+def test_the_log_has_a_line_where_it_changes(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.WARNING, "interlingua")
+    with Collector(400, 400, 200, 200, 400) as collector:
+        post = Post(f"{collector.url}/v1/traces", {"x-key": "canary"}, threading.Event())
+        for _ in range(5):
+            post.send(MESSAGE)
+    url = f"{collector.url}/v1/traces"
+    assert caplog.messages == [
+        f"{url} takes nothing now: 400",
+        f"{url} takes what it is sent again",
+        f"{url} takes nothing now: 400",
+    ]
+
+
+def test_what_was_not_taken_is_counted() -> None:
+    with Collector(400) as collector:
+        sending = Spans(collector.url, {}, 10, SENDER, RELEASED)
+        for number in range(12):
+            sending.put(traced(number))
+        sending.start()
+        assert sending.close(10)
+        assert sending.lost() == 12
+    with Collector() as collector:
+        sending = Spans(collector.url, {}, 10, SENDER, RELEASED)
+        sending.start()
+        sending.put(traced(1))
+        assert sending.close(10)
+        assert sending.lost() == 0
+    assert [one.span_id[-1] for one in collector.spans()] == [1]
+
+
+def test_figures_are_sent_again_and_again() -> None:
+    with Collector() as collector:
+        push = Push(collector.url, {}, 0.001, SENDER, tuple)
+        push.start()
+        while len(collector.taken) < 3:
+            pass
+        assert push.close(10)
+
+
+def test_figures_are_sent_a_last_time() -> None:
+    figures = Figures(RELEASED, 1.0)
+    figures.tell(Record("r", operation="chat", duration=0.5))
+    with Collector() as collector:
+        push = Push(collector.url, {}, 60.0, SENDER, lambda: figures.metrics(2.0))
+        push.start()
+        assert push.close(10)
+    assert "gen_ai.server.request.duration" in collector.metrics()
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda url: Push(url, {}, 60.0, SENDER, tuple),
+        lambda url: Spans(url, {}, 10, SENDER, RELEASED),
+    ],
+)
+def test_what_never_began_ends(make: Callable[[str], Push | Spans]) -> None:
+    assert make("http://127.0.0.1:9").close(10)
