@@ -5,7 +5,7 @@ The processes ask for the key themselves, and refuse what they would refuse alon
 
 import asyncio
 import logging
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from http import HTTPStatus
 from typing import Final
 
@@ -17,13 +17,17 @@ from yarl import URL
 
 from gateway.config.addresses import split_address
 from gateway.processes.member import Member
-from gateway.processes.merging import Page, workers
+from gateway.processes.merging import Page, cancelled, joined
+from gateway.processes.passing import pass_on
 
 _BODY: Final = 64 << 10
 _PATIENCE: Final = 10.0
 """How many seconds a body may take."""
 _LONGEST: Final = 600.0
 """How many seconds an answer may take: a reload waits for what is new."""
+_NOBODY: Final = "no process serves now"
+_PLAYED: Final = "/-/play/"
+"""Below it the listeners answer, a piece at a time."""
 _ASKED: Final = (
     hdrs.HOST,
     hdrs.AUTHORIZATION,
@@ -36,6 +40,9 @@ _TOLD: Final = (
     hdrs.SERVER,
     hdrs.CACHE_CONTROL,
     "X-Content-Type-Options",
+    hdrs.CONTENT_SECURITY_POLICY,
+    "Referrer-Policy",
+    hdrs.LOCATION,
     hdrs.WWW_AUTHENTICATE,
     hdrs.ALLOW,
 )
@@ -57,15 +64,23 @@ class _Said(Struct, frozen=True):
 class Desk:
     """Listens at ``address``. ``members`` gives the processes; ``own``, what the supervisor counts.
 
-    What a process counted stays counted when it is gone, as far as it was asked for before.
+    ``config`` tells the whole configuration, of which each process has a part. What a process
+    counted stays counted when it is gone, as far as it was asked for before.
     """
 
     def __init__(
-        self, address: str, members: Callable[[], Sequence[Member]], own: Callable[[], bytes]
+        self,
+        address: str,
+        members: Callable[[], Sequence[Member]],
+        own: Callable[[], bytes],
+        config: Callable[[], Awaitable[object]],
     ) -> None:
+        self.draining = False
+        """Whether all were told to."""
         self._address = address
         self._members = members
         self._own = own
+        self._config = config
         self._gone = Page()
         self._last: dict[Member, Page] = {}
         made = web.Application(client_max_size=_BODY)
@@ -73,6 +88,7 @@ class Desk:
         self._runner = web.AppRunner(
             made,
             handle_signals=False,
+            handler_cancellation=True,
             access_log=None,
             logger=logging.getLogger("interlingua.http"),
             auto_decompress=False,
@@ -95,7 +111,9 @@ class Desk:
         """This one is gone."""
         self._gone.add(self._last.pop(member, Page()).counts())
 
-    async def _serve(self, request: web.Request) -> web.Response:
+    async def _serve(self, request: web.Request) -> web.StreamResponse:
+        if request.path.startswith(_PLAYED):
+            return await self._play(request)  # its body is its listener's to bound
         try:
             async with asyncio.timeout(_PATIENCE):
                 body = await request.read()
@@ -108,7 +126,7 @@ class Desk:
         url = URL(f"http://localhost{request.rel_url.raw_path_qs}", encoded=True)
         said = await self._answer(_Question(request.method, url, headers, body), request.path)
         if said is None:
-            return _refusal(HTTPStatus.SERVICE_UNAVAILABLE, "no process serves now")
+            return _refusal(HTTPStatus.SERVICE_UNAVAILABLE, _NOBODY)
         told = {name: said.headers[name] for name in _TOLD if name in said.headers}
         return web.Response(status=said.status, body=said.body, headers=told)
 
@@ -116,11 +134,17 @@ class Desk:
         match question.method, path:
             case "GET", "/metrics":
                 return await self._metrics(question)
-            case "GET", "/-/workers":
-                return await self._workers(question)
+            case "GET", ("/-/workers" | "/-/status" | "/-/requests"):
+                return await self._joined(question, path)
             case (("POST" | "DELETE"), "/-/workers"):
                 answers = await self._all(question)
                 return max(answers.values(), key=lambda one: one.status, default=None)
+            case "GET", "/-/config":
+                return await self._whole(question)
+            case "POST", _ if path.startswith("/-/requests/"):
+                return await self._cancel(question)
+            case (("POST" | "DELETE"), "/-/drain"):
+                return await self._drain(question)
             case "GET", "/-/ready":
                 return await self._first(question, HTTPStatus.SERVICE_UNAVAILABLE)
             case "GET", _ if path.startswith("/-/explain/"):
@@ -139,13 +163,42 @@ class Desk:
             page.add(one)
         return msgspec.structs.replace(next(iter(answers.values())), body=page.text().encode())
 
-    async def _workers(self, question: _Question) -> _Said | None:
+    async def _joined(self, question: _Question, path: str) -> _Said | None:
+        """One answer of all."""
         answers = await self._all(question)
         if not answers or (odd := _odd(answers)):
             return odd if answers else None
-        known = workers(msgspec.json.decode(one.body)["backends"] for one in answers.values())
-        body = msgspec.json.encode({"backends": known})
+        body = msgspec.json.encode(joined(path, [one.body for one in answers.values()]))
         return msgspec.structs.replace(next(iter(answers.values())), body=body)
+
+    async def _whole(self, question: _Question) -> _Said | None:
+        """The configuration that each has a part of, if one of them would tell its own."""
+        said = await self._first(question, None)
+        if said is None or said.status != HTTPStatus.OK:
+            return said
+        return msgspec.structs.replace(said, body=msgspec.json.encode(await self._config()))
+
+    async def _cancel(self, question: _Question) -> _Said | None:
+        """Any may have some that are meant."""
+        answers = (await self._all(question)).values()
+        found = [one for one in answers if one.status == HTTPStatus.OK]
+        if not found:
+            return next(iter(answers), None)
+        body = msgspec.json.encode(cancelled([one.body for one in found]))
+        return msgspec.structs.replace(found[0], body=body)
+
+    async def _drain(self, question: _Question) -> _Said | None:
+        """Also those that are started from now on."""
+        answers = await self._all(question)
+        if answers and _odd(answers) is None:
+            self.draining = question.method == hdrs.METH_POST
+        return max(answers.values(), key=lambda one: one.status, default=None)
+
+    async def _play(self, request: web.Request) -> web.StreamResponse:
+        """As the first process answers that serves."""
+        first = next((one for one in self._members() if one.ready), None)
+        answer = None if first is None else await pass_on(request, first.admin)
+        return answer or _refusal(HTTPStatus.SERVICE_UNAVAILABLE, _NOBODY)
 
     async def _all(self, question: _Question) -> Mapping[Member, _Said]:
         """What each that serves says."""
@@ -176,7 +229,11 @@ async def _ask(member: Member, question: _Question) -> _Said | None:
         async with (
             aiohttp.ClientSession(connector=connector, timeout=limits) as session,
             session.request(
-                question.method, question.url, headers=question.headers, data=question.body
+                question.method,
+                question.url,
+                headers=question.headers,
+                data=question.body,
+                allow_redirects=False,
             ) as answer,
         ):
             return _Said(answer.status, answer.headers, await answer.read())

@@ -33,13 +33,17 @@ class Seated(Struct, frozen=True, array_like=True):
 
 
 class Begin(Struct, frozen=True, tag=True):
-    """Serve this, as one of so many. ``admin`` is the path of its admin socket, "" for none."""
+    """Serve this, as one of so many. ``admin`` is the path of its admin socket, "" for none.
+
+    ``draining``: tell whoever asks that no more requests should come.
+    """
 
     text: Text
     processes: int
     ports: Sequence[Seated]
     admin: str = ""
     log_level: str = "INFO"
+    draining: bool = False
 
 
 class Ready(Struct, frozen=True, tag=True):

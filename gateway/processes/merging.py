@@ -1,16 +1,24 @@
 """Many processes' figures as one's."""
 
-from collections.abc import Iterable, Mapping, Sequence
+import operator
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, Final
 
+import msgspec
 from msgspec import Struct, field
 
-_LARGEST: Final = frozenset({"interlingua_worker_up"})
-"""What is not counted together: it is so where it is so in one process."""
+from gateway.admin import status
+from gateway.measured import EVERY
+
 _SUMMED: Final = frozenset({"in_flight", "limit"})
 """Of what is told of a worker; the rest is what the first process tells."""
-_OWN: Final = "interlingua_config_"
-"""What is known of reloads, the supervisor knows."""
+
+
+_JOIN: Final[Mapping[str, Callable[[float, float], float]]] = {
+    "sum": operator.add,
+    "largest": max,
+    "smallest": min,
+}
 
 
 class _Family(Struct):
@@ -40,12 +48,13 @@ class Page:
     def add(self, other: "Page") -> None:
         """Count another process's figures into these."""
         for name, theirs in other.families.items():
-            if name.startswith(_OWN):
+            merged = EVERY[name].merged if name in EVERY else "sum"
+            if merged == "supervisor":
                 continue
+            join = _JOIN[merged]
             ours = self.families.setdefault(name, _Family(theirs.heads, theirs.kind)).samples
             for sample, value in theirs.samples.items():
-                had = ours.get(sample, 0.0)
-                ours[sample] = max(had, value) if name in _LARGEST else had + value
+                ours[sample] = join(ours[sample], value) if sample in ours else value
 
     def counts(self) -> "Page":
         """What of it only grows: counters and histograms."""
@@ -72,6 +81,25 @@ def workers(told: Iterable[Mapping[str, Sequence[Mapping[str, Any]]]]) -> dict[s
                 url = report["url"]
                 known[url] = _joined(known[url], report) if url in known else dict(report)
     return {name: [*known.values()] for name, known in merged.items()}
+
+
+def joined(path: str, bodies: Sequence[bytes]) -> object:
+    """What several processes answer at this path of their admin listeners, as one's answer."""
+    told = [msgspec.json.decode(one) for one in bodies]
+    match path:
+        case "/-/workers":
+            return {"backends": workers(one["backends"] for one in told)}
+        case "/-/requests":
+            every = [running for one in told for running in one["requests"]]
+            return {"requests": sorted(every, key=lambda one: -one["age"])}
+        case _:
+            statuses = msgspec.convert(told, list[status.Status])
+            return status.merged(statuses, workers(one.workers for one in statuses))
+
+
+def cancelled(bodies: Sequence[bytes]) -> object:
+    """How many requests several processes ended."""
+    return {"cancelled": sum(msgspec.json.decode(one)["cancelled"] for one in bodies)}
 
 
 def _joined(known: dict[str, Any], report: Mapping[str, Any]) -> dict[str, Any]:

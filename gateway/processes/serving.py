@@ -23,6 +23,7 @@ from gateway.app import App, surroundings
 from gateway.config import Complaint, ConfigError, Loaded
 from gateway.config.complaints import START
 from gateway.core.errors import WorkerError
+from gateway.descriptors import raise_limit
 from gateway.processes.line import (
     Begin,
     Done,
@@ -36,8 +37,9 @@ from gateway.processes.line import (
     Verdict,
     Wish,
 )
-from gateway.processes.loops import loop_factory
+from gateway.processes.loops import loop_factory, settle
 from gateway.processes.shares import share
+from gateway.processes.stopping import Stopping
 from gateway.processes.text import Text
 from gateway.recording.lines import Lines, the_log
 from gateway.reload import Origin, Told
@@ -126,36 +128,35 @@ async def serve(end: socket.socket) -> int:
         return 1
     told = loaded.config.observe.access_log
     with the_log(told.buffer, exchanges=told.format != "off") as lines:
-        return await _serve(loaded, among, lines)
+        return await _serve(loaded, among, lines, draining=begin.draining)
 
 
-async def _serve(loaded: Loaded, among: Among, lines: Lines) -> int:
-    loop, stopping = asyncio.get_running_loop(), asyncio.Event()
-    for name in (signal.SIGTERM, signal.SIGINT):
-        loop.add_signal_handler(name, stopping.set)
+async def _serve(loaded: Loaded, among: Among, lines: Lines, *, draining: bool) -> int:
+    loop, stopping = asyncio.get_running_loop(), Stopping()
     origin = Origin(loaded, lambda: loaded)
     app = App(loaded.config, surroundings(lines), origin=origin, among=among)
+    app.drain(on=draining)
     try:
         urls = await app.start()
     except (OSError, WorkerError) as error:
         among.line.say(Failed(str(error)))
         await app.stop()
         return 1
+    settle()
     among.line.say(Ready([*filter(None, urls)], [info.name for info in app.router.models()]))
-    following = loop.create_task(among.follow(app, stopping))
-    await stopping.wait()
-    for name in (signal.SIGTERM, signal.SIGINT):
-        loop.remove_signal_handler(name)
+    following = loop.create_task(among.follow(app, stopping.event))
+    await stopping.come()
     following.cancel()
     with suppress(asyncio.CancelledError):
         await following
-    await app.stop()
+    await app.stop(lame_duck=stopping.lame_duck)
     return 0
 
 
 def main() -> int:
     """Serve, with the descriptor that the command line names."""
     signal.signal(signal.SIGHUP, signal.SIG_IGN)  # the supervisor's to hear
+    raise_limit()
     with asyncio.Runner(loop_factory=loop_factory()) as runner:
         return runner.run(serve(socket.socket(fileno=int(sys.argv[1]))))
 

@@ -16,13 +16,14 @@ from typing import Final
 import click
 from msgspec import Struct
 from prometheus_client import CollectorRegistry
-from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 from prometheus_client.exposition import generate_latest
 from prometheus_client.metrics_core import Metric
 from prometheus_client.registry import Collector
 
 from gateway import config as c
+from gateway.admin.overview import shown
 from gateway.config import Complaint, ConfigError, Loaded
+from gateway.metrics.processes import PROCESSES, RESTARTS
 from gateway.processes.desk import Desk
 from gateway.processes.following import Following
 from gateway.processes.line import Begin, Prepare, Prepared, Seated, Verdict
@@ -79,7 +80,9 @@ class Supervisor(Collector):
         registry.register(reloads)
         registry.register(self)
         admin, own = plan.first.config.admin, partial(generate_latest, registry)
-        self._desk = None if admin is None else Desk(admin.address, self._serving, own)
+        self._desk: Desk | None = None
+        if admin is not None:
+            self._desk = Desk(admin.address, self._serving, own, self._shown)
 
     async def run(self) -> int:
         """Serve until told to stop; gives the command's exit code."""
@@ -103,12 +106,11 @@ class Supervisor(Collector):
     def collect(self) -> Iterator[Metric]:
         """See prometheus_client's Collector."""
         serving = len(self._serving())
-        yield GaugeMetricFamily("interlingua_processes", "Processes that serve.", value=serving)
-        yield CounterMetricFamily(
-            "interlingua_process_restarts",
-            "Processes that were started in the place of one that ended.",
-            value=max(0, self._born - self._plan.processes),
-        )
+        yield PROCESSES.family([((), serving)])
+        yield RESTARTS.family([((), max(0, self._born - self._plan.processes))])
+
+    async def _shown(self) -> object:
+        return await shown(self._loaded.config, self._loaded.hash, self._loaded.filename)
 
     def _serving(self) -> list[Member]:
         return [one for one in self._members if one.ready is not None]
@@ -146,25 +148,25 @@ class Supervisor(Collector):
     def _give_up(self, why: str) -> None:
         if not self._stopping.is_set():
             self._why = why
-            self._drain()
+            self._drain(signal.SIGINT)
 
     def _stop(self, name: signal.Signals) -> None:
         """A signal has come; a second one ends all at once."""
         if not self._stopping.is_set():
             said = "interlingua stops when what runs has ended; signal again to stop at once"
             click.echo(said, err=True)
-            self._drain()
+            self._drain(name)
             return
         for one in self._members:
             one.send(signal.SIGKILL)
         signal.signal(name, signal.SIG_DFL)
         signal.raise_signal(name)
 
-    def _drain(self) -> None:
+    def _drain(self, name: signal.Signals) -> None:
         """Let each come to its end. It must be told once: the second time ends it."""
         self._stopping.set()
         for one in self._members:
-            one.send(signal.SIGTERM)
+            one.send(name)
 
     def _urls(self) -> Sequence[str]:
         return next((one.ready.urls for one in self._members if one.ready), ())
@@ -175,10 +177,12 @@ class Supervisor(Collector):
         """Start one more; why it does not serve, or ""."""
         self._born += 1
         admin = "" if self._desk is None else str(self._folder / str(self._born))
+        draining = self._desk is not None and self._desk.draining
         member = await Member.born(admin)
         self._members.append(member)
         self._tasks.create_task(member.hear(self._reloader.reload))
-        begin = Begin(self._text, self._plan.processes, self._seated(), admin, self._plan.log_level)
+        count, level = self._plan.processes, self._plan.log_level
+        begin = Begin(self._text, count, self._seated(), admin, level, draining)
         if self._stopping.is_set():
             member.send(signal.SIGTERM)
         return await member.begin(begin)

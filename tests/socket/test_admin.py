@@ -14,7 +14,7 @@ from msgspec import Struct
 
 from backends.pool.discovery import Discovery
 from backends.upstream import Worker
-from gateway.admin import Admin, WorkerSet, obstacle
+from gateway.admin import Admin, Behind, WorkerSet, obstacle
 from gateway.router import Router
 
 KEY = "sk-admin-canary"
@@ -56,7 +56,7 @@ async def admin(
 ) -> AsyncIterator[Listening]:
     workers, state = Workers(FIRST), dict[str, str | None](why=None)
     pools: dict[str, WorkerSet] = {"gpu": pool or workers}
-    listener = Admin(address, obstacle=lambda: state["why"], pools=pools, sha256=sha256)
+    listener = Admin(address, Behind(obstacle=lambda: state["why"], pools=pools), sha256=sha256)
     url = (await listener.listen()).replace("0.0.0.0", "127.0.0.1")
     async with httpx.AsyncClient(base_url=url, timeout=10) as http:
         yield Listening(http, workers, state)
@@ -97,7 +97,8 @@ async def test_it_is_alive_and_ready_or_says_why_not(here: Listening) -> None:
 
 async def test_what_prometheus_reads_is_given_as_it_is() -> None:
     told = b"interlingua_requests_total 1\n"
-    listener = Admin("127.0.0.1:0", obstacle=lambda: None, pools={}, metrics=lambda: told)
+    behind = Behind(obstacle=lambda: None, pools={}, metrics=lambda: told)
+    listener = Admin("127.0.0.1:0", behind)
     async with httpx.AsyncClient(base_url=await listener.listen()) as http:
         answer = await http.get("/metrics")
     await listener.close()
@@ -272,7 +273,7 @@ async def test_a_body_that_is_too_large_is_refused(here: Listening, *, declared:
 async def test_a_body_that_does_not_come_is_not_waited_for(
     here: Listening, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("gateway.admin._PATIENCE", 0.05)
+    monkeypatch.setattr("gateway.admin.answers._PATIENCE", 0.05)
     reader, writer = await asyncio.open_connection("127.0.0.1", here.port)
     writer.write(
         b"POST /-/workers HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
@@ -361,7 +362,7 @@ async def test_nothing_is_kept_or_guessed_by_who_gets_it(here: Listening) -> Non
 
 
 def every_route() -> list[tuple[str, str]]:
-    listener = Admin("127.0.0.1:0", obstacle=lambda: None, pools={})
+    listener = Admin("127.0.0.1:0", Behind(obstacle=lambda: None, pools={}))
     routes = listener.application().router.routes()
     found = [(route.method, str(route.resource.canonical)) for route in routes if route.resource]
     return [*found, ("GET", "/-/nope"), ("PUT", "/-/workers"), ("GET", "/-/live/"), ("POST", "/")]
@@ -437,10 +438,11 @@ async def test_on_this_machine_its_own_names_are_good(here: Listening, host: str
 
 @pytest.mark.parametrize("address", ["0.0.0.0:0", "[::]:0", "10.0.0.1:8081", "gateway:8081"])
 def test_beyond_this_machine_a_key_is_needed(address: str) -> None:
+    behind = Behind(obstacle=lambda: None, pools={})
     with pytest.raises(ValueError, match="give a key"):
-        Admin(address, obstacle=lambda: None, pools={})
+        Admin(address, behind)
 
-    Admin(address, obstacle=lambda: None, pools={}, sha256=DIGEST)
+    Admin(address, behind, sha256=DIGEST)
 
 
 @pytest.mark.parametrize("address", ["127.0.0.1:0", "localhost:0", "[::1]:0"])

@@ -24,15 +24,31 @@ class Gone(Struct, eq=False):
     ready: Ready | None = Ready((), ())
 
 
+async def nothing() -> object:
+    return None
+
+
 @asynccontextmanager
 async def desk(*members: Gone) -> AsyncIterator[httpx.AsyncClient]:
-    made = Desk("127.0.0.1:0", lambda: cast("list[Member]", members), lambda: b"own 1.0\n")
+    made = Desk("127.0.0.1:0", lambda: cast("list[Member]", members), lambda: b"own 1.0\n", nothing)
     async with httpx.AsyncClient(base_url=await made.listen()) as http:
         yield http
     await made.close()
 
 
-@pytest.mark.parametrize("path", ["/metrics", "/-/workers", "/-/ready", "/-/live", "/-/explain/x"])
+@pytest.mark.parametrize(
+    "path",
+    [
+        "/metrics",
+        "/-/workers",
+        "/-/status",
+        "/-/config",
+        "/-/play/0/v1/models",
+        "/-/ready",
+        "/-/live",
+        "/-/explain/x",
+    ],
+)
 async def test_where_no_process_answers_it_says_so(path: str, tmp_path: Path) -> None:
     """And what the supervisor counts is for those with the key, which only processes ask for."""
     starting = Gone(str(tmp_path / "a"), None)
@@ -41,6 +57,12 @@ async def test_where_no_process_answers_it_says_so(path: str, tmp_path: Path) ->
             told = await http.get(path)
         assert told.status_code == 503
         assert told.json() == {"error": {"message": "no process serves now", "field": None}}
+
+
+async def test_nothing_is_done_where_no_process_answers() -> None:
+    async with desk() as http:
+        for path in ("/-/drain", "/-/requests/x/cancel"):
+            assert (await http.post(path)).status_code == 503
 
 
 async def test_a_body_may_not_take_for_ever(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,5 +1,7 @@
 """Many processes' figures as one's."""
 
+import pytest
+
 from gateway.processes.merging import Page, workers
 
 ONE = """\
@@ -52,6 +54,27 @@ def test_counts_are_added_and_the_supervisors_own_left_alone() -> None:
         'interlingua_request_duration_seconds_bucket{le="1"} 3.0',
         "interlingua_request_duration_seconds_sum 0.75",
     ]
+
+
+@pytest.mark.parametrize(
+    ("name", "one", "other", "together"),
+    [
+        ("interlingua_worker_up", 0, 1, 1),
+        ("interlingua_worker_latency_seconds", 0.5, 0.25, 0.5),
+        ("interlingua_ratelimit_store_up", 1, 0, 0),
+        ("interlingua_open_fds", 3, 4, 7),
+        ("of_somebody_else", 3, 4, 7),
+        ("interlingua_config_last_reload_successful", 1, 1, None),
+    ],
+)
+def test_a_gauge_is_merged_as_it_is_documented(
+    name: str, one: float, other: float, together: float | None
+) -> None:
+    page = Page()
+    for value in (one, other):
+        page.add(Page(f"# HELP {name} Says nothing.\n# TYPE {name} gauge\n{name} {value}\n"))
+    found = page.families.get(name)
+    assert (found and found.samples[name]) == together
 
 
 def test_each_metric_is_introduced_once_before_its_samples() -> None:

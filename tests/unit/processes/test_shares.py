@@ -2,6 +2,8 @@
 
 import os
 
+from msgspec.structs import replace
+
 from gateway import config as c
 from gateway.processes.shares import share, undivided
 
@@ -9,7 +11,7 @@ FILE = """
 listeners:
   - {address: "127.0.0.1:0", dialects: [openai]}
   - {address: "127.0.0.1:0", dialects: [ovms]}
-limits: {connections: 1001}
+limits: {connections: 1001, connections_per_address: 10}
 backends:
   pool:
     dialect: openai
@@ -23,6 +25,7 @@ models:
   m: {backend: pool, shadow: {to: n, share: 50%, max_concurrent: 5}}
   n: {backend: free}
   o: {backend: echo}
+state: {redis: "redis://127.0.0.1:6379", replicas: 2}
 """
 SEATS = {("127.0.0.1:0", 0): 5001, ("127.0.0.1:0", 1): 5002}
 CONFIG = c.load(FILE, "x.yaml", env={})
@@ -33,10 +36,48 @@ def test_each_limit_is_divided_and_rounded_up() -> None:
     pool, shadow = part.backends["pool"], part.models["m"].shadow
     assert isinstance(pool, c.Pool)
     assert shadow is not None
-    assert part.limits.connections == 334
+    assert (part.limits.connections, part.limits.connections_per_address) == (334, 4)
     assert [one.max_concurrency for one in pool.workers] == [1, None]
     assert (pool.max_concurrency, pool.total_concurrency, pool.queue.max) == (3, 4, 0)
     assert shadow.max_concurrent == 2
+
+
+def test_each_process_is_one_of_those_that_share_state() -> None:
+    part = share(CONFIG, 3, SEATS)
+    assert part.state is not None
+    assert part.state.replicas == 6
+
+
+LIMITED = """
+backends: {echo: {kind: echo}}
+models: {m: {backend: echo}, n: {backend: echo}}
+defaults: {limits: {requests: 10/s}}
+keys:
+  - name: one
+    sha256: abababababababababababababababababababababababababababababababab
+    limits:
+      {requests: 600/min, tokens: 200k/min, concurrent: 4, budget: 5M/day,
+       models: {m: {tokens: 1/s}}}
+  - name: two
+    sha256: abababababababababababababababababababababababababababababababac
+"""
+
+
+def test_what_a_key_may_take_is_divided_where_no_state_is_shared() -> None:
+    config = c.load(LIMITED, "x.yaml", env={})
+    part = share(config, 3, dict.fromkeys(c.seats(config), 1))
+    one, two = part.keys
+    assert part.defaults.limits == c.KeyLimits(requests=(4, 1))
+    assert one.limits == c.KeyLimits(
+        requests=(200, 60),
+        tokens=(66_667, 60),
+        concurrent=2,
+        budget=1_666_667,
+        models={"m": c.Allowance(tokens=(1, 1))},
+    )
+    assert two.limits is None
+    shared = c.load(LIMITED + 'state: {redis: "redis://h"}', "x.yaml", env={})
+    assert share(shared, 3, dict.fromkeys(c.seats(shared), 1)).keys == shared.keys
 
 
 def test_what_has_no_limit_stays_without() -> None:
@@ -46,6 +87,7 @@ def test_what_has_no_limit_stays_without() -> None:
     assert (free.max_concurrency, free.total_concurrency) == (None, None)
     assert part.backends["echo"] == CONFIG.backends["echo"]
     assert part.models["n"] == CONFIG.models["n"]
+    assert share(replace(CONFIG, state=None), 3, SEATS).state is None
 
 
 def test_every_listener_has_the_port_that_all_have() -> None:

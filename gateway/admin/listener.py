@@ -1,0 +1,216 @@
+"""The admin listener: its paths, and what stands before them."""
+
+import hashlib
+import hmac
+import logging
+import re
+import socket
+from collections.abc import Awaitable, Callable, Sequence
+from functools import partial
+from http import HTTPStatus
+from typing import Final
+
+from aiohttp import hdrs, web
+
+from gateway.admin import page
+from gateway.admin.answers import BODY, Refused, Serve, read, reply, tell
+from gateway.admin.playing import play
+from gateway.admin.ports import Behind, Explaining, Reloaded, Telling
+from gateway.admin.workers import Workers
+from gateway.config.addresses import literal, split_address
+from gateway.door import Door
+from gateway.watching.question import Question
+
+_EXPOSITION: Final = "text/plain; version=0.0.4; charset=utf-8"
+_HOST = re.compile(r"(\[[0-9A-Fa-f:.]+\]|[^\s\[\]:@/?#\\]+)(?::[0-9]{1,5})?")
+_HARMLESS: Final = frozenset({hdrs.METH_GET, hdrs.METH_HEAD})
+
+
+class Admin:
+    """The admin listener at ``address`` (``host:port``), for what is ``behind`` it.
+
+    ``sha256`` is that of the key, which a listener beyond this machine must have: ValueError
+    otherwise. On this machine the host that is asked for must be this machine, too, or any page in
+    a browser here could ask by a name that leads here.
+    """
+
+    def __init__(self, address: str, behind: Behind, *, sha256: str | None = None) -> None:
+        self._host, self._port = split_address(address)
+        self._here = _is_here(self._host)
+        if sha256 is None and not self._here:
+            raise ValueError(f"the admin listener at {address} is beyond this machine: give a key")
+        self._sha256 = sha256.lower() if sha256 is not None else None
+        self._behind = behind
+        self._door: Door | None = None
+        self._open: frozenset[Serve] = frozenset({self._live, self._ready, page.lead, page.give})
+        self._runner = web.AppRunner(
+            self.application(),
+            handle_signals=False,
+            handler_cancellation=True,
+            access_log=None,
+            logger=logging.getLogger("interlingua.http"),
+            auto_decompress=False,
+            shutdown_timeout=1.0,
+        )
+
+    def application(self) -> web.Application:
+        """Its paths, and what stands before them."""
+        made = web.Application(middlewares=[tell, self._guard], client_max_size=BODY)
+        paths, behind = made.router, self._behind
+        paths.add_get("/-/live", self._live)
+        paths.add_get("/-/ready", self._ready)
+        paths.add_get("/metrics", self._count)
+        Workers(behind.pools).mount(paths)
+        if behind.reload is not None:
+            paths.add_post("/-/reload", partial(_renew, behind.reload))
+        if behind.explain is not None:
+            paths.add_post("/-/explain", partial(_foretell, behind.explain))
+            paths.add_get("/-/explain/{id:.+}", partial(_recall, behind.explain))
+        if behind.overview is not None:
+            _mount(paths, behind.overview)
+        return made
+
+    def rekey(self, sha256: str | None) -> None:
+        """Ask for another key from now on."""
+        self._sha256 = sha256.lower() if sha256 is not None else None
+
+    async def listen(self, path: str = "", given: Sequence[socket.socket] = ()) -> str:
+        """Bind; gives the URL, with the port that the system chooses for 0.
+
+        With a ``path`` it is a Unix socket there, of which no URL tells. Sockets that are ``given``
+        listen already, and nothing is bound.
+        """
+        await self._runner.setup()
+        if path:
+            await web.UnixSite(self._runner, path).start()
+            return ""
+        assert self._runner.server is not None  # noqa: S101 - it was set up
+        self._door = Door(self._runner.server)
+        bound = await self._door.open(self._host, self._port, given=given)
+        host = f"[{self._host}]" if ":" in self._host else self._host
+        return f"http://{host}:{bound}"
+
+    @property
+    def listening(self) -> Sequence[int]:
+        """The descriptors of its listening sockets."""
+        return () if self._door is None else self._door.descriptors
+
+    def shut(self) -> None:
+        """Take no more connections. Those that are there go on."""
+        if self._door is not None:
+            self._door.shut()
+
+    async def close(self) -> None:
+        """Take no more requests, and let go of those that run."""
+        self.shut()
+        await self._runner.cleanup()
+
+    @web.middleware
+    async def _guard(self, request: web.Request, handler: Serve) -> web.StreamResponse:
+        asked = request.headers.get(hdrs.HOST, "")
+        host = _HOST.fullmatch(asked)
+        if self._here and not (host and _is_here(host[1].strip("[]"))):
+            raise Refused(HTTPStatus.FORBIDDEN, "ask for this machine: localhost or 127.0.0.1")
+        if request.match_info.handler not in self._open:
+            self._check_key(request.headers.get(hdrs.AUTHORIZATION, ""))
+        origin = request.headers.get(hdrs.ORIGIN, "")
+        if origin and request.method not in _HARMLESS and origin.partition("://")[2] != asked:
+            # A page elsewhere may send it without a body: its browser says where it is from.
+            raise Refused(HTTPStatus.FORBIDDEN, "a page that is from elsewhere can't ask for it")
+        return await handler(request)
+
+    def _check_key(self, given: str) -> None:
+        if self._sha256 is None:
+            return
+        scheme, _, key = given.partition(" ")
+        digest = hashlib.sha256(key.strip().encode("utf-8", "surrogateescape")).hexdigest()
+        if scheme.lower() != "bearer" or not hmac.compare_digest(digest, self._sha256):
+            message = "give the admin's key as Authorization: Bearer"
+            raise Refused(HTTPStatus.UNAUTHORIZED, message, **{hdrs.WWW_AUTHENTICATE: "Bearer"})
+
+    async def _live(self, request: web.Request) -> web.Response:
+        del request
+        return reply(HTTPStatus.OK, {"status": "live"})
+
+    async def _ready(self, request: web.Request) -> web.Response:
+        del request
+        if (why := self._behind.obstacle()) is not None:
+            raise Refused(HTTPStatus.SERVICE_UNAVAILABLE, why)
+        return reply(HTTPStatus.OK, {"status": "ready"})
+
+    async def _count(self, request: web.Request) -> web.Response:
+        del request
+        return web.Response(body=self._behind.metrics(), headers={hdrs.CONTENT_TYPE: _EXPOSITION})
+
+
+def _mount(paths: web.UrlDispatcher, overview: Telling) -> None:
+    """The paths that tell how the gateway is, and the page that shows it."""
+    paths.add_get("/", page.lead)
+    paths.add_get("/-/ui", page.lead)
+    paths.add_get("/-/ui/{file:.*}", page.give)
+    paths.add_get("/-/config", partial(_config, overview))
+    paths.add_get("/-/status", partial(_status, overview))
+    paths.add_get("/-/requests", partial(_requests, overview))
+    paths.add_post("/-/requests/{id:.+}/cancel", partial(_cancel, overview))
+    paths.add_post("/-/drain", partial(_drain, overview, on=True))
+    paths.add_delete("/-/drain", partial(_drain, overview, on=False))
+    paths.add_route("*", r"/-/play/{listener:\d{1,4}}/{path:.*}", partial(play, overview))
+
+
+async def _config(overview: Telling, request: web.Request) -> web.Response:
+    del request
+    return reply(HTTPStatus.OK, await overview.config())
+
+
+async def _status(overview: Telling, request: web.Request) -> web.Response:
+    del request
+    return reply(HTTPStatus.OK, overview.status())
+
+
+async def _requests(overview: Telling, request: web.Request) -> web.Response:
+    del request
+    return reply(HTTPStatus.OK, {"requests": overview.requests()})
+
+
+async def _cancel(overview: Telling, request: web.Request) -> web.Response:
+    if not (count := overview.cancel(request.match_info["id"])):
+        raise Refused(HTTPStatus.NOT_FOUND, "no request of this id runs", "id")
+    return reply(HTTPStatus.OK, {"cancelled": count})
+
+
+async def _drain(overview: Telling, request: web.Request, *, on: bool) -> web.Response:
+    del request
+    overview.drain(on=on)
+    return reply(HTTPStatus.OK, {"draining": on})
+
+
+async def _renew(reload: Callable[[], Awaitable[Reloaded]], request: web.Request) -> web.Response:
+    del request
+    told = await reload()
+    if not told.complaints:
+        return reply(HTTPStatus.OK, {"hash": told.hash})
+    message = f"{told.filename} is wrong; the configuration stays as it was"
+    wrong = {"message": message, "field": None}
+    given = {"error": wrong, "complaints": told.complaints, "hash": told.hash}
+    return reply(HTTPStatus.UNPROCESSABLE_ENTITY, given)
+
+
+async def _foretell(explain: Explaining, request: web.Request) -> web.Response:
+    question = await read(request, Question)
+    try:
+        return reply(HTTPStatus.OK, await explain.explain(question))
+    except LookupError as error:
+        raise Refused(HTTPStatus.BAD_REQUEST, str(error.args[0])) from None
+
+
+async def _recall(explain: Explaining, request: web.Request) -> web.Response:
+    found = explain.find(request.match_info["id"])
+    if found is None:
+        message = "no request of this id is among the last that were explained"
+        raise Refused(HTTPStatus.NOT_FOUND, message, "id")
+    return reply(HTTPStatus.OK, found)
+
+
+def _is_here(host: str) -> bool:
+    found = literal(host)
+    return found.is_loopback if found else host.lower() == "localhost"

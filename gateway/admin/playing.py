@@ -1,0 +1,102 @@
+"""A listener's own answer, by way of the admin listener: the page need ask nowhere else.
+
+The admin's key stays here. A key of the gateway's is given as ``x-api-key``.
+"""
+
+from collections.abc import Mapping
+from http import HTTPStatus
+from typing import Final
+
+from aiohttp import hdrs, web
+
+from gateway.admin.answers import HEADERS, Refused
+from gateway.admin.ports import Telling
+from gateway.core.errors import Malformed, TooLarge
+from gateway.core.ports import Headers
+
+_OURS: Final = frozenset({"authorization", "cookie", "host", "origin", "referer"})
+"""What is said to the admin listener, and not to the one that is asked."""
+_FRAMING: Final = frozenset({"connection", "content-length", "transfer-encoding"})
+
+
+class _Request:
+    """A ``gateway.seam.Request``."""
+
+    headers: Mapping[str, str]
+
+    def __init__(self, raw: web.Request) -> None:
+        path, _, query = raw.raw_path.partition("?")
+        self.method = raw.method
+        self.path = "/" + path.split("/", 4)[4]
+        self.query = query
+        self.headers = {
+            name.lower(): text for name, text in raw.headers.items() if name.lower() not in _OURS
+        }
+        self.peer = raw.remote or ""
+        self._raw = raw
+
+    async def body(self, limit: int) -> bytes:
+        body = bytearray()
+        try:
+            while piece := await self._raw.content.readany():
+                body += piece
+                if len(body) > limit:
+                    raise TooLarge(f"the body is larger than {limit} bytes", limit=limit)
+        except web.RequestPayloadError:
+            raise Malformed("the body did not arrive whole") from None
+        return bytes(body)
+
+
+class _Sink:
+    """A ``gateway.seam.Sink``."""
+
+    pressure = True
+
+    def __init__(self, raw: web.Request) -> None:
+        self._raw = raw
+        self._answer = web.StreamResponse()
+        self._pending: list[bytes] = []
+        self.started = False
+        self._finished = False
+
+    def start(self, status: int, headers: Headers) -> None:
+        self.started = True
+        self._answer.set_status(status)
+        for name, text in headers:
+            if name.lower() not in _FRAMING:
+                self._answer.headers[name] = text
+        self._answer.headers.update(HEADERS)
+        self._answer.headers[hdrs.CONTENT_SECURITY_POLICY] = "default-src 'none'; sandbox"
+
+    def write(self, data: bytes) -> None:
+        if self._raw.method != hdrs.METH_HEAD:  # it would be the next answer's beginning
+            self._pending.append(data)
+
+    def finish(self) -> None:
+        self._finished = True
+
+    async def drain(self) -> None:
+        if not self._answer.prepared:
+            await self._answer.prepare(self._raw)
+        data = b"".join(self._pending)
+        self._pending.clear()
+        await self._answer.write(data)
+
+    async def close(self) -> web.StreamResponse:
+        """Send what is left. The connection is cut where the answer was not finished."""
+        await self.drain()
+        if self._finished:
+            await self._answer.write_eof()
+        elif self._raw.transport is not None:
+            self._raw.transport.abort()
+        return self._answer
+
+
+async def play(overview: Telling, request: web.Request) -> web.StreamResponse:
+    """Answer as that listener would."""
+    serve = overview.play(int(request.match_info["listener"]))
+    if serve is None:
+        raise Refused(HTTPStatus.NOT_FOUND, "there is no such listener", "listener")
+    sink = _Sink(request)
+    await serve(_Request(request), sink)
+    return await sink.close()

@@ -1,0 +1,111 @@
+"""What stands behind the admin listener, as far as it sees."""
+
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from typing import Any, Protocol, runtime_checkable
+
+from msgspec import Struct
+
+from backends.upstream import Worker
+from gateway.core.catalog import Catalog
+from gateway.seam import Request, Sink
+from gateway.watching.question import Question
+
+Serve = Callable[[Request, Sink], Awaitable[None]]
+"""What answers a listener's requests."""
+
+
+@runtime_checkable
+class WorkerSet(Protocol):
+    """The workers of one backend, which may change while it runs."""
+
+    def snapshot(self) -> Any:
+        """What is known of each worker now, as JSON can say it: never a key."""
+
+    def add(self, worker: Worker) -> bool:
+        """Add a worker, or put it in the place of the one with its URL; whether it is a new one.
+
+        Raises ValueError with why it can't be.
+        """
+
+    def remove(self, url: str) -> bool:
+        """Remove a worker; whether there was one. Raises ValueError with why it can't be."""
+
+
+class Reloaded(Protocol):
+    """How a reload ended."""
+
+    @property
+    def hash(self) -> str:
+        """That of the configuration which is served now."""
+
+    @property
+    def filename(self) -> str:
+        """What was read."""
+
+    @property
+    def complaints(self) -> Sequence[Any]:
+        """What is wrong with it, each with its line and column; nothing where it is served."""
+
+
+class Explaining(Protocol):
+    """Who can tell what becomes of requests."""
+
+    def find(self, id: str, /) -> Any | None:  # noqa: A002 - what it is called everywhere
+        """What is known of one that asked for it."""
+
+    async def explain(self, question: Question) -> Any:
+        """What would become of one. Raises LookupError with what is wrong with the question."""
+
+
+class Telling(Protocol):
+    """Who knows how the gateway is."""
+
+    async def config(self) -> Any:
+        """What is served, as JSON can say it: never a secret."""
+
+    def status(self) -> Any:
+        """How everything is."""
+
+    def requests(self) -> Sequence[Any]:
+        """The exchanges that run, the oldest first."""
+
+    def cancel(self, id: str) -> int:  # noqa: A002 - what it is called everywhere
+        """End those of this id; how many there were."""
+
+    def drain(self, *, on: bool) -> None:
+        """Say that no more requests should come, or that they may again."""
+
+    def play(self, number: int) -> Serve | None:
+        """What serves the listener of this place in the configuration."""
+
+
+class Behind(Struct, frozen=True, kw_only=True):
+    """What an admin listener tells of, and what it may change; what is None has no paths.
+
+    ``obstacle`` tells why no request can be answered now, None where some can; ``metrics`` gives
+    what Prometheus reads.
+    """
+
+    obstacle: Callable[[], str | None]
+    pools: Mapping[str, WorkerSet]
+    metrics: Callable[[], bytes] = bytes
+    reload: Callable[[], Awaitable[Reloaded]] | None = None
+    explain: Explaining | None = None
+    overview: Telling | None = None
+
+
+class Answering(Protocol):
+    """A backend, as far as readiness goes."""
+
+    @property
+    def ready(self) -> bool:
+        """Whether it could answer now, as far as is known."""
+
+
+def obstacle(catalog: Catalog, backends: Iterable[Answering]) -> str | None:
+    """Why no request can be answered now; None where some can."""
+    if not catalog.ready:
+        return "the gateway drains"
+    if not any(backend.ready for backend in backends):
+        return "no backend is ready"
+    return None

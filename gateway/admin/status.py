@@ -1,0 +1,153 @@
+"""How the gateway is, as JSON; and how several processes are, as one. Pure."""
+
+from bisect import bisect_left
+from collections.abc import Mapping, Sequence
+from itertools import accumulate, pairwise
+from typing import Any
+
+from msgspec import Struct
+from msgspec.structs import replace
+
+from gateway.figures import FIRST_TOKEN
+
+
+class Mounted(Struct, frozen=True):
+    """A dialect on a listener."""
+
+    name: str
+    profile: str = ""
+    prefix: str = ""
+
+
+class Listener(Struct, frozen=True):
+    """Where clients may ask."""
+
+    url: str
+    dialects: Sequence[Mounted]
+
+
+class Version(Struct, frozen=True):
+    """A target of a model; ``share`` is its part of the split in percent."""
+
+    name: str
+    backend: str
+    served_model: str
+    share: int
+    ready: bool
+
+
+class Model(Struct, frozen=True):
+    """A public model."""
+
+    name: str
+    task: str
+    aliases: Sequence[str]
+    versions: Sequence[Version]
+
+
+class Figures(Struct, kw_only=True):
+    """What a version's exchanges came to, those of all who sent there.
+
+    ``requests`` to ``completion_tokens`` are since the start; the rest is of the last
+    ``Status.recent`` seconds. ``first_token_*`` are of streams, in seconds; the counts are by the
+    edges of ``interlingua_time_to_first_token_seconds``, the last for what is above.
+    """
+
+    model: str
+    version: str
+    requests: int
+    errors: int
+    prompt_tokens: int
+    completion_tokens: int
+    requests_per_second: float = 0.0
+    tokens_per_second: float = 0.0
+    first_token_p50: float | None = None
+    first_token_p95: float | None = None
+    first_token_counts: Sequence[int]
+
+    def measured(self) -> "Figures":
+        """With the times that the counts come to."""
+        self.first_token_p50 = quantile(self.first_token_counts, 0.5)
+        self.first_token_p95 = quantile(self.first_token_counts, 0.95)
+        return self
+
+
+class Status(Struct, frozen=True, kw_only=True):
+    """How everything is. ``workers`` are those of each backend that has some."""
+
+    version: str
+    python: str
+    config: str
+    uptime: float
+    """Seconds; of several processes, of the one that runs longest."""
+    processes: int = 1
+    draining: bool
+    running: int
+    """Exchanges, now."""
+    recent: float
+    listeners: Sequence[Listener]
+    models: Sequence[Model]
+    figures: Sequence[Figures]
+    backends: Mapping[str, bool]
+    """Whether each could answer now, as far as is known."""
+    workers: Mapping[str, Any]
+
+
+def quantile(counts: Sequence[int], share: float) -> float | None:
+    """The value below which this share of the counted lies, by their edges; None without any.
+
+    Between two edges it is as if all lay evenly; above the last nothing is known, and that is told.
+    """
+    sums = [*accumulate(counts)]
+    if not sums[-1]:
+        return None
+    wanted = share * sums[-1]
+    at = bisect_left(sums, wanted)
+    if at == len(FIRST_TOKEN):
+        return FIRST_TOKEN[-1]
+    [low, high] = [*pairwise((0.0, *FIRST_TOKEN))][at]
+    return low + (high - low) * (wanted - (sums[at] - counts[at])) / counts[at]
+
+
+def summed(one: Sequence[int], other: Sequence[int]) -> Sequence[int]:
+    """Both counts together."""
+    return [a + b for a, b in zip(one, other, strict=True)]
+
+
+def merged(told: Sequence[Status], workers: Mapping[str, Any]) -> Status:
+    """What several processes tell, at least one, as one tells it. ``workers`` are theirs."""
+    first = told[0]
+    return replace(
+        first,
+        uptime=max(one.uptime for one in told),
+        processes=len(told),
+        draining=all(one.draining for one in told),
+        running=sum(one.running for one in told),
+        recent=max(one.recent for one in told),
+        figures=_added([figures for one in told for figures in one.figures]),
+        backends={
+            name: any(one.backends.get(name, False) for one in told) for name in first.backends
+        },
+        workers=workers,
+    )
+
+
+def _added(every: Sequence[Figures]) -> Sequence[Figures]:
+    known: dict[tuple[str, str], Figures] = {}
+    for one in every:
+        target = one.model, one.version
+        known[target] = _together(known[target], one) if target in known else one
+    return [*known.values()]
+
+
+def _together(one: Figures, other: Figures) -> Figures:
+    return replace(
+        one,
+        requests=one.requests + other.requests,
+        errors=one.errors + other.errors,
+        prompt_tokens=one.prompt_tokens + other.prompt_tokens,
+        completion_tokens=one.completion_tokens + other.completion_tokens,
+        requests_per_second=one.requests_per_second + other.requests_per_second,
+        tokens_per_second=one.tokens_per_second + other.tokens_per_second,
+        first_token_counts=summed(one.first_token_counts, other.first_token_counts),
+    ).measured()

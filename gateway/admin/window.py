@@ -1,0 +1,87 @@
+"""Figures of the last minute, from counts that only grow. Nothing is done unless somebody looks."""
+
+from collections import deque
+from collections.abc import Mapping, Sequence
+from typing import Final
+
+from msgspec import Struct
+
+from gateway.admin.status import Figures as Told
+from gateway.admin.status import summed
+from gateway.core.context import Clock
+from gateway.core.histogram import Histogram
+from gateway.figures import FIRST_TOKEN, Arm, Figures
+
+_LENGTH: Final = 60.0
+"""Seconds that are looked back over, if somebody looked then."""
+_STEP: Final = 5.0
+"""Seconds between two looks of which both are kept."""
+
+Target = tuple[str, str]
+"""Model and version."""
+
+
+class _Count(Struct):
+    """What one version's arms came to."""
+
+    requests: int = 0
+    errors: int = 0
+    prompt_tokens: int = 0
+    completion_tokens: int = 0
+    first_token: Sequence[int] = (0,) * (len(FIRST_TOKEN) + 1)
+
+
+class Window:
+    """Over the figures of ``arms``, which were all 0 when it was made."""
+
+    def __init__(self, arms: Mapping[Arm, Figures[Histogram]], clock: Clock) -> None:
+        self._arms = arms
+        self._clock = clock
+        self._looks = deque[tuple[float, Mapping[Target, _Count]]]([(clock(), {})])
+
+    def look(self) -> tuple[float, list[Told]]:
+        """Each version's figures, and the seconds over which what is recent was counted."""
+        now, counts = self._clock(), _counts(self._arms)
+        while len(self._looks) > 1 and now - self._looks[1][0] >= _LENGTH:
+            self._looks.popleft()
+        then, before = self._looks[0]
+        if now - self._looks[-1][0] >= _STEP:
+            self._looks.append((now, counts))
+        seconds = now - then
+        none = _Count()
+        return seconds, [
+            _told(target, count, before.get(target, none), seconds)
+            for target, count in counts.items()
+        ]
+
+
+def _counts(arms: Mapping[Arm, Figures[Histogram]]) -> Mapping[Target, _Count]:
+    found: dict[Target, _Count] = {}
+    for (model, version, _), figures in arms.items():
+        one = found.setdefault((model, version), _Count())
+        one.requests += figures.outcomes.total()
+        one.errors += figures.errors.total()
+        for (direction, _), tokens in figures.tokens.items():
+            if direction == "input":
+                one.prompt_tokens += tokens
+            elif direction == "output":
+                one.completion_tokens += tokens
+        one.first_token = summed(one.first_token, figures.first_token.counts)
+    return found
+
+
+def _told(target: Target, count: _Count, before: _Count, seconds: float) -> Told:
+    recent = [now - then for now, then in zip(count.first_token, before.first_token, strict=True)]
+    told = Told(
+        model=target[0],
+        version=target[1],
+        requests=count.requests,
+        errors=count.errors,
+        prompt_tokens=count.prompt_tokens,
+        completion_tokens=count.completion_tokens,
+        first_token_counts=recent,
+    )
+    if seconds > 0:
+        told.requests_per_second = (count.requests - before.requests) / seconds
+        told.tokens_per_second = (count.completion_tokens - before.completion_tokens) / seconds
+    return told.measured()

@@ -1,0 +1,83 @@
+"""Workers that are listed, added and removed by hand."""
+
+from collections.abc import Mapping
+from http import HTTPStatus
+from typing import Annotated
+
+from aiohttp import web
+from msgspec import Meta, Struct
+
+from backends.upstream import Worker
+from gateway.admin.answers import Refused, read, reply
+from gateway.admin.ports import WorkerSet
+from gateway.config.addresses import worker as check_url
+
+
+class _Addition(Struct, frozen=True, forbid_unknown_fields=True):
+    """A body of POST; the bounds are those of the configuration."""
+
+    backend: str
+    url: str
+    weight: Annotated[int, Meta(ge=1, le=1000)] = 1
+    max_concurrency: Annotated[int, Meta(ge=1, le=100_000)] | None = None
+
+
+class Workers:
+    """Those of ``pools``, each by its backend's name."""
+
+    def __init__(self, pools: Mapping[str, WorkerSet]) -> None:
+        self._pools = pools
+
+    def mount(self, paths: web.UrlDispatcher) -> None:
+        """Give them their paths."""
+        paths.add_get("/-/workers", self._list)
+        paths.add_post("/-/workers", self._add)
+        paths.add_delete("/-/workers", self._remove)
+
+    async def _list(self, request: web.Request) -> web.Response:
+        del request
+        known = {name: pool.snapshot() for name, pool in self._pools.items()}
+        return reply(HTTPStatus.OK, {"backends": known})
+
+    async def _add(self, request: web.Request) -> web.Response:
+        wanted = await read(request, _Addition)
+        pool = self._pool(wanted.backend)
+        try:
+            worker = Worker(check_url(wanted.url), wanted.weight, wanted.max_concurrency)
+        except ValueError as error:
+            raise Refused(HTTPStatus.BAD_REQUEST, f"the URL {error}", "url") from None
+        try:
+            new = pool.add(worker)
+        except ValueError as error:
+            raise Refused(HTTPStatus.CONFLICT, str(error), "url") from None
+        told = {
+            "backend": wanted.backend,
+            "url": worker.url,
+            "weight": worker.weight,
+            "max_concurrency": worker.max_concurrency,
+        }
+        return reply(HTTPStatus.CREATED if new else HTTPStatus.OK, told)
+
+    async def _remove(self, request: web.Request) -> web.Response:
+        asked = request.query
+        for name in asked:
+            if name not in ("backend", "url"):
+                raise Refused(HTTPStatus.BAD_REQUEST, "there is no such parameter", name)
+        for name in ("backend", "url"):
+            if len(asked.getall(name, [])) != 1:
+                raise Refused(HTTPStatus.BAD_REQUEST, "it must be given, once", name)
+        pool = self._pool(asked["backend"])
+        try:
+            found = pool.remove(asked["url"])
+        except ValueError as error:
+            raise Refused(HTTPStatus.CONFLICT, str(error), "url") from None
+        if not found:
+            raise Refused(HTTPStatus.NOT_FOUND, "the backend has no such worker", "url")
+        return web.Response(status=HTTPStatus.NO_CONTENT)
+
+    def _pool(self, name: str) -> WorkerSet:
+        if name not in self._pools:
+            known = ", ".join(self._pools) or "none"
+            message = f"there is no such backend with workers; known: {known}"
+            raise Refused(HTTPStatus.NOT_FOUND, message, "backend")
+        return self._pools[name]

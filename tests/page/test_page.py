@@ -1,0 +1,300 @@
+"""The page in a real browser, before a real gateway that wants a key at each of its doors."""
+
+import os
+import re
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import httpx
+import pytest
+from playwright.sync_api import Browser, Page, expect
+
+from protocols import DIALECTS
+from tests.page.conftest import ADMIN_KEY, CANARY, KEY, Gateway
+
+VIEWS = ["Status", "Requests", "Playground", "Configuration", "API"]
+ADMIN = {"Authorization": f"Bearer {ADMIN_KEY}"}
+_INTERMEDIATE = """
+const [told, answer] = [[], document.querySelector('[role=log]')];
+new MutationObserver(() => told.push(answer.textContent)).observe(answer, {childList: true});
+window.told = told;
+"""
+
+_NOT_REACHED = """
+[...document.querySelectorAll("a, button, input, select, textarea, summary, [tabindex='0']")]
+    .filter(it => it.checkVisibility() && !it.disabled && !it.dataset.seen)
+    .map(it => it.outerHTML)
+"""
+
+
+def view(page: Page, name: str) -> None:
+    page.get_by_role("link", name=name, exact=True).click()
+    expect(page.locator(f'nav a[aria-current="page"]:text-is("{name}")')).to_be_visible()
+
+
+def playground(page: Page, model: str = "chat@1", *, dialect: str = "openai · chat") -> None:
+    view(page, "Playground")
+    page.get_by_label("Dialect").select_option(dialect)
+    page.get_by_label("API key").fill(KEY)
+    page.get_by_role("combobox", name="Model", exact=True).fill(model)
+
+
+def answer(page: Page, label: str = "Model") -> str:
+    """The answer, once it is over."""
+    arm = page.get_by_role("region", name=f"{label} and its answer", exact=True)
+    expect(arm.get_by_text("in all")).to_be_visible()
+    return arm.get_by_role("log").text_content() or ""
+
+
+# --- the playground ------------------------------------------------------------------------------
+
+
+def test_an_answer_is_shown_as_it_comes_until_it_is_stopped(page: Page, gateway: Gateway) -> None:
+    playground(page, "endless")
+    page.evaluate(_INTERMEDIATE)
+    page.get_by_role("button", name="Send").click()
+    while len(set(page.evaluate("window.told"))) < 5:
+        page.wait_for_timeout(50)
+    page.get_by_role("button", name="Stop").click()
+    expect(page.get_by_text("stopped")).to_be_visible()
+
+    seen = list(dict.fromkeys(page.evaluate("window.told")))
+    assert seen == sorted(seen, key=len)
+    assert set("".join(seen)) == {"a"}
+    view(page, "Requests")
+    expect(page.get_by_text("Nothing runs.")).to_be_visible()
+    assert httpx.get(f"{gateway.admin}/-/requests", headers=ADMIN).json() == {"requests": []}
+
+
+def test_the_events_are_shown_as_they_are_on_the_wire(page: Page) -> None:
+    playground(page)
+    page.get_by_role("button", name="Send").click()
+
+    assert answer(page) == "one two three four five"
+    events = page.get_by_role("group", name="Model: events").locator("pre").all_text_contents()
+    assert len(events) == 8
+    assert events[-1].endswith("data: [DONE]")
+    figures = page.get_by_text("in all").text_content() or ""
+    assert re.match(r"status 200 · first token \S+ \w+ · [\d.]+ tokens/s · 5 pieces · ", figures)
+
+
+def test_two_targets_answer_side_by_side(page: Page) -> None:
+    playground(page)
+    page.get_by_label("Two side by side").check()
+    page.get_by_role("combobox", name="Second model").fill("chat@2")
+    page.get_by_role("button", name="Send").click()
+
+    assert answer(page) == "one two three four five"
+    assert answer(page, "Second model") == "uno dos tres"
+
+
+def test_every_dialect_can_be_asked_in_pieces_and_whole(page: Page) -> None:
+    view(page, "Playground")
+    ways = page.get_by_label("Dialect").locator("option").all_text_contents()
+    page.get_by_label("Most tokens").fill("2")
+    page.get_by_label("Temperature").fill("0.5")
+    spoken = {way.split(" · ")[0] for way in ways}
+    assert spoken == DIALECTS.keys() - {"tgi"}  # which workers alone speak
+
+    for stream in (True, False):
+        page.get_by_label("Stream").set_checked(stream)
+        for way in ways:
+            playground(page, "plain", dialect=way)
+            page.get_by_role("button", name="Send").click()
+            assert (way, answer(page)) == (way, "uno dos")
+
+
+def test_what_it_shows_to_copy_does_the_same(page: Page, gateway: Gateway, tmp_path: Path) -> None:
+    playground(page, "chat@2")
+    page.get_by_label("Prompt").fill('it\'s "so" $HOME `id` \\ 😀 é\nsecond line')
+    page.get_by_label("Stream").uncheck()
+    page.get_by_role("button", name="Send").click()
+    answer(page)
+    page.get_by_text("curl", exact=True).click()
+    page.get_by_text("Python", exact=True).click()
+    shell, python = page.locator("details pre").all_text_contents()
+
+    assert f"'{gateway.client}/v1/chat/completions'" in shell
+    script = tmp_path / "ask.py"
+    script.write_text(python)
+    for command in (["bash", "-c", shell], [sys.executable, str(script)]):
+        done = subprocess.run(
+            command,
+            env=os.environ | {"API_KEY": KEY},
+            capture_output=True,
+            timeout=30,
+            check=True,
+        )
+        assert b'"content":"uno dos tres"' in done.stdout
+
+
+# --- what comes from elsewhere is text ------------------------------------------------------------
+
+
+def test_nothing_that_is_shown_becomes_markup(page: Page) -> None:
+    """Neither an answer, nor the names of models, nor what an error repeats of them."""
+    playground(page, CANARY)
+    page.get_by_role("button", name="Send").click()
+    assert answer(page) == CANARY
+    playground(page, f"chat@{CANARY}", dialect="triton · generate")
+    page.get_by_role("button", name="Send").click()
+    expect(page.get_by_role("alert").first).to_contain_text("onerror")
+    view(page, "Status")
+    expect(page.get_by_role("cell", name=CANARY).first).to_be_visible()
+    view(page, "Configuration")
+    expect(page.locator("pre")).to_contain_text("onerror")
+
+    assert page.evaluate("window.hit") is None
+    assert page.locator("main img, main script").count() == 0
+
+
+def test_the_page_takes_nothing_from_elsewhere(browser: Browser, gateway: Gateway) -> None:
+    context = browser.new_context()
+    made, asked = context.new_page(), list[str]()
+    made.on("request", lambda request: asked.append(request.url))
+    response = made.goto(gateway.admin)
+    made.get_by_label("The admin listener's key").wait_for()
+    with pytest.raises(Exception, match="TrustedHTML"):
+        made.evaluate("document.body.innerHTML = 'x'")
+    context.close()
+
+    assert response is not None
+    policy = response.headers["content-security-policy"]
+    assert "unsafe" not in policy
+    assert policy.startswith("default-src 'self'; ")
+    assert all(url.startswith(gateway.admin) for url in asked)
+
+
+def test_the_key_is_asked_for_and_forgotten_with_the_tab(
+    browser: Browser, gateway: Gateway
+) -> None:
+    context = browser.new_context()
+    made = context.new_page()
+    made.goto(gateway.admin)
+    made.get_by_label("The admin listener's key").fill("wrong")
+    made.keyboard.press("Enter")
+    expect(made.get_by_role("status")).to_have_text("A key is needed")
+    made.get_by_label("The admin listener's key").fill(ADMIN_KEY)
+    made.keyboard.press("Enter")
+    expect(made.get_by_role("cell", name="endless").first).to_be_visible()
+    other = context.new_page()
+    other.goto(gateway.admin)
+    expect(other.get_by_label("The admin listener's key")).to_be_visible()
+    context.close()
+
+
+# --- what runs, what is configured ----------------------------------------------------------------
+
+
+@contextmanager
+def client(gateway: Gateway) -> Iterator[list[str]]:
+    """One that reads an endless answer; gives its lines, all of which are there at the end."""
+    lines: list[str] = []
+
+    def read() -> None:
+        body = {"model": "endless", "stream": True, "messages": [{"role": "user", "content": "x"}]}
+        url, key = f"{gateway.client}/v1/chat/completions", {"Authorization": f"Bearer {KEY}"}
+        with httpx.stream("POST", url, json=body, headers=key, timeout=30) as said:
+            lines.extend(said.iter_lines())
+
+    thread = threading.Thread(target=read)
+    thread.start()
+    yield lines
+    thread.join(20)
+    assert not thread.is_alive()
+
+
+def test_a_live_request_is_shown_and_ended(page: Page, gateway: Gateway) -> None:
+    view(page, "Requests")
+    with client(gateway) as lines:
+        row = page.get_by_role("row").filter(has_text="streaming")
+        expect(row).to_contain_text("tester")
+        row.get_by_role("button").click()
+        expect(page.get_by_text("Nothing runs.")).to_be_visible()
+
+    assert "the request was stopped" in [line for line in lines if line][-1]
+
+
+def test_draining_and_reloading(page: Page, gateway: Gateway) -> None:
+    view(page, "Configuration")
+    facts = page.locator("dl")
+    expect(facts).to_contain_text(": the same")
+    ready = f"{gateway.admin}/-/ready"
+    page.get_by_role("button", name="Drain", exact=True).click()
+    expect(page.get_by_text("Readiness fails from now on.")).to_be_visible()
+    assert httpx.get(ready).status_code == 503
+    page.get_by_role("button", name="Stop draining").click()
+    expect(page.get_by_role("button", name="Drain", exact=True)).to_be_visible()
+    assert httpx.get(ready).status_code == 200
+
+    text = gateway.file.read_text()
+    gateway.file.write_text(text + "nothing: known\n")
+    page.get_by_role("button", name="Reload").click()
+    expect(page.get_by_role("alert").filter(has_text="'nothing'")).to_be_visible()
+    expect(facts).to_contain_text("not what is served")
+    gateway.file.write_text(text)
+    page.get_by_role("button", name="Reload").click()
+    expect(page.get_by_text("It is served.")).to_be_visible()
+    shown = page.locator("pre").text_content() or ""
+    assert '"***"' in shown
+    assert ADMIN_KEY not in shown
+
+
+def test_the_api_is_read_from_its_own_description(page: Page) -> None:
+    view(page, "API")
+    page.get_by_label("Find").fill("triton")
+    path = page.locator("summary", has_text="/v2/models/{model}/generate").first
+    path.click()
+    expect(page.locator("code:text-is('text_input')").first).to_be_visible()
+    page.get_by_label("Find").fill("/v1/chat/completions")
+    expect(path).to_be_hidden()
+    page.locator("summary", has_text="/v1/chat/completions").first.click()
+    page.locator("summary", has_text="messages").first.click()
+    page.locator("summary", has_text="each:").first.click()
+    expect(page.get_by_text("one of: object with role, content").first).to_be_visible()
+
+
+# --- for everybody --------------------------------------------------------------------------------
+
+
+def test_it_is_used_by_the_keyboard_alone(page: Page) -> None:
+    view(page, "Playground")
+    page.get_by_label("API key").fill(KEY)
+    page.get_by_label("Two side by side").check()
+    page.evaluate("document.activeElement.blur(); scrollTo(0, 0)")
+    page.get_by_role("link", name="Skip to the view").focus()
+    for _ in range(40):
+        page.evaluate("document.activeElement.dataset.seen = 1")
+        page.keyboard.press("Tab")
+    assert page.evaluate(_NOT_REACHED) == []
+
+    page.get_by_label("Prompt").focus()
+    page.keyboard.press("Control+a")
+    page.keyboard.type("hello")
+    page.keyboard.press("Shift+Enter")
+    page.keyboard.type("there")
+    page.keyboard.press("Enter")
+    assert answer(page)
+    assert page.get_by_label("Prompt").input_value() == "hello\nthere"
+    page.get_by_role("link", name="Status").focus()
+    page.keyboard.press("Enter")
+    expect(page.get_by_role("heading", name="Models")).to_be_visible()
+
+
+def test_it_fits_a_phone(page: Page, gateway: Gateway) -> None:
+    page.set_viewport_size({"width": 360, "height": 740})
+    playground(page, "endless")
+    page.get_by_label("Two side by side").check()
+    page.get_by_role("button", name="Send").click()
+    told = {"Status": "Worker", "Requests": "streaming", "Playground": "[DONE]", "API": "/v1/"}
+    widths = {}
+    for name in VIEWS:
+        view(page, name)
+        expect(page.locator("main")).to_contain_text(told.get(name, "On disk"))
+        widths[name] = page.evaluate("document.scrollingElement.scrollWidth")
+
+    assert widths == dict.fromkeys(VIEWS, 360)

@@ -1,0 +1,341 @@
+"""What the admin listener tells of a running gateway, and what it may do to it."""
+
+import asyncio
+import hashlib
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+from urllib.parse import quote
+
+import httpx
+import pytest
+from msgspec.structs import replace
+
+from gateway.app import App, surroundings
+from gateway.config import loaded
+from gateway.reload import Origin
+from gateway.telemetry import Record
+from tests.fakes import HANG, ScriptedWorker
+
+KEY = "sk-overview"
+ID = "a/b%2F?c#/cancel"
+TEXT = f"""
+listeners:
+  - {{address: "127.0.0.1:0", dialects: [openai, {{name: triton, profile: trtllm, prefix: /t}}]}}
+  - {{address: "127.0.0.1:0", dialects: [ovms]}}
+limits: {{lame_duck: 0s, body: 1KiB}}
+admin: {{address: "127.0.0.1:0"}}
+backends:
+  fast: {{kind: echo, script: [a, b]}}
+  slow: {{kind: echo, script: [a, b, c], delay: 30s}}
+  begun: {{kind: echo, script: [a, b], delay: 100ms}}
+  cut: {{kind: echo, script: [a, b], fail: {{how: cut, after: 1}}}}
+  pool:
+    dialect: openai
+    workers: [{{url: "WORKER", max_concurrency: 1, auth: {{bearer: "sk-secret"}}}}]
+models:
+  m:
+    versions: {{"1": {{backend: fast}}, "2": {{backend: slow}}}}
+    split: {{weights: {{"1": 3, "2": 1}}}}
+  begun: {{backend: begun}}
+  cut: {{backend: cut}}
+  far: {{backend: pool}}
+keys: [{{name: ann, sha256: {hashlib.sha256(KEY.encode()).hexdigest()}}}]
+"""
+
+
+class House:
+    """A running gateway, its admin listener, and clients of both."""
+
+    def __init__(self, file: Path, app: App, urls: list[str], records: list[Record]) -> None:
+        self.file, self.app, self.records = file, app, records
+        self.admin = httpx.AsyncClient(base_url=urls[-1], timeout=10)
+        self.http = httpx.AsyncClient(base_url=urls[0], timeout=10, headers={"x-api-key": KEY})
+        self.urls = urls
+
+    async def chat(self, model: str, **more: Any) -> httpx.Response:
+        return await self.http.post("/v1/chat/completions", json=asked(model, **more))
+
+    async def requests(self) -> list[dict[str, Any]]:
+        told: list[dict[str, Any]] = (await self.admin.get("/-/requests")).json()["requests"]
+        return told
+
+    async def until(self, what: Callable[[list[dict[str, Any]]], object]) -> list[dict[str, Any]]:
+        """What runs, once that is so."""
+        async with asyncio.timeout(10):
+            while not what(told := await self.requests()):  # noqa: ASYNC110 - it has no event
+                await asyncio.sleep(0.01)
+        return told
+
+
+def asked(model: str, **more: Any) -> dict[str, Any]:
+    return {"model": model, "messages": [{"role": "user", "content": "canary"}], **more}
+
+
+@asynccontextmanager
+async def house(folder: Path, text: str = TEXT) -> AsyncIterator[House]:
+    file, records = folder / "gateway.yaml", list[Record]()
+    async with ScriptedWorker([HANG]) as worker:
+        file.write_text(text.replace("WORKER", worker.url))
+
+        def read() -> Any:
+            return loaded(file.read_bytes(), str(file), env={})
+
+        outside = replace(surroundings(), observe=records.append)
+        app = App((first := read()).config, outside, origin=Origin(first, read))
+        made = House(file, app, await app.start(), records)
+        async with made.admin, made.http:
+            yield made
+        await app.stop()
+
+
+@pytest.fixture
+async def here(tmp_path: Path) -> AsyncIterator[House]:
+    async with house(tmp_path) as made:
+        yield made
+
+
+# --- what it tells --------------------------------------------------------------------------------
+
+
+async def test_the_configuration_is_told_without_its_secrets(here: House) -> None:
+    told = await here.admin.get("/-/config")
+    digest = hashlib.sha256(here.file.read_bytes()).hexdigest()
+    file = {"name": str(here.file), "hash": digest[:12], "differs": False}
+
+    assert told.json()["hash"] == digest[:12]
+    assert told.json()["file"] == file
+    config = told.json()["config"]
+    [worker] = config["backends"]["pool"]["workers"]
+    assert worker["auth"] == {"bearer": "***"}
+    assert config["keys"][0]["sha256"] == "***"
+    assert config["admin"]["sha256"] is None
+    assert config["backends"]["fast"]["script"] == ["a", "b"]
+    for secret in ("sk-secret", hashlib.sha256(KEY.encode()).hexdigest()):
+        assert secret not in told.text
+
+    here.file.write_text("models: {}")
+    assert (await here.admin.get("/-/config")).json()["file"]["differs"] is True
+    here.file.unlink()
+    gone = (await here.admin.get("/-/config")).json()["file"]
+    assert (gone["hash"], gone["differs"]) == (None, False)
+
+
+async def test_a_status_has_the_same_figures_as_the_metrics(here: House) -> None:
+    for _ in range(3):
+        await here.chat("m@1", stream=True, stream_options={"include_usage": True})
+    await here.chat("cut")
+    told = (await here.admin.get("/-/status")).json()
+    page = (await here.admin.get("/metrics")).text
+
+    figures = {(one["model"], one["version"]): one for one in told["figures"]}
+    one = figures["m", "1"]
+    assert (one["requests"], one["errors"], one["completion_tokens"]) == (3, 0, 6)
+    assert one["first_token_p95"] > 0
+    assert one["tokens_per_second"] > 0
+    assert figures["cut", "1"]["errors"] == 1
+    counted = [line for line in page.splitlines() if line.startswith("interlingua_requests_total")]
+    assert sum(float(line.split()[-1]) for line in counted) == 4
+    assert told["models"][0] == {
+        "name": "m",
+        "task": "chat",
+        "aliases": [],
+        "versions": [
+            {"name": "1", "backend": "fast", "served_model": "m", "share": 75, "ready": True},
+            {"name": "2", "backend": "slow", "served_model": "m", "share": 25, "ready": True},
+        ],
+    }
+    assert told["listeners"] == [
+        {
+            "url": here.urls[0],
+            "dialects": [
+                {"name": "openai", "profile": "", "prefix": ""},
+                {"name": "triton", "profile": "trtllm", "prefix": "/t"},
+            ],
+        },
+        {"url": here.urls[1], "dialects": [{"name": "ovms", "profile": "", "prefix": ""}]},
+    ]
+    assert told["backends"].keys() == {"fast", "slow", "begun", "cut", "pool"}
+    [worker] = told["workers"]["pool"]
+    assert (worker["state"], worker["limit"]) == ("up", 1)
+    assert (told["processes"], told["running"], told["draining"]) == (1, 0, False)
+    assert told["config"] == here.app.living[-1].digest
+    assert 0 < told["recent"] <= told["uptime"]
+
+
+async def test_what_runs_is_told_with_how_far_it_is(here: House) -> None:
+    async with asyncio.TaskGroup() as tasks:
+        begun = tasks.create_task(here.chat("begun", stream=True))
+        streaming = await here.until(lambda told: told and told[0]["tokens"])
+        await begun
+        for _ in range(2):
+            tasks.create_task(here.chat("far"))
+        told = await here.until(lambda told: len(told) == 2 and told[1]["phase"] == "queued")
+        assert [one["phase"] for one in told] == ["waiting", "queued"]
+        assert told[0]["age"] >= told[1]["age"]
+        assert told[0]["backend"] == "pool"
+        for one in told:
+            await here.admin.post(f"/-/requests/{one['id']}/cancel")
+    await here.until(lambda told: not told)
+
+    [one] = streaming
+    assert one.pop("id")
+    assert one.pop("age") > 0
+    assert one == {
+        "phase": "streaming",
+        "dialect": "openai",
+        "model": "begun",
+        "version": "1",
+        "backend": "begun",
+        "key": "ann",
+        "stream": True,
+        "tokens": 1,
+    }
+
+
+# --- what it does ---------------------------------------------------------------------------------
+
+
+async def test_a_client_whose_request_is_ended_is_told_in_its_dialect(here: House) -> None:
+    async with asyncio.TaskGroup() as tasks:
+        for path, status, body in (
+            ("/v1/chat/completions", 499, asked("m@2")),
+            ("/t/v2/models/m@2/generate", 400, {"text_input": "x", "max_tokens": 5}),
+        ):
+            task = tasks.create_task(here.http.post(path, json=body, headers={"x-request-id": ID}))
+            await here.until(len)
+            ended = await here.admin.post(f"/-/requests/{quote(ID, safe='')}/cancel")
+            assert (ended.status_code, ended.json()) == (200, {"cancelled": 1})
+            answer = await task
+            assert answer.status_code == status
+            assert "the request was stopped" in answer.text
+    again = await here.admin.post(f"/-/requests/{quote(ID, safe='')}/cancel")
+    assert (again.status_code, again.json()["error"]["field"]) == (404, "id")
+    assert [one.error for one in here.records] == ["ClientGone"] * 2
+
+
+async def test_a_request_that_began_before_a_reload_is_still_known(here: House) -> None:
+    async with asyncio.TaskGroup() as tasks:
+        task = tasks.create_task(here.chat("m@2"))
+        [before] = await here.until(len)
+        here.file.write_text(here.file.read_text() + "# changed\n")
+        assert (await here.admin.post("/-/reload")).status_code == 200
+        [after] = await here.requests()
+        assert after["id"] == before["id"]
+        await here.admin.post(f"/-/requests/{after['id']}/cancel")
+    assert task.result().status_code == 499
+
+
+async def test_a_drain_is_told_kept_over_a_reload_and_taken_back(here: House) -> None:
+    assert (await here.admin.post("/-/drain")).json() == {"draining": True}
+    here.file.write_text(here.file.read_text() + "# changed\n")
+    await here.admin.post("/-/reload")
+    assert (await here.admin.get("/-/ready")).status_code == 503
+    assert (await here.admin.get("/-/status")).json()["draining"] is True
+    assert (await here.chat("m@1")).status_code == 200
+
+    assert (await here.admin.delete("/-/drain")).json() == {"draining": False}
+    assert (await here.admin.get("/-/ready")).status_code == 200
+
+
+# --- by way of the admin listener -----------------------------------------------------------------
+
+
+async def test_a_listener_answers_by_way_of_the_admins(here: House) -> None:
+    key = {"x-api-key": KEY, "Authorization": "Bearer of-the-admin"}
+    played = await here.admin.post("/-/play/0/v1/chat/completions", json=asked("m@1"), headers=key)
+    assert played.json()["choices"][0]["message"]["content"] == "ab"
+    assert played.headers["content-security-policy"] == "default-src 'none'; sandbox"
+    assert played.headers["x-content-type-options"] == "nosniff"
+    assert here.records[-1].key == "ann"
+    unkeyed = await here.admin.post("/-/play/0/v1/chat/completions", json=asked("m@1"))
+    assert (unkeyed.status_code, "API key" in unkeyed.json()["error"]["message"]) == (401, True)
+    head = await here.admin.head("/-/play/0/v1/models", headers=key)
+    assert (head.status_code, head.content) == (405, b"")
+    described = await here.admin.get("/-/play/1/openapi.json")
+    assert "/v3/chat/completions" in described.json()["paths"]
+    nobody = await here.admin.get("/-/play/2/openapi.json")
+    assert (nobody.status_code, nobody.json()["error"]["field"]) == (404, "listener")
+
+
+async def test_what_is_cut_there_is_cut_here(here: House) -> None:
+    url, key = "/-/play/0/v1/chat/completions", {"x-api-key": KEY}
+    async with here.admin.stream("POST", url, json=asked("cut", stream=True), headers=key) as said:
+        lines = [line async for line in said.aiter_lines()]
+    assert '"content":"a"' in "".join(lines)
+    assert "data: [DONE]" not in lines
+    assert "error" in [line for line in lines if line][-1]
+
+
+@pytest.mark.parametrize("declared", [True, False])
+async def test_a_body_is_bounded_as_there(here: House, *, declared: bool) -> None:
+    async def pieces() -> AsyncIterator[bytes]:
+        for _ in range(3):
+            yield b" " * 512
+
+    content = b" " * 1536 if declared else pieces()
+    headers = {"x-api-key": KEY, "content-type": "application/json"}
+    url = "/-/play/0/v1/chat/completions"
+    assert (await here.admin.post(url, content=content, headers=headers)).status_code == 413
+
+
+async def test_a_body_that_comes_in_parts_is_none(here: House) -> None:
+    reader, writer = await asyncio.open_connection("127.0.0.1", here.admin.base_url.port)
+    writer.write(
+        b"POST /-/play/0/v1/chat/completions HTTP/1.1\r\nHost: localhost\r\n"
+        b"X-Api-Key: " + KEY.encode() + b"\r\nTransfer-Encoding: chunked\r\n\r\n"
+        b"1\r\n{\r\nzz\r\n"
+    )
+    assert (await reader.readline()).split()[1] == b"400"
+    writer.close()
+
+
+async def test_who_leaves_there_has_left_here(here: House) -> None:
+    url, key = "/-/play/0/v1/chat/completions", {"x-api-key": KEY}
+    async with here.admin.stream("POST", url, json=asked("begun", stream=True), headers=key):
+        await here.until(len)
+    await here.until(lambda told: not told)
+    assert here.records[-1].outcome == "cancelled"
+
+
+async def test_a_bug_is_no_whole_answer(
+    here: House, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Nothing was finished, so nothing may look as if it were."""
+
+    async def begun(http: Any, sink: Any) -> None:
+        sink.start(200, (("Content-Type", "text/plain"), ("Content-Length", "7")))
+        sink.write(b"half")
+
+    served: Callable[..., Awaitable[None]] = begun
+    monkeypatch.setattr(here.app.living[-1], "entrance", lambda seat: served)
+    with pytest.raises(httpx.RemoteProtocolError):
+        await here.admin.get("/-/play/0/v1/models")
+
+
+# --- the page -------------------------------------------------------------------------------------
+
+
+async def test_the_page_is_given_to_everybody_and_is_all_its_own(here: House) -> None:
+    for path in ("/", "/-/ui"):
+        led = await here.admin.get(path)
+        assert (led.status_code, led.headers["location"]) == (302, "/-/ui/")
+    page = await here.admin.get("/-/ui/")
+    assert page.headers["content-type"] == "text/html; charset=utf-8"
+    assert page.headers["content-security-policy"].startswith("default-src 'self'; ")
+    assert "://" not in page.text
+    assert (await here.admin.get("/-/ui/app.js")).headers["content-type"].startswith("text/java")
+    for name in ("nothing.js", "..%2Fcli.py", "../app.py", "index", ""):
+        given = await here.admin.get(f"/-/ui/{name}") if name else None
+        assert given is None or given.status_code == 404
+
+
+async def test_a_page_from_elsewhere_can_t_do_anything(here: House) -> None:
+    paths = ("/-/drain", "/-/reload", "/-/requests/x/cancel", "/-/play/0/v1/chat/completions")
+    for path in paths:
+        for origin in ("http://evil.example", "null", f"{here.urls[0]}"):
+            told = await here.admin.post(path, headers={"Origin": origin})
+            assert (path, told.status_code) == (path, 403)
+    own = {"Origin": here.urls[-1]}
+    assert (await here.admin.post("/-/drain", headers=own)).status_code == 200

@@ -1,0 +1,143 @@
+"""The admin listener's status, requests and page, where several processes serve."""
+
+import asyncio
+import os
+import signal
+from collections.abc import AsyncIterator, Callable
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+from msgspec import Struct
+
+from tests.fault.gateways import GatewayProcess, written
+from tests.fault.test_processes import both_serve, serving
+
+SLOW = {"kind": "echo", "script": ["a", "b"], "delay": "30s"}
+TEXT = written(
+    limits={"lame_duck": "0s", "drain": "1s", "connections": 4000},
+    backends={
+        "echo": {"kind": "echo", "script": ["Hello", " world"]},
+        "slow": SLOW,
+        "begun": {"kind": "echo", "script": ["a"] * 50, "delay": "100ms"},
+        "pool": {"dialect": "openai", "workers": ["http://127.0.0.1:9"], "health": {"every": "1h"}},
+    },
+    models={
+        "m": {"backend": "echo"},
+        "slow": {"backend": "slow"},
+        "begun": {"backend": "begun"},
+        "far": {"backend": "pool"},
+    },
+)
+
+
+def asked(model: str, **more: Any) -> dict[str, Any]:
+    return {"model": model, "messages": [{"role": "user", "content": "x"}], **more}
+
+
+class Two(Struct):
+    """Two processes, and a client of their admin listener."""
+
+    gateway: GatewayProcess
+    admin: httpx.AsyncClient
+
+    async def chat(self, model: str, id: str = "") -> httpx.Response:  # noqa: A002 - as it is called
+        """A request on a new connection, so that either may have it."""
+        headers = {"x-request-id": id} if id else {}
+        async with httpx.AsyncClient(timeout=30) as client:
+            url = f"{self.gateway.urls[0]}/v1/chat/completions"
+            return await client.post(url, json=asked(model), headers=headers)
+
+    async def until(self, what: Callable[[list[Any]], object]) -> list[Any]:
+        async with asyncio.timeout(20):
+            while True:
+                told: list[Any] = (await self.admin.get("/-/requests")).json()["requests"]
+                if what(told):
+                    return told
+                await asyncio.sleep(0.02)
+
+
+@pytest.fixture
+async def two(tmp_path: Path) -> AsyncIterator[Two]:
+    async with (
+        GatewayProcess(tmp_path, TEXT, "--processes", "2") as gateway,
+        httpx.AsyncClient(base_url=gateway.urls[-1], timeout=30) as admin,
+    ):
+        await both_serve(gateway)
+        yield Two(gateway, admin)
+
+
+async def test_several_processes_tell_and_do_as_one(two: Two) -> None:
+    for _ in range(6):
+        await two.chat("m")
+    async with asyncio.TaskGroup() as tasks:
+        running = [tasks.create_task(two.chat("slow", f"r{n}")) for n in range(6)]
+        told = await two.until(lambda told: len(told) == 6)
+        assert {one["id"] for one in told} == {f"r{n}" for n in range(6)}
+        assert [one["age"] for one in told] == sorted((one["age"] for one in told), reverse=True)
+        status = (await two.admin.get("/-/status")).json()
+        assert (status["processes"], status["running"]) == (2, 6)
+        for n in range(6):
+            ended = await two.admin.post(f"/-/requests/r{n}/cancel")
+            assert (ended.status_code, ended.json()) == (200, {"cancelled": 1})
+    assert [task.result().status_code for task in running] == [499] * 6
+    assert (await two.admin.post("/-/requests/r0/cancel")).status_code == 404
+
+    status = (await two.admin.get("/-/status")).json()
+    figures = {one["model"]: one for one in status["figures"]}
+    assert (figures["m"]["requests"], figures["slow"]["errors"]) == (6, 6)
+    assert [one["url"] for one in status["workers"]["pool"]] == ["http://127.0.0.1:9"]
+    assert status["listeners"][0]["url"] == two.gateway.urls[0]
+    whole = (await two.admin.get("/-/config")).json()
+    assert whole["config"]["limits"]["connections"] == 4000
+    assert whole["file"]["differs"] is False
+    assert whole["config"]["listeners"][0]["address"] == "127.0.0.1:0"
+
+
+async def test_the_page_and_what_is_played_come_through(two: Two) -> None:
+    led = await two.admin.get("/")
+    assert (led.status_code, led.headers["location"]) == (302, "/-/ui/")
+    page = await two.admin.get("/-/ui/")
+    assert page.headers["content-security-policy"].startswith("default-src 'self'; ")
+    url = "/-/play/0/v1/chat/completions"
+    whole = await two.admin.post(url, json=asked("m"))
+    assert whole.json()["choices"][0]["message"]["content"] == "Hello world"
+    assert (await two.admin.get("/-/play/0/v1/models")).json()["data"][0]["id"] == "m"
+    elsewhere = await two.admin.post(
+        url, json=asked("m"), headers={"Origin": "http://evil.example"}
+    )
+    assert elsewhere.status_code == 403
+
+    async with two.admin.stream("POST", url, json=asked("begun", stream=True)) as answer:
+        pieces = answer.aiter_raw()
+        for _ in range(3):
+            await anext(pieces)
+        [running] = await two.until(len)
+        assert running["phase"] == "streaming"
+    await two.until(lambda told: not told)
+
+    async def lose_it() -> None:
+        async with two.admin.stream("POST", url, json=asked("begun", stream=True)) as answer:
+            async for _ in answer.aiter_raw():
+                for one in serving(two.gateway):
+                    os.kill(one, signal.SIGKILL)
+
+    with pytest.raises(httpx.RemoteProtocolError):
+        await lose_it()
+
+
+async def test_a_process_that_is_started_later_drains_as_all_do(two: Two) -> None:
+    assert (await two.admin.post("/-/drain")).json() == {"draining": True}
+    assert (await two.admin.get("/-/ready")).status_code == 503
+    for one in serving(two.gateway):
+        os.kill(one, signal.SIGKILL)
+    async with asyncio.timeout(30):
+        while (again := await two.admin.get("/-/status")).status_code != 200:  # noqa: ASYNC110
+            await asyncio.sleep(0.05)
+    assert again.json()["draining"] is True
+    assert (await two.admin.get("/-/ready")).status_code == 503
+
+    await both_serve(two.gateway)
+    assert (await two.admin.delete("/-/drain")).json() == {"draining": False}
+    assert (await two.admin.get("/-/ready")).status_code == 200

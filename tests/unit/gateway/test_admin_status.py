@@ -1,0 +1,159 @@
+"""Figures of the last minute, and those of several processes as one's."""
+
+import pytest
+from msgspec.structs import replace
+
+from gateway.admin.overview import shown
+from gateway.admin.status import Figures as Told
+from gateway.admin.status import Status, merged, quantile
+from gateway.admin.window import Window
+from gateway.config import load
+from gateway.core.histogram import Histogram
+from gateway.core.types import Usage
+from gateway.figures import FIRST_TOKEN, Arm, Figures
+from gateway.telemetry import Outcome, Record
+
+EDGES = len(FIRST_TOKEN)
+ARM = ("m", "1", "split")
+
+
+class Ticking:
+    """A clock that is set."""
+
+    def __init__(self) -> None:
+        self.now = 100.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+def record(first: float | None = 0.03, tokens: int = 10, outcome: Outcome = "ok") -> Record:
+    error = "" if outcome == "ok" else "WorkerFailed"
+    usage = Usage(5, tokens, cached_tokens=3)
+    return Record("x", first_token=first, usage=usage, outcome=outcome, error=error)
+
+
+def counts(*at: int) -> list[int]:
+    return [at.count(n) for n in range(EDGES + 1)]
+
+
+@pytest.mark.parametrize(
+    ("told", "share", "value"),
+    [
+        (counts(), 0.5, None),
+        (counts(0), 0.5, 0.0005),
+        (counts(1, 1), 0.5, 0.003),
+        (counts(1, 1), 1.0, 0.005),
+        (counts(0, 0, 0, 9), 0.75, 0.001),
+        (counts(0, 0, 0, 9), 0.875, 0.2),
+        (counts(EDGES), 0.5, FIRST_TOKEN[-1]),
+    ],
+)
+def test_a_share_of_what_was_counted_lies_below(
+    told: list[int], share: float, value: float | None
+) -> None:
+    assert quantile(told, share) == (None if value is None else pytest.approx(value))
+
+
+def test_what_is_recent_is_of_the_last_minute_and_the_rest_since_the_start() -> None:
+    clock = Ticking()
+    arms: dict[Arm, Figures[Histogram]] = {ARM: Figures(Histogram)}
+    window = Window(arms, clock)
+    assert window.look()[0] == 0
+    arms[ARM].add(record(first=0.9))
+    clock.now += 50
+    [seconds, [then]] = window.look()
+    assert (seconds, then.requests, then.requests_per_second) == (50, 1, 0.02)
+    assert then.first_token_p50 == pytest.approx(0.875)
+
+    clock.now += 60
+    arms[ARM].add(record())
+    pinned = arms["m", "1", ""] = Figures(Histogram)
+    pinned.add(record(outcome="worker_error"))
+    [seconds, [now]] = window.look()
+
+    assert seconds == 60
+    assert (now.requests, now.errors) == (3, 1)
+    assert (now.prompt_tokens, now.completion_tokens) == (15, 30)
+    assert now.requests_per_second == pytest.approx(2 / 60)
+    assert now.tokens_per_second == pytest.approx(20 / 60)
+    assert now.first_token_p50 == pytest.approx(0.03)
+
+
+def test_looks_that_come_close_together_are_not_all_kept() -> None:
+    clock = Ticking()
+    arms: dict[Arm, Figures[Histogram]] = {}
+    window = Window(arms, clock)
+    for _ in range(1000):
+        clock.now += 0.5
+        window.look()
+
+    assert len(window._looks) <= 14
+    assert 60 <= window.look()[0] < 65
+
+
+FIRST = Told(
+    model="m",
+    version="1",
+    requests=4,
+    errors=1,
+    prompt_tokens=10,
+    completion_tokens=20,
+    requests_per_second=0.5,
+    tokens_per_second=2.0,
+    first_token_counts=counts(0, 0),
+)
+STATUS = Status(
+    version="1",
+    python="3",
+    config="abc",
+    uptime=5.0,
+    draining=True,
+    running=1,
+    recent=30.0,
+    listeners=(),
+    models=(),
+    figures=[FIRST],
+    backends={"a": False, "b": False},
+    workers={},
+)
+
+
+def test_several_processes_are_as_one() -> None:
+    second = replace(FIRST, requests=1, first_token_counts=counts(3, 3), first_token_p50=9.0)
+    third = replace(FIRST, version="2")
+    other = replace(
+        STATUS,
+        uptime=7.0,
+        draining=False,
+        running=2,
+        recent=20.0,
+        figures=[second, third],
+        backends={"a": True},
+    )
+    told = merged([STATUS, other], {"pool": []})
+
+    assert (told.uptime, told.draining, told.running, told.recent) == (7.0, False, 3, 30.0)
+    assert told.processes == 2
+    assert told.backends == {"a": True, "b": False}
+    assert told.workers == {"pool": []}
+    one, two = told.figures
+    assert (one.requests, one.errors, one.completion_tokens) == (5, 2, 40)
+    assert (one.requests_per_second, one.tokens_per_second) == (1.0, 4.0)
+    assert one.first_token_p50 == pytest.approx(0.001)
+    assert one.first_token_counts == counts(0, 0, 3, 3)
+    assert (two.version, two.requests) == ("2", 4)
+
+
+async def test_what_could_be_guessed_by_is_masked_as_secrets_are() -> None:
+    text = """
+    admin: {address: "127.0.0.1:0", sha256: DIGEST}
+    backends: {own: {kind: torch, path: "package:weights", watermark: {key: 987654321}}}
+    models: {m: {backend: own}}
+    """
+    config = load(text.replace("DIGEST", "ab" * 32), "<built in>", env={})
+    told = await shown(config, "abc", "<built in>")
+
+    assert told["config"]["admin"] == {"address": "127.0.0.1:0", "sha256": "***"}
+    assert told["config"]["backends"]["own"]["watermark"] == "***"
+    assert told["file"] == {"name": "<built in>", "hash": None, "differs": False}
