@@ -18,7 +18,11 @@ _HEALTH = {
             "200": {
                 "description": "It does.",
                 "content": {"application/json": {"schema": {"type": "object"}}},
-            }
+            },
+            "503": {
+                "description": "It does, but for no longer: requests should go elsewhere.",
+                "content": {"application/json": {"schema": {"type": "object"}}},
+            },
         },
     }
 }

@@ -4,6 +4,7 @@ Ray places the replicas, watches them and starts them anew; no request goes thro
 replica listens at a port of its own, as `interlingua worker` does, and a gateway asks it directly.
 ``Roster`` writes the URLs of those that live into a file, which the gateway's pool watches::
 
+    export RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER=0  # this machine alone, on its loopback
     PYTHONPATH=deploy/ray serve run deploy/ray/serve.yaml
 
 Nothing but this folder knows Ray.
@@ -21,7 +22,10 @@ import msgspec
 import ray
 from msgspec import Struct
 from ray import serve
+from ray._common.network_utils import build_address
+from ray._common.tls_utils import add_port_to_grpc_server
 from ray.exceptions import RayError
+from ray.serve._private import replica
 from ray.serve.exceptions import RayServeException
 from ray.serve.handle import DeploymentHandle
 
@@ -39,6 +43,21 @@ PATIENCE = 5.0
 """Seconds without one after which a replica is taken from the list."""
 LOST = 60.0
 """Seconds without its engine's process, which it starts anew itself, that a replica is left."""
+
+
+def _stay_home() -> None:
+    """Let this replica's inner port be where its node is, and not at every address there is.
+
+    Ray's own choice is ``[::]``, and whoever reaches that port can make the replica run what he
+    likes. Others ask at the node's address alone. There is no setting for it.
+    """
+    replica.add_port_to_grpc_server = _listen
+
+
+def _listen(server: Any, address: str) -> int:
+    host, port = ray.util.get_node_ip_address(), address.rpartition(":")[2]
+    bound: int = add_port_to_grpc_server(server, build_address(host, port))
+    return bound
 
 
 class Told(Struct, frozen=True, forbid_unknown_fields=True):
@@ -69,6 +88,7 @@ class Roster:
 
     def __init__(self, file: str, engines: DeploymentHandle) -> None:
         del engines  # to be started with it is all they have in common
+        _stay_home()
         self._file = Path(file)
         self._seen: dict[str, float] = {}
         self._written: list[str] | None = None
@@ -106,6 +126,7 @@ class Engine:
     """One worker: a gateway of one model, within the replica's own process."""
 
     def __init__(self, told: Mapping[str, Any]) -> None:
+        _stay_home()
         self._told = told
         self._seen = float("inf")
         """When the engine was last seen ready, once it was."""
@@ -148,9 +169,10 @@ class Engine:
 async def _tell(what: Any, url: str) -> None:
     """Tell the roster. Where it is away itself, Ray brings it back, and the next sign is heard."""
     try:
-        await what.remote(url)
-    except (RayError, RayServeException):
-        log.warning("the roster can't be told of %s", url, exc_info=True)
+        async with asyncio.timeout(PATIENCE):  # at the end of all it may never come back
+            await what.remote(url)
+    except (RayError, RayServeException, TimeoutError) as error:
+        log.warning("the roster can't be told of %s: %r", url, error)
 
 
 def build(arguments: dict[str, Any]) -> serve.Application:

@@ -4,7 +4,6 @@ import asyncio
 import importlib.util
 import logging
 import os
-import signal
 import sys
 from collections.abc import Mapping
 from functools import partial
@@ -14,11 +13,12 @@ from typing import Any, Final
 
 import click
 
+from gateway.commands.life import Life
 from gateway.config import ConfigError, Loaded, Source
-from gateway.core.errors import WorkerError
+from gateway.descriptors import raise_limit
 from gateway.processes.loops import loop_factory
 from gateway.processes.text import Fetch, Reading, Text, in_file
-from gateway.recording.lines import Lines, the_log
+from gateway.recording.lines import the_log
 
 _MOST: Final = 256
 """Processes, at most."""
@@ -53,6 +53,11 @@ def _count(context: click.Context, option: click.Parameter, value: str) -> int:
     callback=_count,
     help="How many share the work; auto: one for each core.",
 )
+@click.option(
+    "--handover",
+    metavar="SOCKET",
+    help="Take the place of the gateway that runs with this path, and wait there for the next.",
+)
 @click.option("--log-level", default="info", show_default=True)
 def serve(what: str | None, port: int | None, log_level: str, **told: Any) -> None:
     """Serve a configuration (FILE), a worker (http://…), a local MODEL, or the built-in model.
@@ -63,7 +68,9 @@ def serve(what: str | None, port: int | None, log_level: str, **told: Any) -> No
 
     Several processes share each limit of FILE, and one more looks after them.
 
-    SIGHUP reloads FILE, SIGTERM and SIGINT stop when what runs has ended.
+    SIGHUP reloads FILE, SIGTERM and SIGINT stop when what runs has ended; SIGTERM serves on for
+    limits.lame_duck first. The same command with the same --handover, run again, is an upgrade: the
+    new process takes over the listeners, and the old one ends when what runs in it has.
     """
     logging.basicConfig(level=log_level.upper(), format="%(levelname)s %(name)s: %(message)s")
     fetch, file = _fetch(what, port, insecure=told["insecure"])
@@ -74,7 +81,9 @@ def serve(what: str | None, port: int | None, log_level: str, **told: Any) -> No
         click.echo(str(error), err=True)
         sys.exit(1)
     if told["processes"] == 1:
-        sys.exit(served(first, reading, watched))
+        sys.exit(served(first, reading, watched, handover=told["handover"]))
+    if told["handover"] is not None:
+        raise click.UsageError("--handover: only one process can take another's place")
     from gateway.processes.supervisor import Plan, supervise  # noqa: PLC0415 - one needs none
 
     sys.exit(supervise(Plan(first, reading, told["processes"], watched, log_level.upper())))
@@ -118,68 +127,24 @@ def _has_torch() -> bool:
 
 
 def served(
-    first: Loaded, source: Source, watched: str | None = None, *, warmed: bool = False
+    first: Loaded,
+    source: Source,
+    watched: str | None = None,
+    *,
+    warmed: bool = False,
+    handover: str | None = None,
 ) -> int:
     """Serve ``first`` until told to stop; gives the command's exit code.
 
     ``source`` reads it anew when asked to, or when the file ``watched`` changes. With ``warmed``
     no port is opened before every backend is at its best, and none if one never will be.
+    ``handover``: see ``gateway.handover``.
     """
+    raise_limit()
     told = first.config.observe.access_log
     with (
         the_log(told.buffer, exchanges=told.format != "off") as lines,
         asyncio.Runner(loop_factory=loop_factory()) as runner,
     ):
-        return runner.run(_run(first, source, watched, lines, warmed=warmed))
-
-
-async def _run(
-    first: Loaded, source: Source, watched: str | None, lines: Lines, *, warmed: bool
-) -> int:
-    """Serve until told to stop; a second signal stops at once."""
-    from gateway.app import App, surroundings  # noqa: PLC0415 - a bad file is told without it
-    from gateway.processes.following import Following  # noqa: PLC0415 - as above
-    from gateway.reload import Origin  # noqa: PLC0415 - as above
-
-    app = App(first.config, surroundings(lines), origin=Origin(first, source))
-    assert app.reloader is not None  # noqa: S101 - it was made with its origin
-    stopping, following = asyncio.Event(), Following(app.reloader, watched)
-    loop = asyncio.get_running_loop()
-    for name in (signal.SIGTERM, signal.SIGINT):
-        loop.add_signal_handler(name, stopping.set)
-    loop.add_signal_handler(signal.SIGHUP, following.changed.set)
-    starting = loop.create_task(app.start(warmed=warmed))
-    if not await _first(starting, stopping):
-        await app.stop()
-        return 0
-    try:
-        urls = starting.result()
-    except (OSError, WorkerError) as error:
-        what = "listen" if isinstance(error, OSError) else "serve"
-        click.echo(f"interlingua can't {what}: {error}", err=True)
-        await app.stop()
-        return 1
-    models = ", ".join(info.name for info in app.router.models()) or "any"
-    click.echo(f"interlingua serves {models} on {' and '.join(urls)}", err=True)
-    async with asyncio.TaskGroup() as tasks:
-        task = tasks.create_task(following.run())
-        await stopping.wait()
-        task.cancel()
-    for name in (signal.SIGTERM, signal.SIGINT):
-        loop.remove_signal_handler(name)
-    lines.say("interlingua stops when what runs has ended; signal again to stop at once")
-    await app.stop()
-    return 0
-
-
-async def _first(starting: "asyncio.Task[list[str]]", stopping: asyncio.Event) -> bool:
-    """Wait for the start, or for the wish to stop, whichever comes first; whether it started."""
-    async with asyncio.TaskGroup() as tasks:
-        wish = tasks.create_task(stopping.wait())
-        await asyncio.wait({starting, wish}, return_when=asyncio.FIRST_COMPLETED)
-        wish.cancel()
-    if not starting.done():
-        starting.cancel()
-        await asyncio.wait({starting})
-        return False
-    return True
+        life = Life(first, source, watched, lines, warmed, handover)
+        return runner.run(life.run())

@@ -1,9 +1,11 @@
 """What turns sockets into requests and sinks (``gateway.seam``). One line per front."""
 
+import socket
 import ssl
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Final, Protocol
 
+from gateway.front.limits import Limits
 from gateway.seam import Request, Sink
 
 FRONTS: Final[Mapping[str, str]] = {
@@ -23,8 +25,10 @@ class Front(Protocol):
     """
 
     serve: Serve
+    leaving: bool
+    """Whether each answer is the last of its connection."""
 
-    def limit(self, *, header_limit: int, connections: int) -> None:
+    def limit(self, limits: Limits) -> None:
         """What new connections are held to, and how many there may be."""
 
     def trust(self, tls: ssl.SSLContext | None) -> None:
@@ -37,14 +41,31 @@ class Front(Protocol):
         tls: ssl.SSLContext | None = None,
         *,
         reuse_port: bool = False,
+        given: Sequence[socket.socket] = (),
     ) -> int:
         """Bind; gives the port, which the system chooses for 0.
 
-        With ``reuse_port`` other processes may listen there too.
+        With ``reuse_port`` other processes may listen there too. Sockets that are ``given`` listen
+        already, and nothing is bound.
         """
 
+    @property
+    def listening(self) -> Sequence[int]:
+        """The descriptors of its listening sockets."""
+
+    @property
+    def connections(self) -> int:
+        """How many clients have now."""
+
+    @property
+    def refused(self) -> Mapping[int, int]:
+        """How often what came could not be read as a request, by the status that said so."""
+
+    def shut(self) -> None:
+        """Take no more connections. Those that are there go on."""
+
     async def drain(self, seconds: float) -> None:
-        """Take no more connections, and wait for the exchanges that run, so long at most."""
+        """Leave and shut, end what rests, and wait for what runs, so long at most."""
 
     async def close(self) -> None:
         """Cut what is left."""

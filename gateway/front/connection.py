@@ -2,14 +2,13 @@
 
 import asyncio
 import enum
-from collections import deque
+from collections import Counter, deque
 from typing import Final, Protocol, cast
-
-from msgspec import Struct
 
 from gateway.front import Serve
 from gateway.front.heads import head
 from gateway.front.incoming import Incoming
+from gateway.front.limits import Limits
 from gateway.front.outgoing import Outgoing
 from gateway.front.reader import Reader, Refused
 
@@ -29,22 +28,6 @@ class State(enum.Enum):
     LINGERING = "the client to read what refuses it"
 
 
-class Limits(Struct, frozen=True):
-    """Times in seconds, sizes in bytes."""
-
-    header: int = 16 << 10
-    """A line of the head; all of it together is eight times as large at most."""
-    connections: int = 10_000
-    head: float = 30.0
-    """How long a head may take, once its first byte is there."""
-    idle: float = 75.0
-    """How long a connection may wait between requests."""
-    body: float = 30.0
-    """How long nothing of a body may come, or nothing be taken of an answer that is complete."""
-    linger: float = 2.0
-    """How long what is sent after a refusal is thrown away, so that the refusal is read."""
-
-
 class Owner(Protocol):
     """Whose connections they are."""
 
@@ -53,6 +36,8 @@ class Owner(Protocol):
     limits: Limits
     now: float
     """By the loop's clock, as of the last look at who takes too long."""
+    refused: Counter[int]
+    """What could not be read as a request, by the status that says so."""
 
     def opened(self, connection: "Connection") -> bool:
         """Whether there is room for one more."""
@@ -60,10 +45,10 @@ class Owner(Protocol):
     def closed(self, connection: "Connection") -> None:
         """It is over."""
 
-    def began(self) -> None:
-        """A request is served."""
+    def began(self, connection: "Connection") -> None:
+        """A request of this connection is served."""
 
-    def ended(self) -> None:
+    def ended(self, connection: "Connection") -> None:
         """It is over."""
 
 
@@ -75,13 +60,14 @@ class Connection(asyncio.Protocol):
         self._loop = loop
         self._limits = owner.limits
         self._state = State.HEAD
+        self.peer = ""
+        """The client's address."""
         self._since = owner.now
         """When what it waits for last went on, by the owner's clock."""
         self._left = 0
         """Bytes that the client had not taken when it was last looked at."""
         self._transport: asyncio.Transport | None = None
         self._reader = Reader(owner.limits.header, loop, self._arrived, self._go_on)
-        self._peer = ""
         self._queue: deque[Incoming | Refused] = deque()
         self._sink: Outgoing | None = None
         self._task: asyncio.Task[None] | None = None
@@ -113,7 +99,7 @@ class Connection(asyncio.Protocol):
         if left != self._left:  # it still reads what was sent before
             self._left = left
             self._since = now
-        if now - self._since <= self._patience():
+        if now - self._since <= self._patience() + self._limits.grain:
             return
         if self._state is State.BODY:
             self._reader.break_off()
@@ -127,12 +113,12 @@ class Connection(asyncio.Protocol):
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         """See asyncio.Protocol."""
         self._transport = cast("asyncio.Transport", transport)
+        peer = transport.get_extra_info("peername")
+        self.peer = peer[0] if isinstance(peer, tuple) else ""
         if not self._owner.opened(self):
             self._transport.abort()
             return
         self._transport.set_write_buffer_limits(high=_WRITE_HIGH)
-        peer = transport.get_extra_info("peername")
-        self._peer = peer[0] if isinstance(peer, tuple) else ""
 
     def data_received(self, data: bytes) -> None:
         """See asyncio.Protocol."""
@@ -209,11 +195,11 @@ class Connection(asyncio.Protocol):
         if isinstance(one, Refused):
             self._say(one)
             return
-        one.peer = self._peer
+        one.peer = self.peer
         self._wait_for(State.ANSWER if one.complete else State.BODY)
         bare = one.method == "HEAD"
         sink = self._sink = Outgoing(self._transport, self._owner, bare=bare, http10=one.http10)
-        self._owner.began()
+        self._owner.began(self)
         self._task = self._loop.create_task(self._serve(one, sink))
 
     async def _serve(self, request: Incoming, sink: Outgoing) -> None:
@@ -223,7 +209,7 @@ class Connection(asyncio.Protocol):
         finally:
             self._task = None
             self._sink = None
-            self._owner.ended()
+            self._owner.ended(self)
             self._served(request, sink)
 
     def _served(self, request: Incoming, sink: Outgoing) -> None:
@@ -239,6 +225,7 @@ class Connection(asyncio.Protocol):
             self._next()
 
     def _say(self, refused: Refused) -> None:
+        self._owner.refused[refused.status] += 1
         body = f"{refused.text}\n".encode()
         framing = (
             f"Content-Type: text/plain; charset=utf-8\r\nContent-Length: {len(body)}\r\n"
@@ -270,5 +257,7 @@ class Connection(asyncio.Protocol):
                 return limits.head if self._reader.in_head else limits.idle
             case State.LINGERING:
                 return limits.linger
-            case _:
+            case State.BODY:
                 return limits.body
+            case _:
+                return limits.taken

@@ -1,44 +1,50 @@
 """The native front: HTTP/1.1 over asyncio's own transports, parsed by httptools (llhttp)."""
 
 import asyncio
+import socket
 import ssl
-from typing import Final
+from collections import Counter
+from collections.abc import Sequence
 
-from msgspec.structs import replace
-
+from gateway.door import Door
 from gateway.front import Serve
-from gateway.front.certified import outer
-from gateway.front.connection import Connection, Limits
-
-_LOOK: Final = 1.0
-"""Seconds between looks at who takes too long."""
+from gateway.front.connection import Connection
+from gateway.front.limits import Limits
 
 
 class Front:
-    """A ``gateway.front.Front`` of our own."""
+    """A ``gateway.front.Front`` of our own.
 
-    def __init__(self, serve: Serve, *, header_limit: int, connections: int) -> None:
+    Where all connections are taken, the one that has waited longest for a request makes room for
+    a new one. Past an address's own number a connection is closed at once.
+    """
+
+    def __init__(self, serve: Serve, limits: Limits) -> None:
         self.serve = serve
         self.leaving = False
         self.now = 0.0
-        self.limits = Limits()
-        self.limit(header_limit=header_limit, connections=connections)
-        self._connections: set[Connection] = set()
-        self._server: asyncio.Server | None = None
-        self._tls: ssl.SSLContext | None = None
+        self.limits = limits
+        self._connections: dict[Connection, None] = {}
+        self._addresses: dict[str, int] = {}
+        """How many connections each has."""
+        self._waiting: dict[Connection, None] = {}
+        """Those that wait for a request; who has waited longest stands first."""
+        self._door = Door(lambda: Connection(self, asyncio.get_running_loop()))
+        self.refused = Counter[int]()
+        """See ``gateway.front.Front``."""
         self._busy = 0
         self._idle = asyncio.Event()
         self._idle.set()
         self._gone = asyncio.Event()
         self._looking: asyncio.TimerHandle | None = None
 
-    def limit(self, *, header_limit: int, connections: int) -> None:
+    def limit(self, limits: Limits) -> None:
         """What new connections are held to, and how many there may be."""
-        self.limits = replace(self.limits, header=header_limit, connections=connections)
+        self.limits = limits
 
     def trust(self, tls: ssl.SSLContext | None) -> None:
         """With which certificate new connections are met; None where they are plain."""
-        self._tls = tls
+        self._door.trust(tls)
 
     async def listen(
         self,
@@ -47,31 +53,33 @@ class Front:
         tls: ssl.SSLContext | None = None,
         *,
         reuse_port: bool = False,
+        given: Sequence[socket.socket] = (),
     ) -> int:
-        """Bind; gives the port, which the system chooses for 0.
-
-        With ``reuse_port`` other processes may listen there too.
-        """
-        self.trust(tls)
+        """See ``gateway.front.Front``."""
         loop = asyncio.get_running_loop()
         self.now = loop.time()
-        self._server = await loop.create_server(
-            lambda: Connection(self, loop),
-            host or None,
-            port,
-            ssl=None if tls is None else outer(lambda: self._tls),
-            backlog=1024,
-            reuse_port=reuse_port,
-        )
-        self._looking = loop.call_later(_LOOK, self._look, loop)
-        bound: int = self._server.sockets[0].getsockname()[1]
+        bound = await self._door.open(host, port, tls, reuse_port=reuse_port, given=given)
+        self._looking = loop.call_later(self.limits.grain, self._look, loop)
         return bound
 
+    @property
+    def listening(self) -> Sequence[int]:
+        """The descriptors of its listening sockets."""
+        return self._door.descriptors
+
+    @property
+    def connections(self) -> int:
+        """How many clients have now."""
+        return len(self._connections)
+
+    def shut(self) -> None:
+        """Take no more connections. Those that are there go on."""
+        self._door.shut()
+
     async def drain(self, seconds: float) -> None:
-        """Take no more connections, and wait for the exchanges that run, so long at most."""
+        """Leave and shut, end what rests, and wait for what runs, so long at most."""
         self.leaving = True
-        if self._server is not None:
-            self._server.close()
+        self.shut()
         for connection in list(self._connections):
             if connection.resting:
                 connection.end()
@@ -85,8 +93,7 @@ class Front:
         """Cut what is left."""
         if self._looking is not None:
             self._looking.cancel()
-        if self._server is not None:
-            self._server.close()
+        self.shut()
         while self._connections:
             self._gone.clear()
             for connection in list(self._connections):
@@ -98,29 +105,48 @@ class Front:
 
     def opened(self, connection: Connection) -> bool:
         """See Owner."""
-        self._connections.add(connection)
-        return len(self._connections) <= self.limits.connections
+        limits, at = self.limits, connection.peer
+        here = self._addresses[at] = self._addresses.get(at, 0) + 1
+        room = limits.per_address is None or here <= limits.per_address
+        room = room and (len(self._connections) < limits.connections or self._make_room())
+        self._connections[connection] = self._waiting[connection] = None
+        return room
 
     def closed(self, connection: Connection) -> None:
         """See Owner."""
-        self._connections.discard(connection)
+        del self._connections[connection]
+        self._waiting.pop(connection, None)
+        self._addresses[connection.peer] -= 1
+        if not self._addresses[connection.peer]:
+            del self._addresses[connection.peer]
         if not self._connections:
             self._gone.set()
 
-    def began(self) -> None:
+    def began(self, connection: Connection) -> None:
         """See Owner."""
+        self._waiting.pop(connection, None)
         self._busy += 1
         self._idle.clear()
 
-    def ended(self) -> None:
+    def ended(self, connection: Connection) -> None:
         """See Owner."""
+        if connection in self._connections:
+            self._waiting[connection] = None
         self._busy -= 1
         if not self._busy:
             self._idle.set()
+
+    def _make_room(self) -> bool:
+        """Let the one go that has waited longest for a request; whether there is one."""
+        for one in self._waiting:
+            del self._waiting[one]
+            one.cut()
+            return True
+        return False
 
     def _look(self, loop: asyncio.AbstractEventLoop) -> None:
         """Let go of those who take too long."""
         self.now = loop.time()
         for connection in list(self._connections):
             connection.look()
-        self._looking = loop.call_later(_LOOK, self._look, loop)
+        self._looking = loop.call_later(self.limits.grain, self._look, loop)

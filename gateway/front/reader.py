@@ -62,6 +62,8 @@ class Reader:
         self._hosts = 0
         self._count = 0
         self._size = 0
+        self._between = 0
+        """How many bytes came since the last piece of the body: sizes of chunks, trailers."""
         self._refused: Refused | None = None
         self._offering: Incoming | None = None
         """The request whose head offers another protocol."""
@@ -73,6 +75,7 @@ class Reader:
         view = memoryview(data)
         while view and not self.deaf:
             self._size = self._size + len(view) if self.in_head else len(view)
+            self._between = self._between + len(view) if self.body is not None else 0
             try:
                 self._parser.feed_data(view)
             except HttpParserUpgrade as upgrade:
@@ -85,6 +88,8 @@ class Reader:
         if self.in_head and self._size > _HEADS * self._line:
             self.give_up(431, "the request's head is too large")
         if self.body is not None:
+            if self._between > _HEADS * self._line:
+                self.break_off()
             self.body.wake()
 
     def give_up(self, status: int, text: str) -> None:
@@ -149,6 +154,7 @@ class Reader:
 
     def on_body(self, data: bytes) -> None:
         """A piece of a body."""
+        self._between = 0
         if self.body is not None:
             self.body.take(data)
 

@@ -2,16 +2,18 @@
 
 import asyncio
 import logging
+import socket
 import ssl
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Any
 
 from aiohttp import HttpVersion11, hdrs, web
 
 from gateway.core.errors import Malformed, TooLarge
 from gateway.core.ports import Headers
+from gateway.door import Door
 from gateway.front import Serve
-from gateway.front.certified import outer
+from gateway.front.limits import Limits
 
 _LAST_WORDS = 0.1
 """Seconds that an answer has after it was told that it is cut."""
@@ -126,53 +128,59 @@ class _Sink:
 class _Capped(web.Server):
     """Closes connections past a number of them at once: it has nothing to say to them in HTTP."""
 
-    def __init__(self, answer: Answer, **kwargs: Any) -> None:
+    def __init__(self, answer: Answer, limits: Limits, **kwargs: Any) -> None:
         super().__init__(answer, **kwargs)
-        self.most = 0
+        self.hold(limits)
 
     def connection_made(self, handler: Any, transport: asyncio.Transport) -> None:
         super().connection_made(handler, transport)
-        if len(self.connections) > self.most:
+        most, at = self._limits.per_address, _address(transport)
+        here = sum(_address(one.transport) == at for one in self.connections) if most else 0
+        if len(self.connections) > self._limits.connections or (most and here > most):
             transport.abort()
 
-    def limit_header(self, size: int) -> None:
-        """Lines of a head are this long at most, in bytes; holds for new connections."""
-        self._kwargs.update(max_line_size=size, max_field_size=size)
+    def hold(self, limits: Limits) -> None:
+        """Hold new connections to these. Of the times it knows how long a connection may wait."""
+        self._limits = limits
+        size = limits.header
+        told = {"max_line_size": size, "max_field_size": size, "keepalive_timeout": limits.idle}
+        self._kwargs.update(told)
+
+
+def _address(transport: asyncio.BaseTransport | None) -> Any:
+    peer = None if transport is None else transport.get_extra_info("peername")
+    return peer and peer[0]
 
 
 class Front:
-    """A ``gateway.front.Front`` on aiohttp."""
+    """A ``gateway.front.Front`` on aiohttp. It has no time for a head or a body."""
 
-    def __init__(self, serve: Serve, *, header_limit: int, connections: int) -> None:
+    def __init__(self, serve: Serve, limits: Limits) -> None:
         self.serve = serve
         self.leaving = False
         """Whether connections end with the answer that they have."""
         self._server = _Capped(
             self._answer,
+            limits,
             handler_cancellation=True,
             access_log=None,
             logger=logging.getLogger("interlingua.http"),
             auto_decompress=False,
-            keepalive_timeout=75,
         )
-        self.limit(header_limit=header_limit, connections=connections)
-        self._runner = web.ServerRunner(
-            self._server, handle_signals=False, shutdown_timeout=_LAST_WORDS
-        )
-        self._site: web.TCPSite | None = None
-        self._tls: ssl.SSLContext | None = None
+        self._door = Door(self._server)
+        self.refused: Mapping[int, int] = {}
+        """See ``gateway.front.Front``: the library does not tell."""
         self._busy = 0
         self._idle = asyncio.Event()
         self._idle.set()
 
-    def limit(self, *, header_limit: int, connections: int) -> None:
+    def limit(self, limits: Limits) -> None:
         """What new connections are held to, and how many there may be."""
-        self._server.limit_header(header_limit)
-        self._server.most = connections
+        self._server.hold(limits)
 
     def trust(self, tls: ssl.SSLContext | None) -> None:
         """With which certificate new connections are met; None where they are plain."""
-        self._tls = tls
+        self._door.trust(tls)
 
     async def listen(
         self,
@@ -181,27 +189,30 @@ class Front:
         tls: ssl.SSLContext | None = None,
         *,
         reuse_port: bool = False,
+        given: Sequence[socket.socket] = (),
     ) -> int:
-        """Bind; gives the port, which the system chooses for 0.
+        """See ``gateway.front.Front``."""
+        return await self._door.open(host, port, tls, reuse_port=reuse_port, given=given)
 
-        With ``reuse_port`` other processes may listen there too.
-        """
-        self.trust(tls)
-        await self._runner.setup()
-        context = None if tls is None else outer(lambda: self._tls)
-        self._site = web.TCPSite(
-            self._runner, host, port, ssl_context=context, reuse_port=reuse_port
-        )
-        await self._site.start()
-        bound: int = self._runner.addresses[0][1]
-        return bound
+    @property
+    def listening(self) -> Sequence[int]:
+        """The descriptors of its listening sockets."""
+        return self._door.descriptors
+
+    @property
+    def connections(self) -> int:
+        """How many clients have now."""
+        return len(self._server.connections)
+
+    def shut(self) -> None:
+        """Take no more connections. Those that are there go on."""
+        self._door.shut()
 
     async def drain(self, seconds: float) -> None:
-        """Take no more connections, and wait for the exchanges that run, so long at most."""
+        """Leave and shut, end what rests, and wait for what runs, so long at most."""
         self.leaving = True
-        if (site := self._site) is not None:
-            self._site = None
-            await site.stop()
+        self.shut()
+        self._server.pre_shutdown()
         try:
             async with asyncio.timeout(seconds):
                 await self._idle.wait()
@@ -210,7 +221,8 @@ class Front:
 
     async def close(self) -> None:
         """Cut what is left."""
-        await self._runner.cleanup()
+        self.shut()
+        await self._server.shutdown(_LAST_WORDS)
 
     async def _answer(self, raw: web.BaseRequest) -> web.StreamResponse:
         sink = _Sink(raw, self)

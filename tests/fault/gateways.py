@@ -11,6 +11,7 @@ import re
 import signal
 import subprocess
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
@@ -29,13 +30,21 @@ class GatewayProcess:
     """``interlingua serve FILE``, asked to stop at the end. What it says goes into a file, too.
 
     ``text`` is the configuration, in the file ``gateway.yaml`` of ``folder``, or of ``file``.
+    ``program`` is what runs it.
     """
 
-    def __init__(self, folder: Path, text: str, *more: str, file: Path | None = None) -> None:
+    def __init__(
+        self,
+        folder: Path,
+        text: str,
+        *more: str,
+        file: Path | None = None,
+        program: Sequence[str] = (sys.executable, "-m", "gateway"),
+    ) -> None:
         self.file = file or folder / "gateway.yaml"
         if file is None:
             self.file.write_text(text)
-        self._more = more
+        self._command = [*program, "serve", str(self.file), *more]
         self._log = folder / "gateway.log"
         self.urls: list[str] = []
 
@@ -64,7 +73,7 @@ class GatewayProcess:
     def _spawn(self) -> "subprocess.Popen[bytes]":
         with self._log.open("wb") as log:
             return subprocess.Popen(
-                [sys.executable, "-m", "gateway", "serve", str(self.file), *self._more],
+                self._command,
                 stdout=subprocess.DEVNULL,
                 stderr=log,
             )
@@ -132,11 +141,17 @@ class GatewayProcess:
 
 
 def written(**parts: Any) -> str:
-    """A configuration with a client and an admin listener, as JSON, which YAML reads."""
+    """A configuration with a client and an admin listener, as JSON, which YAML reads.
+
+    A part that is None is left out.
+    """
     told: dict[str, Any] = {
         "listeners": [{"address": "127.0.0.1:0", "dialects": ["openai"]}],
         "admin": {"address": "127.0.0.1:0"},
         "backends": {"echo": {"kind": "echo", "script": ["Hello", " world"]}},
         "models": {"m": {"backend": "echo"}},
     }
-    return msgspec.json.format(msgspec.json.encode(told | parts), indent=2).decode()
+    limits = {"lame_duck": "0s"} | parts.get("limits", {})
+    whole = told | parts | {"limits": limits}
+    said = {name: part for name, part in whole.items() if part is not None}
+    return msgspec.json.format(msgspec.json.encode(said), indent=2).decode()

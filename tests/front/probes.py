@@ -353,6 +353,14 @@ def _accepted() -> list[Probe]:
     for method in ("PUT", "DELETE", "PATCH", "OPTIONS", "TRACE", "PROPFIND"):
         line = f"{method} /a?b=c HTTP/1.1".encode()
         found.append(Probe(method, [request(line=line)], [(method, "/a", "b=c", b"")]))
+    small = b"".join(b"1\r\n%c\r\n" % one for one in b"abcd" * (1 << 15))
+    found.append(
+        Probe(
+            "chunks of one byte",
+            [_chunks(small + b"0\r\n\r\n")],
+            [("POST", "/x", "", b"abcd" * (1 << 15))],
+        )
+    )
     for n in range(1, len(get)):
         found.append(Probe(f"cut after {n}", [get[:n], 0.02, get[n:]], [seen]))
     for n in range(40, len(chunked)):
@@ -380,6 +388,19 @@ def _broken() -> list[Probe]:
             ends=True,
         ),
         Probe("lines end in LF", [_chunks(b"4\nabcd\n0\n\n")], statuses=[400], ends=True),
+        *[
+            Probe(
+                f"{name} without end",
+                [_chunks(b"4\r\nabcd\r\n" + begin), *[again * 2000] * 40],
+                statuses=[400],
+                ends=True,
+            )
+            for name, begin, again in (
+                ("a trailer", b"0\r\nA: ", b"xxxx"),
+                ("trailers", b"0\r\n", b"A: b\r\n"),
+                ("an extension", b"4;a=", b"xxxx"),
+            )
+        ],
     ]
 
 

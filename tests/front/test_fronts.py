@@ -5,9 +5,11 @@ must be safe: what could be two requests is refused, and the connection ends.
 """
 
 import asyncio
+import os
 import re
+import socket
 from collections.abc import AsyncIterator, Callable, Sequence
-from contextlib import asynccontextmanager, suppress
+from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from functools import partial
 
 import pytest
@@ -16,6 +18,7 @@ from msgspec.structs import replace
 from gateway.core.errors import GatewayError
 from gateway.core.ports import Reply
 from gateway.front import native, reference
+from gateway.front.limits import Limits
 from gateway.seam import Request, Sink
 from tests.front.probes import ACCEPTED, REFUSED, Probe, Sent
 
@@ -23,6 +26,7 @@ Front = native.Front | reference.Front
 FRONTS: dict[str, type[Front]] = {"native": native.Front, "reference": reference.Front}
 Talk = tuple[asyncio.StreamReader, asyncio.StreamWriter]
 LIMIT = 1 << 20
+LIMITS = Limits(header=8190, connections=50)
 DIFFERS = {
     "line GET / HTTP/2.0": "answers any version",
     "line GET /": "takes it for HTTP/0.9",
@@ -34,6 +38,7 @@ DIFFERS = {
     "refused unread": "as above",
     "a host before the path": "does not take it off",
     "path *": "has no such path",
+    "an extension without end": "reads on",
 }
 """Where the reference is laxer than ours, or less helpful."""
 
@@ -87,7 +92,7 @@ async def _stream(sink: Sink) -> None:
 @asynccontextmanager
 async def front(name: str) -> AsyncIterator[tuple[int, Seen, Front]]:
     seen = Seen()
-    made = FRONTS[name](seen.serve, header_limit=8190, connections=50)
+    made = FRONTS[name](seen.serve, LIMITS)
     port = await made.listen("127.0.0.1", 0)
     try:
         yield port, seen, made
@@ -221,17 +226,99 @@ async def test_what_runs_ends_well_while_it_drains(name: str) -> None:
         assert await idle[0].read() == b""
 
 
+async def served(port: int) -> bool:
+    """Whether a new connection is."""
+    async with opened(port) as new:
+        with suppress(asyncio.IncompleteReadError, ConnectionResetError):
+            return b"200 OK" in await asked(new, "/a")
+        return False
+
+
+async def refused(port: int) -> bool:
+    """Whether a new connection is closed at once."""
+    async with asyncio.timeout(5), opened(port) as (reader, _):
+        with suppress(ConnectionResetError):
+            return await reader.read() == b""
+        return True
+
+
 @pytest.mark.parametrize("name", FRONTS)
 async def test_past_its_number_a_connection_is_closed(name: str) -> None:
+    async with front(name) as (port, seen, made), opened(port) as (reader, writer):
+        made.limit(replace(LIMITS, connections=1))
+        writer.write(b"GET /hold HTTP/1.1\r\nHost: a\r\n\r\n")
+        await seen.arrived.wait()
+        assert await refused(port)
+        seen.hold.set()
+        assert b"200 OK" in await reader.readuntil(b"/hold ")
+
+
+@pytest.mark.parametrize("name", FRONTS)
+async def test_past_its_addresss_number_a_connection_is_closed(name: str) -> None:
+    """Those that have ended don't count."""
     async with front(name) as (port, _, made):
-        made.limit(header_limit=8190, connections=2)
+        made.limit(replace(LIMITS, per_address=2))
         async with opened(port) as first, opened(port) as second:
             assert b"200 OK" in await asked(first, "/a")
             assert b"200 OK" in await asked(second, "/a")
-            async with opened(port) as (third, _):
-                with suppress(ConnectionResetError):
-                    assert await third.read() == b""
+            assert await refused(port)
             assert b"200 OK" in await asked(first, "/b")
+        async with asyncio.timeout(5):
+            while not await served(port):
+                pass
+
+
+async def test_who_waited_longest_makes_room_and_who_is_at_work_does_not() -> None:
+    """In ours; a head that has begun to come does not count as work."""
+    async with front("native") as (port, seen, made), AsyncExitStack() as stack:
+        made.limit(replace(LIMITS, connections=4))
+        idle, begun, busy, used = [await stack.enter_async_context(opened(port)) for _ in range(4)]
+        begun[1].write(b"GET / HT")
+        busy[1].write(b"GET /hold HTTP/1.1\r\nHost: a\r\n\r\n")
+        await seen.arrived.wait()
+        assert b"200 OK" in await asked(used, "/a")
+        for late in (idle, begun, used):
+            new = await stack.enter_async_context(opened(port))
+            assert b"200 OK" in await asked(new, "/new")
+            async with asyncio.timeout(5):
+                assert await late[0].read() == b""
+        seen.hold.set()
+        assert b"200 OK" in await busy[0].readuntil(b"/hold ")
+
+
+@pytest.mark.parametrize("name", FRONTS)
+async def test_who_leaves_ends_each_connection_with_its_answer(name: str) -> None:
+    """New ones are served as well, until it listens no more."""
+    async with front(name) as (port, _, made), opened(port) as kept:
+        assert b"200 OK" in await asked(kept, "/a")
+        made.leaving = True
+        async with opened(port) as new:
+            for one in (kept, new):
+                one[1].write(b"GET /b HTTP/1.1\r\nHost: a\r\n\r\n")
+                async with asyncio.timeout(5):
+                    said = await one[0].read()
+                assert b"connection: close" in said.lower()
+                assert said.endswith(b"/b ")
+        made.shut()
+        with pytest.raises(ConnectionRefusedError):
+            await asyncio.open_connection("127.0.0.1", port)
+
+
+@pytest.mark.parametrize("name", FRONTS)
+async def test_a_socket_that_listens_already_is_shared_until_one_lets_it_go(name: str) -> None:
+    async with front(name) as (port, old, made):
+        [descriptor] = made.listening
+        shared = socket.socket(fileno=os.dup(descriptor))
+        seen = Seen()
+        heir = FRONTS[name](seen.serve, LIMITS)
+        assert await heir.listen("ignored", 0, given=[shared]) == port
+        made.shut()
+        for _ in range(5):
+            async with opened(port) as new:
+                assert b"200 OK" in await asked(new, "/a")
+        assert (len(seen.requests), old.requests) == (5, [])
+        await heir.drain(0)
+        await heir.close()
 
 
 async def test_one_that_takes_too_long_is_told_or_let_go() -> None:

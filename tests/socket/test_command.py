@@ -18,7 +18,7 @@ from tests.conftest import Running
 
 POOL = """
 listeners: [{address: "127.0.0.1:0", dialects: [openai]}]
-limits: {drain: 5s}
+limits: {lame_duck: 0s, drain: 5s}
 backends: {w: {dialect: openai, workers: ["http://127.0.0.1:9"]}}
 models: {m: {backend: w}}
 """

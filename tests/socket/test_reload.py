@@ -202,7 +202,7 @@ async def test_nothing_is_left_of_configurations_that_are_gone(gateway: Gateway)
         assert (await gateway.take(backends={"p": changed}, models={"m": {"backend": "p"}})).well
     await until(lambda: len(asyncio.all_tasks()) <= tasks)
     await gateway.take()
-    assert len(gateway.app._living) == 1
+    assert len(gateway.app.living) == 1
     await until(lambda: not gateway.app._closing)
 
 
@@ -367,7 +367,8 @@ async def test_what_a_listener_speaks_and_takes_changes_where_it_is(gateway: Gat
     await gateway.start()
     assert (await gateway.http.get("/mindie/v2/health/ready")).status_code == 200
     only = {"address": "127.0.0.1:0", "dialects": ["openai"]}
-    await gateway.take(listeners=[only], limits={"connections": 1, "header": "1KiB"})
+    few = {"connections_per_address": 1, "header": "1KiB"}
+    await gateway.take(listeners=[only], limits=few)
     assert (await gateway.http.get("/mindie/v2/health/ready")).status_code == 404
     async with httpx.AsyncClient(base_url=gateway.urls[0]) as client:
         with pytest.raises(httpx.HTTPError):  # there is one already
@@ -410,12 +411,14 @@ async def test_what_is_fixed_while_a_gateway_runs_is_refused_by_its_name(gateway
         listeners=[LISTENER, encrypted],
         admin={"address": admin},
         observe={"access_log": {"format": "off"}},
+        state={"redis": "redis://127.0.0.1:1"},
     )
     assert [why.partition(":")[::2] for why in whys] == [
         ("listeners[1].tls", f" begins or ceases to speak TLS, which needs a restart; {mend}"),
         ("listeners[1].front", f" can't change while the address is bound; restart, {mend}"),
         ("admin", " there is none for as long as the gateway runs; restart it"),
         ("observe", " can't change for as long as the gateway runs; restart it"),
+        ("state", " can't change for as long as the gateway runs; restart it"),
     ]
 
 

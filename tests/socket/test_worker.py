@@ -15,7 +15,7 @@ import pytest
 import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
-from gateway.commands.serve import _first
+from gateway.commands.life import _first
 from gateway.commands.worker import configuration
 from tests.socket.test_command import Command
 from tests.torch.conftest import byte_tokenizer

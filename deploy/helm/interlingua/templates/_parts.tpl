@@ -10,13 +10,13 @@ app.kubernetes.io/managed-by: {{ .Release.Service }}
 helm.sh/chart: {{ .Chart.Name }}-{{ .Chart.Version }}
 {{- end }}
 
-{{- /* The whole seconds of limits.drain, which the configuration says with a unit. */}}
-{{- define "interlingua.drain" -}}
-{{- $config := fromYaml .Values.config -}}
+{{- /* The whole seconds of one of the limits, which the configuration says with a unit. */}}
+{{- define "interlingua.seconds" -}}
+{{- $config := fromYaml .values.config -}}
 {{- if hasKey $config "Error" -}}{{- fail (printf "config is no YAML: %s" $config.Error) -}}{{- end -}}
-{{- $text := dig "limits" "drain" "60s" $config | toString -}}
+{{- $text := dig "limits" .name .default $config | toString -}}
 {{- if not (regexMatch "^[0-9]+(\\.[0-9]+)?(ms|s|m|h)$" $text) -}}
-{{- fail (printf "limits.drain of config is %q; write a number and its unit, such as 60s" $text) -}}
+{{- fail (printf "limits.%s of config is %q; write a number and its unit, such as 60s" .name $text) -}}
 {{- end -}}
 {{- $unit := regexFind "[a-z]+$" $text -}}
 {{- mulf (trimSuffix $unit $text | float64) (get (dict "ms" 0.001 "s" 1.0 "m" 60.0 "h" 3600.0) $unit) | ceil | int -}}

@@ -1,0 +1,73 @@
+"""The sockets on which somebody listens, and TLS whose certificate may change meanwhile."""
+
+import asyncio
+import socket
+import ssl
+from collections.abc import Callable, Sequence
+from typing import Any, Final
+
+_BACKLOG: Final = 1024
+
+
+class Door:
+    """Where connections come in; ``make`` makes what meets each of them."""
+
+    def __init__(self, make: Callable[[], asyncio.BaseProtocol]) -> None:
+        self._make = make
+        self._servers: list[asyncio.Server] = []
+        self._tls: ssl.SSLContext | None = None
+
+    def trust(self, tls: ssl.SSLContext | None) -> None:
+        """With which certificate new connections are met; None where they are plain."""
+        self._tls = tls
+
+    async def open(
+        self,
+        host: str,
+        port: int,
+        tls: ssl.SSLContext | None = None,
+        *,
+        reuse_port: bool = False,
+        given: Sequence[socket.socket] = (),
+    ) -> int:
+        """Bind; gives the port, which the system chooses for 0. Raises OSError.
+
+        With ``reuse_port`` other processes may listen there too. Sockets that are ``given`` listen
+        already, and nothing is bound.
+        """
+        self.trust(tls)
+        loop = asyncio.get_running_loop()
+        context = None if tls is None else _outer(lambda: self._tls)
+        for one in given:
+            self._servers.append(
+                await loop.create_server(self._make, sock=one, ssl=context, backlog=_BACKLOG)
+            )
+        if not given:
+            bound = await loop.create_server(
+                self._make, host or None, port, ssl=context, backlog=_BACKLOG, reuse_port=reuse_port
+            )
+            self._servers.append(bound)
+        at: int = self._servers[0].sockets[0].getsockname()[1]
+        return at
+
+    @property
+    def descriptors(self) -> Sequence[int]:
+        """Those of its sockets."""
+        return [one.fileno() for server in self._servers for one in server.sockets]
+
+    def shut(self) -> None:
+        """Let no more connections in."""
+        for server in self._servers:
+            server.close()
+
+
+def _outer(trusted: Callable[[], ssl.SSLContext | None]) -> ssl.SSLContext:
+    """What a connection is met with at first: it has no certificate but that of ``trusted``."""
+
+    def choose(connection: Any, name: str | None, context: ssl.SSLContext) -> None:
+        del name, context
+        connection.context = trusted()
+
+    made = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    made.sni_callback = choose
+    return made

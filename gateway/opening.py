@@ -1,0 +1,63 @@
+"""What must be there before a request: backends that are ready, listeners that are bound."""
+
+import asyncio
+import logging
+import socket
+import ssl
+from collections.abc import Mapping, Sequence
+from typing import Final, Protocol
+
+from gateway import config as c
+from gateway.core.errors import WorkerError
+from gateway.core.ports import Backend, Warming
+from gateway.front import Front
+
+log = logging.getLogger("interlingua")
+
+Trust = Mapping[c.Seat, ssl.SSLContext | None]
+"""Each listener's certificate; None where connections are plain."""
+ADMIN: Final[c.Seat] = ("admin", 0)
+"""The admin listener's, in the place of an address."""
+
+
+class Given(Protocol):
+    """Sockets that listen already."""
+
+    def take(self, seat: c.Seat) -> Sequence[socket.socket]:
+        """The listener's, which are the taker's from now on; none where it has none."""
+
+
+async def warm(name: str, backend: Backend, within: float) -> str:
+    """Start a backend, and let it get ready for so many seconds; why it never will, or ""."""
+    try:
+        await backend.start()
+        async with asyncio.timeout(within):
+            if isinstance(backend, Warming):
+                await backend.warm()
+    except TimeoutError:
+        log.warning("%s is not ready after %g s, and is taken as it is", name, within)
+    except WorkerError as error:
+        return error.message
+    return ""
+
+
+async def bind(
+    front: Front,
+    listener: c.Listener,
+    tls: ssl.SSLContext | None,
+    *,
+    reuse_port: bool,
+    given: Sequence[socket.socket] = (),
+) -> str:
+    """Let it listen; gives its URL. Raises OSError."""
+    host, _, port = listener.address.rpartition(":")
+    bound = await front.listen(host.strip("[]"), int(port), tls, reuse_port=reuse_port, given=given)
+    return f"{'https' if tls else 'http'}://{host}:{bound}"
+
+
+def served(config: c.Config) -> Trust:
+    """Every listener's certificate, as it is in its file now."""
+    return {
+        seat: c.served(listener.tls.cert, listener.tls.key) if listener.tls else None
+        for seat, listener in c.seats(config).items()
+    }

@@ -1,0 +1,166 @@
+"""Clients that dawdle (34), that come in thousands (35), and that take every descriptor (36)."""
+
+import asyncio
+import resource
+import socket
+import sys
+from collections.abc import AsyncIterator, Mapping
+from contextlib import AsyncExitStack, asynccontextmanager, closing, suppress
+from pathlib import Path
+
+import httpx
+import pytest
+
+from gateway.descriptors import raise_limit
+from tests.conftest import Serve
+from tests.fault.fronts import until
+from tests.fault.gateways import GatewayProcess, written
+
+HEAD = b"POST /v1/chat/completions HTTP/1.1\r\nHost: a\r\n"
+TYPE = b"Connection: close\r\nContent-Type: application/json\r\n"
+BODY = HEAD + TYPE + b"Content-Length: 40\r\n\r\n"
+WRONG = b'{"model": "m", "messages": "no"}        '
+"""Forty bytes."""
+LOOPS: Mapping[str, tuple[str, ...]] = {
+    "uvloop": (sys.executable, "-m", "gateway"),
+    "asyncio": (
+        sys.executable,
+        "-c",
+        "import sys; sys.modules['uvloop'] = None; from gateway.cli import main; main()",
+    ),
+}
+
+
+# ── 34 ──────────────────────────────────────────────────────────────────────────────────────────
+
+
+async def drip(port: int, first: bytes, rest: bytes) -> bytes:
+    """What is said to a client that sends the rest of what it says byte by byte."""
+    reader, writer = await asyncio.open_connection("127.0.0.1", port)
+    writer.write(first)
+
+    async def go_on() -> None:
+        with suppress(ConnectionError):
+            for byte in rest:
+                writer.write(bytes([byte]))
+                await writer.drain()
+                await asyncio.sleep(0.1)
+
+    dripping = asyncio.create_task(go_on())
+    try:
+        async with asyncio.timeout(20):
+            return await reader.read()
+    finally:
+        dripping.cancel()
+        writer.transport.abort()
+
+
+async def test_fault_34_slow_heads_and_bodies_are_ended_and_others_are_unharmed(
+    serve: Serve,
+) -> None:
+    """A head has so long, however it comes; a body may come slowly, and may not pause."""
+    limits = {"head_time": "1s", "body_pause": "1s", "drain": "1s"}
+    front = await serve(written(limits=limits, admin=None))
+    async with asyncio.TaskGroup() as tasks:
+        head = [tasks.create_task(drip(front.port, HEAD, b"X: " + b"y" * 300)) for _ in range(20)]
+        body = [tasks.create_task(drip(front.port, BODY + b"{", b"")) for _ in range(20)]
+        slow = tasks.create_task(
+            drip(front.port, BODY, b'{"model": "m", "messages": "no" }       ')
+        )
+        served = 0
+        while not all(one.done() for one in (*head, *body)):
+            served += (await front.http.get("/health")).status_code == httpx.codes.OK
+            await asyncio.sleep(0.05)
+
+    assert all(one.result().startswith(b"HTTP/1.1 408 ") for one in head)
+    assert all(one.result().startswith(b"HTTP/1.1 400 ") for one in body)
+    assert b"did not arrive whole" in body[0].result()
+    assert b"messages" in slow.result(), "it came slowly, and was read"
+    assert served > 5
+    await until(lambda: len(front.records) >= served + 21)
+    assert {one.outcome for one in front.records} <= {"ok", "client_error"}
+
+
+# ── 35 ──────────────────────────────────────────────────────────────────────────────────────────
+
+
+@asynccontextmanager
+async def idle(port: int, most: int) -> AsyncIterator[list[socket.socket]]:
+    """So many connections on which nothing is ever said."""
+    async with AsyncExitStack() as stack:
+        made = []
+        for n in range(most):
+            one = stack.enter_context(closing(socket.create_connection(("127.0.0.1", port))))
+            made.append(one)
+            if n % 50 == 0:
+                await asyncio.sleep(0)
+        yield made
+
+
+@pytest.mark.slow
+async def test_fault_35_five_thousand_idle_connections_end_each_other_and_nobody_else(
+    tmp_path: Path,
+) -> None:
+    """A stream goes on, and whoever comes is served, on connections new and kept."""
+    raise_limit()
+    echo = {"kind": "echo", "script": ["t "] * 40, "delay": "50ms"}
+    text = written(backends={"echo": echo}, limits={"connections": 500})
+    asked = {"model": "m", "stream": True, "messages": [{"role": "user", "content": "hi"}]}
+    async with GatewayProcess(tmp_path, text) as gateway:
+        before = gateway.descriptors()
+        url = f"{gateway.urls[0]}/v1/chat/completions"
+        async with gateway.http.stream("POST", url, json=asked) as answer:
+            said = answer.aiter_text()
+            heard = await anext(said)
+            for _ in range(10):
+                async with idle(gateway.port, 500), httpx.AsyncClient() as new:
+                    assert gateway.descriptors() <= before + 510
+                    for _ in range(5):
+                        told = await new.get(f"{gateway.urls[0]}/health")
+                        assert told.status_code == httpx.codes.OK
+            heard += "".join([part async for part in said])
+    assert heard.endswith("data: [DONE]\n\n")
+
+
+# ── 36 ──────────────────────────────────────────────────────────────────────────────────────────
+
+
+async def answered(url: str) -> bool:
+    """Whether a new connection is served."""
+    async with httpx.AsyncClient(timeout=2) as client:
+        try:
+            return (await client.get(f"{url}/health")).status_code == httpx.codes.OK
+        except httpx.HTTPError:
+            return False
+
+
+@pytest.mark.parametrize("loop", LOOPS)
+async def test_fault_36_without_a_descriptor_left_it_neither_ends_nor_floods_the_log(
+    tmp_path: Path, loop: str
+) -> None:
+    """Somebody takes them away from it; when they are back it serves at once."""
+    async with GatewayProcess(tmp_path, written(admin=None), program=LOOPS[loop]) as gateway:
+        soft, hard = resource.prlimit(gateway.process.pid, resource.RLIMIT_NOFILE)
+        few = (gateway.descriptors() + 10, hard)
+        resource.prlimit(gateway.process.pid, resource.RLIMIT_NOFILE, few)
+        async with idle(gateway.port, 60):
+            await asyncio.sleep(3)
+            lines = gateway.said().splitlines()[1:]
+            assert gateway.process.poll() is None
+        resource.prlimit(gateway.process.pid, resource.RLIMIT_NOFILE, (soft, hard))
+        async with asyncio.timeout(5):
+            while not await answered(gateway.urls[0]):  # noqa: ASYNC110 - it has no event
+                await asyncio.sleep(0.1)
+    assert len(lines) <= 40, "ten in each second that it had none, and in the one that began"
+
+
+async def test_fault_36_clients_alone_cannot_take_all_descriptors(tmp_path: Path) -> None:
+    """Half of them is for workers, and for what else the gateway opens."""
+    text = written(backends={"echo": {"kind": "echo"}}, admin=None)
+    limited = ("prlimit", "--nofile=164:164", *LOOPS["uvloop"])
+    async with GatewayProcess(tmp_path, text, program=limited) as gateway:
+        before = gateway.descriptors()
+        async with idle(gateway.port, 300):
+            assert await answered(gateway.urls[0])
+            assert gateway.descriptors() <= before + 51
+    assert "accept" not in gateway.said()

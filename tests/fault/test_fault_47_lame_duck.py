@@ -1,0 +1,136 @@
+"""A gateway that is told to stop serves on for a while, and says to all that it leaves (47)."""
+
+import asyncio
+import signal
+from collections.abc import Mapping
+from pathlib import Path
+
+import httpx
+import pytest
+
+from gateway.config import loaded
+from tests.conftest import Serve
+from tests.fault.fronts import until
+from tests.fault.gateways import GatewayProcess, written
+
+ENDLESS = {"echo": {"kind": "echo", "script": ["t "] * 600, "delay": "100ms"}}
+ASKED = {"model": "m", "stream": True, "messages": [{"role": "user", "content": "hi"}]}
+WAYS: Mapping[str, tuple[str, tuple[str, ...]]] = {
+    "native": ("native", ()),
+    "reference": ("reference", ()),
+    "two processes": ("native", ("--processes", "2")),
+}
+
+
+def gateway(folder: Path, front: str, *more: str, **limits: str) -> GatewayProcess:
+    here = {"address": "127.0.0.1:0", "dialects": ["openai"], "front": front}
+    text = written(listeners=[here], backends=ENDLESS, limits=limits)
+    return GatewayProcess(folder, text, *more)
+
+
+async def stream(one: GatewayProcess, began: asyncio.Event) -> str:
+    """All of an answer that would take a minute."""
+    url, got = f"{one.urls[0]}/v1/chat/completions", ""
+    async with (
+        httpx.AsyncClient(timeout=30) as client,
+        client.stream("POST", url, json=ASKED) as answer,
+    ):
+        async for text in answer.aiter_text():
+            got += text
+            began.set()
+    return got
+
+
+def unkept() -> httpx.AsyncClient:
+    """Each of its requests has a connection of its own."""
+    return httpx.AsyncClient(limits=httpx.Limits(max_keepalive_connections=0), timeout=20)
+
+
+async def until_deaf(client: httpx.AsyncClient, one: GatewayProcess) -> list[httpx.Response]:
+    """Every answer of new connections until there are none any more."""
+    heard = []
+    async with asyncio.timeout(30):
+        while True:
+            try:
+                heard.append(await client.get(f"{one.urls[0]}/v1/models"))
+            except httpx.TransportError:
+                return heard
+            await asyncio.sleep(0.05)
+
+
+@pytest.mark.parametrize("way", WAYS)
+async def test_fault_47_at_sigterm_it_serves_on_and_then_it_drains(
+    tmp_path: Path, way: str
+) -> None:
+    """Not ready at once; a kept connection is answered too, and what takes too long is told."""
+    front, more = WAYS[way]
+    began = asyncio.Event()
+    async with (
+        gateway(tmp_path, front, *more, lame_duck="2s", drain="1s") as one,
+        httpx.AsyncClient() as kept,
+        unkept() as new,
+    ):
+        running = asyncio.create_task(stream(one, began))
+        await began.wait()
+        assert (await kept.get(f"{one.urls[0]}/health")).status_code == httpx.codes.OK
+        one.process.send_signal(signal.SIGTERM)
+        await until(lambda: "interlingua stops" in one.said(), 20)
+        ready = await new.get(f"{one.urls[-1]}/-/ready")
+        health = await kept.get(f"{one.urls[0]}/health")
+        heard = await until_deaf(new, one)
+        whole = await running
+        await until(lambda: one.process.poll() is not None, 20)
+
+    assert ready.status_code == httpx.codes.SERVICE_UNAVAILABLE
+    assert (health.status_code, health.json()) == (503, {"status": "draining"})
+    assert len(heard) > 1
+    assert {answer.status_code for answer in heard} == {200}
+    for answer in (health, *heard):
+        assert answer.headers["connection"] == "close"
+    assert whole.endswith("}\n\n")
+    assert '"the gateway stops"' in whole
+    assert "[DONE]" not in whole
+
+
+async def test_fault_47_at_sigint_it_drains_at_once(tmp_path: Path) -> None:
+    began = asyncio.Event()
+    async with gateway(tmp_path, "native", lame_duck="1h", drain="500ms") as one, unkept() as new:
+        running = asyncio.create_task(stream(one, began))
+        await began.wait()
+        one.process.send_signal(signal.SIGINT)
+        await until_deaf(new, one)
+        assert '"the gateway stops"' in await running
+        await until(lambda: one.process.poll() is not None, 20)
+
+
+async def test_fault_47_a_second_signal_ends_it_whatever_is_left_of_that(tmp_path: Path) -> None:
+    one = gateway(tmp_path, "native", lame_duck="1h")
+    async with one:
+        one.process.send_signal(signal.SIGTERM)
+        await until(lambda: "interlingua stops" in one.said(), 20)
+        served = await one.http.get(f"{one.urls[0]}/v1/models")
+        assert served.status_code == httpx.codes.OK
+        one.process.send_signal(signal.SIGTERM)
+        await until(lambda: one.process.poll() is not None, 20)
+        assert one.process.returncode == -signal.SIGTERM
+        one.process.returncode = 0  # as GatewayProcess would have it at the end
+
+
+async def test_fault_47_one_that_drains_does_so_after_a_reload_until_it_is_told_not_to(
+    serve: Serve,
+) -> None:
+    """Listeners that come with it, too."""
+    here = {"address": "127.0.0.1:0", "dialects": ["openai"]}
+    front = await serve(written(admin=None))
+    both = written(admin=None, listeners=[here, here]).encode()
+    front.app.drain()
+    await front.app.take(loaded(both, "g.yaml", env={}, insecure=False))
+
+    async def told() -> list[tuple[int, bool]]:
+        async with unkept() as new:
+            answers = [await new.get(f"{url}/health") for url in front.app.urls.values()]
+        return [(one.status_code, "close" in one.headers.get("connection", "")) for one in answers]
+
+    assert await told() == [(503, True)] * 2
+    front.app.drain(on=False)
+    assert await told() == [(200, False)] * 2

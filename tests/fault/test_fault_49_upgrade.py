@@ -1,0 +1,116 @@
+"""A gateway is upgraded in place (49): another takes over its listeners, and nothing is lost."""
+
+import socket
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from threading import Thread
+
+import httpx
+import pytest
+from click.testing import CliRunner
+
+from gateway.cli import main
+from gateway.handover import Inherited
+from tests.fault.gateways import written
+from tests.fault.upgrade import Line, upgraded
+
+RATE = 100.0
+"""Requests a second: what a machine that does other things too can send. By hand: upgrade.py."""
+SLOW = {"echo": {"kind": "echo", "script": ["t0 ", "t1 ", "t2 "], "delay": "300ms"}}
+LISTENER = {"address": "127.0.0.1:0", "dialects": ["openai"]}
+SERVE = (sys.executable, "-m", "gateway", "serve")
+ASKED = {"model": "m", "stream": True, "messages": [{"role": "user", "content": "hi"}]}
+
+
+@pytest.mark.slow
+async def test_fault_49_no_request_is_lost_to_an_upgrade_under_load(
+    tmp_path: Path, record_property: Callable[[str, object], None]
+) -> None:
+    """In every dialect, streams and whole answers, on kept connections and new ones."""
+    got = await upgraded(tmp_path, upgrades=2, rate=RATE)
+    record_property("requests a second", round(got.rate))
+
+    assert got.history.violations() == []
+    assert got.lost == 0
+    assert got.codes == [0, 0]
+    assert len(got.history.heard) > 100, "hardly anything was asked meanwhile"
+
+
+async def fresh(url: str) -> int:
+    """What a new connection is answered."""
+    async with httpx.AsyncClient() as client:
+        return (await client.get(f"{url}/v1/models")).status_code
+
+
+async def test_fault_49_what_runs_ends_where_it_began(tmp_path: Path) -> None:
+    """The listeners go over, the admin's too; and the path is the next one's to ask at."""
+    line = Line(tmp_path, written(backends=SLOW))
+    old = await line.start()
+    try:
+        url = f"{old.urls[0]}/v1/chat/completions"
+        async with old.http.stream("POST", url, json=ASKED) as stream:
+            said = stream.aiter_text()
+            heard = await anext(said)
+            new = await line.start()
+            assert new.urls == old.urls
+            assert old.process.poll() is None
+            assert await fresh(new.urls[0]) == httpx.codes.OK
+            ready = await new.http.get(f"{new.urls[-1]}/-/ready")
+            assert ready.json() == {"status": "ready"}
+            heard += "".join([part async for part in said])
+        assert heard.endswith("data: [DONE]\n\n")
+    finally:
+        await line.close()
+    assert not (tmp_path / "handover").exists()
+
+
+async def test_fault_49_an_heir_that_fails_changes_nothing(tmp_path: Path) -> None:
+    """It has the sockets already, and ends: by an error of its own, or without a word."""
+    line = Line(tmp_path, written(backends=SLOW))
+    old = await line.start()
+    try:
+        with socket.create_server(("127.0.0.1", 0)) as taken:
+            here = {"address": f"127.0.0.1:{taken.getsockname()[1]}", "dialects": ["openai"]}
+            line.file.write_text(written(listeners=[LISTENER, here]))
+            with pytest.raises(AssertionError, match="can't listen"):
+                await line.start()
+        with Inherited(str(tmp_path / "handover")) as heir:
+            [taken] = heir.take(("127.0.0.1:0", 0))
+            taken.close()
+        assert old.process.poll() is None
+        for _ in range(5):
+            assert await fresh(old.urls[0]) == httpx.codes.OK
+        line.file.write_text(written())
+        new = await line.start()
+        assert new.urls == old.urls
+    finally:
+        await line.close()
+
+
+def leave(listener: socket.socket) -> None:
+    """Whoever comes is left alone."""
+    listener.accept()[0].close()
+
+
+def test_fault_49_who_gives_nothing_is_told(tmp_path: Path) -> None:
+    path = tmp_path / "handover"
+    file = tmp_path / "gateway.yaml"
+    file.write_text(written())
+    with socket.socket(socket.AF_UNIX) as other:
+        other.bind(str(path))
+        other.listen()
+        Thread(target=leave, args=[other]).start()
+        command = (*SERVE, str(file), "--handover", str(path))
+        done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=30)
+    assert done.returncode == 1
+    assert "can't listen: the gateway that runs there gives nothing" in done.stderr
+
+
+def test_fault_49_several_processes_have_no_heir(tmp_path: Path) -> None:
+    file = tmp_path / "gateway.yaml"
+    file.write_text(written())
+    told = ["serve", str(file), "--processes", "2", "--handover", "x"]
+    done = CliRunner().invoke(main, told)
+    assert (done.exit_code, "only one process" in done.output) == (2, True)

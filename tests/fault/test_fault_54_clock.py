@@ -1,0 +1,119 @@
+"""The wall clock jumps (54): no time is up early or late, and limits stay what they are.
+
+Whatever is waited for goes by a clock that only grows. What is told to people goes by the wall.
+"""
+
+import asyncio
+import hashlib
+import os
+import time
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import Any
+
+import httpx
+import msgspec
+import pytest
+from msgspec.structs import replace
+
+from gateway.app import App, surroundings
+from gateway.config import load
+from gateway.limits.accounts import Accounts
+from tests.conftest import Running
+from tests.fakes import END, HANG, chunk
+from tests.fault.fronts import CHAT, DONE, SAYS, STOP, ask, assert_told, configuration, event, raw
+from tests.fault.gateways import written
+
+HOUR = 3600.0
+JUMPS = [-HOUR, HOUR]
+SHORT = {"idle": "1s", "first_token": "1s"}
+
+
+class Wall:
+    """A wall clock that jumps."""
+
+    def __init__(self) -> None:
+        self.off = 0.0
+
+    def now(self) -> float:
+        """Unix seconds."""
+        return time.time() + self.off
+
+
+@asynccontextmanager
+async def gateway(text: str, wall: Wall) -> AsyncIterator[Running]:
+    """A gateway that has no other."""
+    records: list[Any] = []
+    accounts = Accounts(time.monotonic, wall.now)
+    outside = replace(surroundings(), observe=records.append, now=wall.now, accounts=accounts)
+    app = App(load(text, "clock.yaml", env=os.environ), outside)
+    [url, *_] = await app.start()
+    try:
+        async with httpx.AsyncClient(base_url=url, timeout=30) as http:
+            yield Running(url, app, records, http)
+    finally:
+        await app.stop()
+
+
+@pytest.mark.parametrize("jump", JUMPS)
+async def test_fault_54_a_stream_that_pauses_goes_on(jump: float) -> None:
+    """Its pause is shorter than allowed, by a clock that only grows."""
+    wall, go = Wall(), asyncio.Event()
+    rest = chunk(event("more") + STOP) + chunk(DONE) + END
+    async with (
+        raw([SAYS, go, rest]) as worker,
+        gateway(configuration([worker.url], timeouts=SHORT), wall) as front,
+    ):
+        asking = asyncio.create_task(ask(front, CHAT, stream=True))
+        await worker.until_asked()
+        wall.off = jump
+        await asyncio.sleep(0.3)
+        go.set()
+        answer = await asking
+    assert answer.text.endswith("data: [DONE]\n\n")
+    assert 0.2 < front.records[0].duration < HOUR / 2
+
+
+@pytest.mark.parametrize("jump", JUMPS)
+async def test_fault_54_a_stream_that_stands_still_is_ended(jump: float) -> None:
+    wall = Wall()
+    async with (
+        raw([SAYS, HANG]) as worker,
+        gateway(configuration([worker.url], timeouts=SHORT), wall) as front,
+    ):
+        asking = asyncio.create_task(ask(front, CHAT, stream=True))
+        await worker.until_asked()
+        wall.off = jump
+        assert_told(await asking, CHAT)
+    assert 0.2 < front.records[0].duration < HOUR / 2
+
+
+@pytest.mark.parametrize("jump", JUMPS)
+async def test_fault_54_limits_open_neither_early_nor_late(jump: float) -> None:
+    key = "secret"
+    keys = [
+        {
+            "name": "k",
+            "sha256": hashlib.sha256(key.encode()).hexdigest(),
+            "limits": {"requests": "3/min"},
+        }
+    ]
+    wall = Wall()
+    headers = {"authorization": f"Bearer {key}", "content-type": "application/json"}
+    body = msgspec.json.encode({"model": "m", "messages": [{"role": "user", "content": "hi"}]})
+
+    async with gateway(written(admin=None, keys=keys), wall) as front:
+
+        async def once() -> httpx.Response:
+            path = "/v1/chat/completions"
+            return await front.http.post(path, content=body, headers=headers)
+
+        taken = [(await once()).status_code for _ in range(3)]
+        refused = await once()
+        wall.off = jump
+        still = await once()
+
+    assert taken == [200, 200, 200]
+    for answer in (refused, still):
+        assert answer.status_code == httpx.codes.TOO_MANY_REQUESTS
+        assert 0 < int(answer.headers["retry-after"]) <= 60

@@ -1,0 +1,136 @@
+"""Workers whose certificates are wrong are refused, and it is said why; ours is renewed (55)."""
+
+import asyncio
+import re
+import ssl
+from collections.abc import Mapping
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import aiohttp
+import httpx
+import pytest
+from cryptography import x509
+
+from tests.conftest import Serve
+from tests.fault.certificates import Authority, meeting, serial
+from tests.fault.fronts import CHAT, STREAM, WELL, ask, before, until
+from tests.fault.gateways import GatewayProcess, written
+from tests.serving import serving
+
+WRONG: Mapping[str, tuple[dict[str, Any], str]] = {
+    "expired": ({"ended": timedelta(days=1)}, "certificate has expired"),
+    "another address": ({"host": "127.0.0.2"}, "IP address mismatch"),
+    "a name": ({"host": "worker.example"}, "IP address mismatch"),
+    "signed by itself": ({"alone": True}, "self-signed certificate"),
+}
+ASKED = {"model": "m", "stream": True, "messages": [{"role": "user", "content": "hi"}]}
+
+
+class Worker:
+    """Answers well, and counts who got so far as to ask."""
+
+    def __init__(self) -> None:
+        self.asked = 0
+
+    async def answer(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        """One connection."""
+        while True:
+            head = await reader.readuntil(b"\r\n\r\n")
+            if head.startswith(b"GET"):
+                writer.write(WELL)
+                continue
+            self.asked += 1
+            length = head.lower().partition(b"content-length: ")[2].partition(b"\r\n")[0]
+            await reader.readexactly(int(length))
+            writer.write(STREAM)
+
+
+async def told(serve: Serve, ca: Path, pem: Path) -> tuple[int, httpx.Response]:
+    """How often a worker with this certificate was asked, and what the client was told."""
+    worker = Worker()
+    async with serving(worker.answer, tls=meeting(pem)) as url:
+        front = await before(serve, url, tls={"ca": str(ca)})
+        answer = await ask(front, CHAT, stream=True)
+    return worker.asked, answer
+
+
+def assert_refused(asked: int, answer: httpx.Response) -> None:
+    """It was not asked; and that it has a certificate is none of the client's business."""
+    assert asked == 0
+    assert answer.status_code in (502, 503)
+    assert "certificate" not in answer.text
+
+
+@pytest.mark.parametrize("case", WRONG)
+async def test_fault_55_a_worker_with_a_wrong_certificate_is_not_asked(
+    serve: Serve, tmp_path: Path, caplog: pytest.LogCaptureFixture, case: str
+) -> None:
+    """The log says why, and which worker it is."""
+    how, why = WRONG[case]
+    authority = Authority(tmp_path)
+    assert_refused(*await told(serve, authority.path, authority.issue(**how)))
+    assert re.search(rf"worker https://127\.0\.0\.1:\d+ .*{why}", caplog.text)
+
+
+async def test_fault_55_one_whom_nobody_knows_is_not_asked(
+    serve: Serve, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """And one whom the authority has signed is."""
+    authority, other = Authority(tmp_path), Authority.of_one(tmp_path)
+    assert_refused(*await told(serve, authority.path, other.issue()))
+    assert "unable to get local issuer certificate" in caplog.text
+    _, answer = await told(serve, authority.path, authority.issue())
+    assert (answer.status_code, answer.text.endswith("data: [DONE]\n\n")) == (200, True)
+
+
+async def test_fault_55_a_certificate_is_renewed_under_load_and_nothing_is_lost(
+    tmp_path: Path,
+) -> None:
+    """Who is connected goes on, streams too; new connections are met with the new one."""
+    authority = Authority(tmp_path)
+    first, second = authority.issue(), authority.issue()
+    pem = tmp_path / "tls.pem"
+    pem.write_bytes(first.read_bytes())
+    here = {"address": "127.0.0.1:0", "dialects": ["openai"]}
+    tls = {"cert": str(pem), "key": str(pem)}
+    echo = {"kind": "echo", "script": ["t "] * 5, "delay": "20ms"}
+    text = written(listeners=[here | {"tls": tls}], backends={"echo": echo})
+    trusting = ssl.create_default_context(cafile=str(authority.path))
+    heard, over = list[bytes](), asyncio.Event()
+    async with GatewayProcess(tmp_path, text) as gateway:
+
+        async def client(*, keep: bool) -> None:
+            connector = aiohttp.TCPConnector(ssl=trusting, force_close=not keep)
+            async with aiohttp.ClientSession(connector=connector) as session:
+                while not over.is_set():
+                    url = f"{gateway.urls[0]}/v1/chat/completions"
+                    async with session.post(url, json=ASKED) as answer:
+                        heard.append(await answer.read())
+
+        async with asyncio.TaskGroup() as tasks:
+            for number in range(8):
+                tasks.create_task(client(keep=number % 2 == 0))
+            assert await shown(gateway, trusting) == serial(first.read_bytes())
+            beside = pem.with_suffix(".new")
+            beside.write_bytes(second.read_bytes())
+            beside.replace(pem)
+            async with asyncio.timeout(10):
+                while await shown(gateway, trusting) != serial(second.read_bytes()):  # noqa: ASYNC110
+                    await asyncio.sleep(0.05)
+            so_far = len(heard)
+            await until(lambda: len(heard) >= so_far + 40)
+            over.set()
+
+    assert len(heard) > 40
+    assert all(one.endswith(b"data: [DONE]\n\n") for one in heard)
+
+
+async def shown(gateway: GatewayProcess, trusting: ssl.SSLContext) -> int:
+    """The number of the certificate that a new connection is met with."""
+    _, writer = await asyncio.open_connection("127.0.0.1", gateway.port, ssl=trusting)
+    found = writer.get_extra_info("ssl_object").getpeercert(binary_form=True)
+    writer.close()
+    await writer.wait_closed()
+    return x509.load_der_x509_certificate(found).serial_number

@@ -1,0 +1,129 @@
+"""A gateway is upgraded in place under load, again and again, and no request is lost (fault 49).
+
+    python -m tests.fault.upgrade --runs 5 --rate 200
+
+Each time another process takes over the listeners, and the one before it ends when what runs in it
+has. Clients of every dialect come all the while, on connections that they keep and on new ones.
+"""
+
+import asyncio
+import sys
+import tempfile
+from collections.abc import Sequence
+from contextlib import AsyncExitStack
+from pathlib import Path
+
+import click
+import msgspec
+from msgspec import Struct
+
+from tests.fault.fronts import configuration, until
+from tests.fault.gateways import GatewayProcess
+from tests.fault.history import History, read_logs
+from tests.fault.load import Load
+from tests.fault.processes import WorkerProcess
+
+PACE = 0.05
+"""Seconds between words: so an answer takes a quarter of a second."""
+BETWEEN = 0.5
+"""Seconds from one upgrade to the next."""
+
+
+class Upgraded(Struct, frozen=True):
+    """What came of one run. ``rate``: requests a second that were really sent."""
+
+    history: History
+    rate: float
+    upgrades: int
+    codes: Sequence[int]
+    """How the gateways ended that were taken over from."""
+
+    @property
+    def lost(self) -> int:
+        """Requests that are not complete."""
+        return len(self.history.heard) - self.history.ends()["complete"]
+
+
+class Line:
+    """A gateway, and those that take its place."""
+
+    def __init__(self, folder: Path, text: str) -> None:
+        self._folder = folder
+        self.file = folder / "gateway.yaml"
+        self.file.write_text(text)
+        self.gateways: list[GatewayProcess] = []
+
+    async def start(self) -> GatewayProcess:
+        """One more, which takes the place of the last."""
+        home = Path(tempfile.mkdtemp(dir=self._folder))
+        way = ("--handover", str(self._folder / "handover"))
+        made = GatewayProcess(home, "", *way, file=self.file)
+        await made.__aenter__()
+        self.gateways.append(made)
+        return made
+
+    async def close(self) -> None:
+        """Stop the last; all have ended well."""
+        for one in self.gateways[:-1]:
+            await _ended(one)
+        for one in self.gateways:
+            await one.__aexit__(None, None, None)
+
+
+async def upgraded(folder: Path, *, upgrades: int = 3, rate: float = 200.0) -> Upgraded:
+    """Upgrade a gateway so often, and load it all the while."""
+    logs = [folder / f"worker{number}.log" for number in range(2)]
+    async with AsyncExitStack() as stack:
+        crew = [await stack.enter_async_context(WorkerProcess(pace=PACE, log=log)) for log in logs]
+        text = configuration([one.url for one in crew], limits={"lame_duck": "1s", "drain": "20s"})
+        line = Line(folder, msgspec.json.format(text))
+        stack.push_async_callback(line.close)
+        old = await line.start()
+        load = await stack.enter_async_context(Load(old.port))
+        over = asyncio.Event()
+        codes = []
+        async with asyncio.TaskGroup() as tasks:
+            tasks.create_task(load.run(rate, over))
+            try:
+                for _ in range(upgrades):
+                    await asyncio.sleep(BETWEEN)
+                    new = await line.start()
+                    assert new.port == old.port
+                    codes.append(await _ended(old))
+                    old = new
+            finally:
+                over.set()
+        whole = len(load.heard)
+        await until(lambda: sum(len(one.records()) for one in line.gateways) >= whole, 20)
+        records = [record for one in line.gateways for record in one.records()]
+    return Upgraded(History(load.heard, records, read_logs(logs)), load.rate, upgrades, codes)
+
+
+async def _ended(gateway: GatewayProcess) -> int:
+    await until(lambda: gateway.process.poll() is not None, 30)
+    return gateway.process.returncode
+
+
+@click.command()
+@click.option("--runs", default=5, show_default=True)
+@click.option("--rate", default=200.0, show_default=True, help="Requests a second.")
+@click.option("--upgrades", default=3, show_default=True, help="In each run.")
+def main(runs: int, rate: float, upgrades: int) -> None:
+    """Upgrade a gateway under load, and tell what was lost. Exits with 1 if anything was."""
+    failed = False
+    for number in range(runs):
+        with tempfile.TemporaryDirectory() as folder:
+            got = asyncio.run(upgraded(Path(folder), upgrades=upgrades, rate=rate))
+        odd = got.history.violations()
+        failed = failed or bool(got.lost or odd or any(got.codes))
+        click.echo(
+            f"run {number + 1}: {len(got.history.heard)} requests at {got.rate:.0f}/s, "
+            f"{got.upgrades} upgrades, {got.lost} lost, {len(odd)} violations"
+        )
+        for one in odd[:10]:
+            click.echo(f"    {one.kind} {one.id} {one.why}")
+    sys.exit(failed)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,38 @@
+"""Soak a gateway: see ``tests.soak.soaking``.
+
+python -m tests.soak --requests 200000 --cancelled 10000
+"""
+
+import asyncio
+import sys
+import tempfile
+from pathlib import Path
+
+import click
+
+from tests.soak.soaking import Look, soak
+
+
+def _show(look: Look) -> None:
+    click.echo(look.text())
+
+
+@click.command()
+@click.option("--requests", default=200_000, show_default=True)
+@click.option("--cancelled", default=10_000, show_default=True, help="Streams that are left.")
+@click.option("--intervals", default=20, show_default=True, help="After each is looked.")
+def main(requests: int, cancelled: int, intervals: int) -> None:
+    """Send all of these, and tell whether anything grows. Exits with 1 if it does."""
+    with tempfile.TemporaryDirectory() as folder:
+        run = soak(
+            Path(folder), requests=requests, cancelled=cancelled, intervals=intervals, show=_show
+        )
+        got = asyncio.run(run)
+    click.echo(f"{got.slope:.1f} bytes a request")
+    for one in got.growing():
+        click.echo(f"grows: {one}")
+    sys.exit(bool(got.growing()))
+
+
+if __name__ == "__main__":
+    main()

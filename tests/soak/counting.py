@@ -1,0 +1,33 @@
+"""``interlingua`` that says how many tasks it has when it is sent SIGUSR1, as ``TASKS 12``."""
+
+import asyncio
+import os
+import signal
+from collections.abc import Callable
+
+from gateway.processes import loops
+
+_STANDARD_ERROR = 2
+
+
+def _tell() -> None:
+    os.write(_STANDARD_ERROR, f"TASKS {len(asyncio.all_tasks())}\n".encode())
+
+
+def _counting(
+    make: Callable[[], asyncio.AbstractEventLoop],
+) -> Callable[[], asyncio.AbstractEventLoop]:
+    def made() -> asyncio.AbstractEventLoop:
+        loop = make()
+        loop.call_soon(loop.add_signal_handler, signal.SIGUSR1, _tell)
+        return loop
+
+    return made
+
+
+if __name__ == "__main__":
+    factory = _counting(loops.loop_factory() or asyncio.new_event_loop)
+    loops.loop_factory = lambda: factory
+    from gateway.cli import main  # it takes the factory by its name
+
+    main()

@@ -1,0 +1,43 @@
+"""What is made of a configuration of LiteLLM's serves where the workers are."""
+
+import asyncio
+from pathlib import Path
+
+from gateway.migrating import migrate
+from tests.fault.gateways import GatewayProcess, written
+
+
+def test_what_is_made_serves_where_the_workers_are(tmp_path: Path) -> None:
+    """The alias, the split, the fallback from a dead worker and the key, before real workers."""
+    asyncio.run(_serves(tmp_path))
+
+
+async def _serves(folder: Path) -> None:
+    places = [folder / name for name in ("worker", "gateway")]
+    for place in places:
+        place.mkdir()
+    async with GatewayProcess(places[0], written()) as worker:
+        there = f"http://127.0.0.1:{worker.port}/v1"
+        config = f"""
+model_list:
+  - {{model_name: chat, litellm_params: {{model: hosted_vllm/m, api_base: "http://127.0.0.1:9/v1"}}}}
+  - {{model_name: chat, litellm_params: {{model: openai/m, api_base: "{there}", api_key: none}}}}
+  - {{model_name: spare, litellm_params: {{model: openai/m, api_base: "{there}"}}}}
+  - {{model_name: dead, litellm_params: {{model: hosted_vllm/m, api_base: "http://127.0.0.1:9/v1"}}}}
+router_settings: {{fallbacks: [{{dead: [spare]}}], model_group_alias: {{gpt-4: chat}}}}
+general_settings: {{master_key: sk-of-the-house}}
+"""
+        text = migrate(config.encode(), "config.yaml").text
+        assert text is not None
+        text = text.replace("0.0.0.0:4000", "127.0.0.1:0")
+        async with GatewayProcess(places[1], text) as gateway:
+            for model in ("gpt-4", "dead", "chat", "chat@2"):
+                answer = await gateway.http.post(
+                    f"{gateway.urls[0]}/v1/chat/completions",
+                    json={"model": model, "messages": [{"role": "user", "content": "hi"}]},
+                    headers={"authorization": "Bearer sk-of-the-house"},
+                )
+                assert answer.status_code == 200, (model, answer.text)
+                assert answer.json()["choices"][0]["message"]["content"] == "Hello world"
+            refused = await gateway.http.get(f"{gateway.urls[0]}/v1/models")
+            assert refused.status_code == 401

@@ -1,0 +1,167 @@
+"""Threats of docs/threats.md that are met in no other place: who gets in, and where it may lead."""
+
+import asyncio
+import gzip
+import http.client
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager
+
+import pytest
+
+from gateway.config.dialects import Dialects
+from gateway.core.ports import Endpoint
+from protocols import DIALECTS
+from tests.conftest import CONFORMANCE, Running, Serve
+
+REGISTERED = Dialects(DIALECTS)
+CHAT = "/v1/chat/completions"
+ADMIN = ["/metrics", "/-/live", "/-/ready", "/-/workers", "/-/config", "/-/reload", "/-/drain"]
+OPERATORS = [
+    "/v2/systemsharedmemory/region/a/register",
+    "/v2/cudasharedmemory/region/a/register",
+    "/v2/repository/models/mock/load",
+    "/v2/repository/models/mock/unload",
+    "/v2/trace/setting",
+    "/v2/logging",
+    "/v1/load_lora_adapter",
+    "/v1/config/reload",
+    "/collective_rpc",
+    "/sleep",
+    "/reset_prefix_cache",
+]
+"""What Triton, vLLM and OVMS keep for those who run them."""
+ODD = [
+    f"/{CHAT}",
+    "/v1//chat/completions",
+    "/V1/chat/completions",
+    "/v1/chat/Completions",
+    f"{CHAT}.",
+    f"{CHAT}/",
+    f"{CHAT}//",
+    f"{CHAT}%00",
+    f"{CHAT}%2f",
+    f"{CHAT};x=health",
+    f"{CHAT}?x=/health",
+    "/v1%2fchat%2fcompletions",
+    "/v1/chat%2Fcompletions",
+    f"/.{CHAT}",
+    f"/health/..{CHAT}",
+    f"/health/%2e%2e{CHAT}",
+    f"/health{CHAT}",
+    f"http://127.0.0.1{CHAT}",
+    f"http://health{CHAT}",
+    "/ignore/../v1/chat/completions",
+    "*",
+]
+BODY = b'{"model": "mock", "messages": [{"role": "user", "content": "hi"}]}'
+
+
+def endpoints() -> Iterator[tuple[str, Endpoint]]:
+    """Every endpoint of every dialect, and the prefix under which it is."""
+    for name in filter(REGISTERED.speaks_to_clients, REGISTERED.names):
+        prefix = "/mindie" if name == "mindie" else ""
+        for endpoint in REGISTERED.made_by(name)(None).endpoints:
+            yield prefix, endpoint
+
+
+async def status(running: Running, method: str, path: str, **headers: str) -> int:
+    """Of the answer to a path that is sent as it stands."""
+
+    def ask() -> int:
+        line = http.client.HTTPConnection("127.0.0.1", running.port, timeout=30)
+        try:
+            line.request(method, path, BODY, {"Content-Type": "application/json"} | headers)
+            return line.getresponse().status
+        finally:
+            line.close()
+
+    return await asyncio.to_thread(ask)
+
+
+async def test_every_path_asks_for_a_key_unless_it_is_said_to_be_open(serve: Serve) -> None:
+    """Each dialect has a status of its own for that, so the record is asked what it meant."""
+    running = await serve(CONFORMANCE)
+    for prefix, endpoint in endpoints():
+        path = prefix + endpoint.path.format_map(Named())
+        for headers in ({}, {"Authorization": "Bearer sk-wrong"}):
+            await status(running, endpoint.method, path, **headers)
+            refused = running.records[-1].error == "Unauthorized"
+            assert refused != endpoint.open, f"{endpoint.method} {path}"
+        assert endpoint.method == "GET" or not endpoint.open, path
+
+
+class Named(dict[str, str]):
+    """A name for every part of a path that is one."""
+
+    def __missing__(self, key: str) -> str:
+        return "1" if key == "version" else "mock"
+
+
+async def test_an_odd_way_to_write_a_path_leads_past_no_key(serve: Serve) -> None:
+    running = await serve(CONFORMANCE)
+    assert await status(running, "POST", CHAT, Authorization="Bearer sk-test") == 200
+    got = {path: await status(running, "POST", path) for path in ODD}
+    assert set(got.values()) <= {400, 401, 404, 405}, got
+
+
+async def test_what_the_admin_may_do_no_client_may(serve: Serve) -> None:
+    running = await serve(CONFORMANCE)
+    for path in ADMIN:
+        for method in ("GET", "POST", "DELETE"):
+            got = await status(running, method, path, Authorization="Bearer sk-test")
+            assert got in (404, 405), f"{method} {path}: {got}"
+
+
+async def test_what_an_operator_may_do_at_a_worker_no_client_may(serve: Serve) -> None:
+    running = await serve(CONFORMANCE)
+    for path in OPERATORS:
+        for method in ("GET", "POST"):
+            got = await status(running, method, path, Authorization="Bearer sk-test")
+            assert got in (400, 404, 405, 503), f"{method} {path}: {got}"
+
+
+@asynccontextmanager
+async def canary() -> AsyncIterator[tuple[str, list[bytes]]]:
+    """A place that nobody has any business with, and what it was told."""
+    told: list[bytes] = []
+
+    async def hear(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        told.append(await reader.read(1 << 16))
+        writer.close()
+
+    server = await asyncio.start_server(hear, "127.0.0.1", 0)
+    async with server:
+        yield f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}", told
+
+
+@pytest.mark.parametrize("worker", ["openai", "triton"])
+async def test_a_request_chooses_no_address(serve: Serve, worker: str) -> None:
+    """The client's bytes are passed on where the dialects are the same, and else translated."""
+    behind = await serve(CONFORMANCE.partition("\nkeys:")[0])
+    running = await serve(f"""
+listeners: [{{address: "127.0.0.1:0", dialects: [openai]}}]
+backends: {{w: {{dialect: {worker}, workers: ["{behind.url}"]}}}}
+models: {{mock: {{backend: w}}}}
+""")
+    async with canary() as (url, told):
+        names = ("api_base", "base_url", "url", "proxy", "worker", "backend", "endpoint")
+        body = {"model": "mock", "messages": [{"role": "user", "content": "hi"}]}
+        headers = {"x-forwarded-host": url, "x-original-url": url, "forwarded": f"host={url}"}
+        for name in names:
+            answer = await running.http.post(CHAT, json=body | {name: url}, headers=headers)
+            assert answer.status_code in (200, 400), answer.text
+        answer = await running.http.post(CHAT, json=body, headers=headers)
+        assert answer.status_code == 200
+        assert behind.records
+        assert told == []
+
+
+async def test_a_small_body_unpacks_to_no_large_one(serve: Serve) -> None:
+    running = await serve(CONFORMANCE.replace("\nlimits: {", "\nlimits: {body: 64KiB, "))
+    headers = {"Authorization": "Bearer sk-test", "Content-Encoding": "gzip"}
+    answer = await running.http.post(CHAT, content=gzip.compress(BODY), headers=headers)
+    assert answer.status_code == 200
+    bomb = gzip.compress(b" " * (32 << 20))
+    assert len(bomb) < 64 << 10
+    answer = await running.http.post(CHAT, content=bomb, headers=headers)
+    assert answer.status_code == 413

@@ -1,0 +1,127 @@
+"""Listening sockets go from one gateway to the next."""
+
+import asyncio
+import socket
+from collections.abc import Iterator
+from pathlib import Path
+from threading import Thread
+
+import pytest
+
+from gateway.handover import Handover, Inherited
+
+HERE, THERE = ("127.0.0.1:0", 0), ("127.0.0.1:0", 1)
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    return tmp_path / "handover"
+
+
+@pytest.fixture
+def listener() -> Iterator[socket.socket]:
+    with socket.create_server(("127.0.0.1", 0)) as made:
+        yield made
+
+
+def giver(path: Path, *listeners: socket.socket) -> Handover:
+    """One that has these, the first at ``HERE`` and the others at ``THERE``."""
+    descriptors = [one.fileno() for one in listeners]
+    made = Handover(str(path), lambda: {HERE: descriptors[:1], THERE: descriptors[1:]})
+    made.listen()
+    return made
+
+
+async def test_who_asks_gets_them_and_what_nobody_takes_is_closed(
+    path: Path, listener: socket.socket
+) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as other:
+        old = giver(path, listener, other)
+        given = asyncio.create_task(old.given())
+        with await asyncio.to_thread(Inherited, str(path)) as heir:
+            [mine] = heir.take(HERE)
+            assert heir.take(HERE) == heir.take(("127.0.0.1:1", 0)) == ()
+            assert mine.getsockname() == listener.getsockname()
+            [left] = heir._sockets[THERE]
+            heir.serves()
+            await given
+        assert left.fileno() == -1
+        mine.close()
+        old.close()
+    assert not path.exists()
+
+
+async def test_one_that_ends_before_it_serves_is_forgotten(
+    path: Path, listener: socket.socket
+) -> None:
+    old = giver(path, listener)
+    given = asyncio.create_task(old.given())
+    for _ in range(2):
+        with await asyncio.to_thread(Inherited, str(path)):
+            pass
+    with await asyncio.to_thread(Inherited, str(path)) as heir:
+        assert not given.done()
+        heir.serves()
+        await given
+    old.close()
+
+
+async def test_the_path_is_the_next_ones(path: Path, listener: socket.socket) -> None:
+    """And nobody else may open it."""
+    old = giver(path, listener)
+    assert path.stat().st_mode & 0o777 == 0o600
+    new = giver(path, listener)
+    old.close()
+    assert path.exists()
+    path.unlink()
+    new.close()
+
+
+@pytest.mark.parametrize("left", [False, True])
+def test_where_none_runs_there_is_nothing_to_inherit(path: Path, *, left: bool) -> None:
+    """Though one that was killed left its socket there."""
+    if left:
+        with socket.socket(socket.AF_UNIX) as killed:
+            killed.bind(str(path))
+    with Inherited(str(path)) as heir:
+        assert heir.take(HERE) == ()
+        heir.serves()
+
+
+def answering(path: Path, *pieces: bytes) -> Thread:
+    """A gateway that gives this to the next one who asks, a socket with the first, and leaves."""
+    listening = socket.socket(socket.AF_UNIX)
+    listening.bind(str(path))
+    listening.listen()
+
+    def answer() -> None:
+        with listening:
+            line, _ = listening.accept()
+            with line:
+                for n, piece in enumerate(pieces):
+                    socket.send_fds(line, [piece], [] if n else [listening.fileno()])
+                line.shutdown(socket.SHUT_WR)
+                line.recv(1)
+
+    made = Thread(target=answer)
+    made.start()
+    return made
+
+
+def test_what_comes_in_pieces_is_put_together(path: Path) -> None:
+    old = answering(path, b'[["127.0.0', b'.1:0",0,1]]\n')
+    with Inherited(str(path)) as heir:
+        [taken] = heir.take(HERE)
+        taken.close()
+        heir.serves()
+        old.join()
+        heir.serves()  # it is gone, and that is no error
+        heir.serves()
+
+
+@pytest.mark.parametrize("pieces", [(), (b"[[",)])
+def test_one_that_gives_nothing_whole_is_an_error(path: Path, pieces: tuple[bytes, ...]) -> None:
+    old = answering(path, *pieces)
+    with pytest.raises(ConnectionAbortedError, match="gives nothing"):
+        Inherited(str(path))
+    old.join()
