@@ -8,9 +8,12 @@ from gateway.commands.check import check, schema
 from gateway.commands.conform import conform
 from gateway.commands.diff import diff
 from gateway.commands.docs import docs
+from gateway.commands.doctor import doctor
 from gateway.commands.explain import explain_
 from gateway.commands.keys import keys
+from gateway.commands.migrate import migrate
 from gateway.commands.serve import serve
+from gateway.commands.top import top
 from gateway.commands.usage import usage
 from gateway.commands.worker import worker
 
@@ -24,5 +27,10 @@ def main() -> None:
     """
 
 
-for command in (serve, worker, check, schema, conform, diff, docs, ab, explain_, keys, usage):
+_VERBS = (
+    serve, worker, check, schema, conform, diff, docs, ab, explain_, keys, usage, migrate, doctor,
+    top,
+)  # fmt: skip
+
+for command in _VERBS:
     main.add_command(command)
