@@ -2,9 +2,8 @@
 
 The tokens of all rows lie one behind another in a batch of one, so that every linear layer sees
 them together, whether a row brings one new token or a chunk of its prompt. Only attention looks at
-rows one by one, each over its own keys and values: no padding, no waste, and a row's attention
-does not depend on its neighbours. Works for every family whose attention goes through
-transformers' attention interface.
+each row by itself, over its own keys and values, so that it does not depend on its neighbours.
+Works for every family whose attention goes through transformers' attention interface.
 """
 
 from collections.abc import Sequence
@@ -20,6 +19,7 @@ from backends.torch.kv import Kv, Pool
 from backends.torch.linear import Made, lay_out
 from backends.torch.loading import family, load_weights, pick_device, pick_dtype
 from backends.torch.models import Found, ModelError
+from backends.torch.parts import join
 
 ATTENTION = "interlingua_rows"
 
@@ -53,8 +53,9 @@ class Forward:
     """A model that takes segments and gives logits."""
 
     def __init__(self, model: Any, context: int | None = None, made: Made | None = None) -> None:
-        """``made`` is what becomes of linear layers; see ``lay_out``."""
+        """``made`` is what becomes of linear layers, once ``join`` is done; see ``lay_out``."""
         self._model = model.eval()
+        join(model)
         lay_out(model, made)
         self.device: torch.device = model.device
         self.config = config = model.config.get_text_config()

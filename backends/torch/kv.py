@@ -7,7 +7,9 @@ over. What nobody uses any more stays until its place is needed, the longest unu
 
 Attention wants a row's past in one piece. Blocks are therefore given out one behind another, and a
 row that comes to lie in several pieces is moved to where it lies in one, while there is plenty of
-room. Only where there is not are pieces shared for long, and copied together for each pass.
+room. Only where there is not are pieces shared for long, and copied together for each pass. Short
+pasts of several rows are copied together anyhow, whole blocks of them: what a row has not written
+of its blocks is therefore zero.
 """
 
 import hashlib
@@ -183,6 +185,8 @@ class Pool:
         """Keys and values (heads, tokens, size), each token at its slot."""
         if layer not in self._layers:
             self._layers[layer] = (self._made(keys), self._made(values))
+            used = [block for block, state in enumerate(self._state) if state == _USED]
+            _clear(self._layers[layer], _joined(used))
         for whole, new in zip(self._layers[layer], (keys, values), strict=True):
             whole.index_copy_(1, slots, new)
 
@@ -196,6 +200,22 @@ class Pool:
             (run,) = runs
             return keys[:, run.start : run.stop], values[:, run.start : run.stop]
         return self._gather(0, keys, runs), self._gather(1, values, runs)
+
+    def read_blocks(
+        self, layer: int, blocks: range | torch.Tensor, each: int
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Keys and values (rows, heads, tokens, size) of rows with ``each`` so many of these.
+
+        A range is of blocks that lie one behind another: there nothing is copied.
+        """
+        keys, values = self._layers[layer]
+        return _of_rows(keys, blocks, each), _of_rows(values, blocks, each)
+
+    def clear(self, runs: Sequence[range]) -> None:
+        """Zeros in these slots: what they held before may be no number."""
+        with torch.inference_mode():
+            for pair in self._layers.values():
+                _clear(pair, runs)
 
     def _gather(self, which: int, whole: torch.Tensor, runs: Sequence[range]) -> torch.Tensor:
         """A copy in one piece, in memory that the next one takes again."""
@@ -244,6 +264,7 @@ class Kv:
         """Room for so many more tokens. Raises Full."""
         if self.needs(tokens) > self.pool.room:
             raise Full
+        before = self._blocks[-1:], len(self._blocks)
         if self._borrows():
             at = self.length // BLOCK
             (own,), _ = self.pool.take(1, -1, 0)
@@ -263,6 +284,8 @@ class Kv:
             self._pieces = _joined(self._blocks)
             if len(self._pieces) > 1:
                 self._move()
+        if (self._blocks[-1:], len(self._blocks)) != before:
+            self.pool.clear(_from(self.length, self._pieces))
 
     def _ahead(self, taken: int) -> int:
         """Blocks that it will want behind those it has and the next ones."""
@@ -285,6 +308,10 @@ class Kv:
         """Where the next tokens go."""
         places = range(self.length, self.length + tokens)
         return [self._blocks[at // BLOCK] * BLOCK + at % BLOCK for at in places]
+
+    def blocks(self, tokens: int) -> list[int]:
+        """Those of its first so many tokens."""
+        return self._blocks[: -(-tokens // BLOCK)]
 
     def runs(self, length: int) -> list[range]:
         """The slots of its first ``length`` tokens, in as few pieces as they lie in."""
@@ -332,3 +359,28 @@ def _joined(blocks: Sequence[int]) -> list[range]:
         else:
             found.append(range(start, stop))
     return found
+
+
+def _from(start: int, runs: Sequence[range]) -> list[range]:
+    """What is left of runs behind their first ``start`` slots."""
+    found = []
+    for run in runs:
+        found.append(run[start:])
+        start = max(0, start - len(run))
+    return [run for run in found if run]
+
+
+def _clear(pair: tuple[torch.Tensor, torch.Tensor], runs: Sequence[range]) -> None:
+    for whole in pair:
+        for run in runs:
+            whole[:, run.start : run.stop] = 0
+
+
+def _of_rows(whole: torch.Tensor, blocks: range | torch.Tensor, each: int) -> torch.Tensor:
+    heads, _, size = whole.shape
+    if isinstance(blocks, range):
+        own = whole[:, blocks.start * BLOCK : blocks.stop * BLOCK]
+    else:
+        # A block of a head is one piece of memory.
+        own = whole.view(heads, -1, BLOCK * size).index_select(1, blocks)
+    return own.view(heads, -1, each * BLOCK, size).transpose(0, 1)

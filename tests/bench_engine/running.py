@@ -14,6 +14,7 @@ from pathlib import Path
 import click
 from msgspec import Struct
 
+from tests.bench_engine.busy import busy
 from tests.bench_engine.client import complete, counted, listening, post
 from tests.bench_engine.cost import resident, spent
 from tests.bench_engine.peers import ONE_THREAD, PEERS, PLACE, Peer, install
@@ -32,6 +33,8 @@ QUESTIONS = (
 WORDS = "the a of gateway model worker request answer token batch row memory time cost on in to by"
 TEXTS = 64
 """Texts in one request for vectors."""
+BESIDE = 16
+"""Answers at a time, while the gateway is kept busy."""
 STARTING = 240.0
 """Seconds a peer has to start."""
 
@@ -63,6 +66,8 @@ class Report(Struct, frozen=True):
     """Peers that could not be had, and why."""
     memory: Mapping[str, int]
     """Bytes that each held at the end."""
+    busy: Sequence[float] = ()
+    """By round: how fast ours decoded with its gateway kept busy, by its speed without."""
 
 
 def run(names: Sequence[str], sizes: Sequence[int], rounds: int, tokens: int) -> Report:
@@ -83,8 +88,9 @@ def run(names: Sequence[str], sizes: Sequence[int], rounds: int, tokens: int) ->
                 click.echo(f"{name}: {missing[name]}", err=True)
         found = _rounds(servers, sizes, rounds, tokens)
         memory = {name: resident(pid) for name, (pid, _) in servers.items()}
+        slowed = [_slowed(servers["ours"], i, tokens) for i in range(rounds) if "ours" in servers]
     load = (before, os.getloadavg()[0])
-    return Report(_machine(), load, tokens, rounds, found, missing, memory)
+    return Report(_machine(), load, tokens, rounds, found, missing, memory, slowed)
 
 
 def _warm(name: str, pid: int, port: int, tokens: int) -> None:
@@ -129,6 +135,17 @@ def _measure(name: str, pid: int, port: int, how: tuple[int, int, int]) -> tuple
     if made != wanted:
         raise RuntimeError(f"{made} tokens came where {wanted} were wanted")
     return cost * 1000 / made, wall * 1000 / made
+
+
+def _slowed(server: tuple[int, int], number: int, tokens: int) -> float:
+    """How fast ours decodes many answers with its gateway kept busy, by its speed without."""
+    pid, port = server
+    # These prompts' beginnings are like no round's before.
+    _, idle = _measure("ours", pid, port, (BESIDE, 100 + 2 * number, tokens))
+    with busy(port):
+        _, wall = _measure("ours", pid, port, (BESIDE, 101 + 2 * number, tokens))
+    click.echo(f"round {number + 1}: busy: {idle / wall:.2f}", err=True)
+    return idle / wall
 
 
 async def _ask(peer: Peer, port: int, size: int, number: int, tokens: int) -> int:

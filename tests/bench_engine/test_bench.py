@@ -1,14 +1,17 @@
 """What the figures are made of: costs of process trees, counts of tokens, tables."""
 
 import os
+import queue
 import subprocess
 import sys
 import threading
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from tests.bench_engine.busy import busy
 from tests.bench_engine.client import counted
 from tests.bench_engine.cost import resident, resident_alone, spent, tree
 from tests.bench_engine.peers import HERE, PEERS
@@ -94,6 +97,45 @@ def test_bars_are_medians_of_the_rounds_own_ratios() -> None:
     assert "- not had: OpenVINO GenAI: no wheel" in said
     met = tables(report(measured=[*report().measured[1:], Measured("ours", 16, [4.0] * 3, [1.0])]))
     assert "| 0.50 | aim met |" in met
+
+
+@pytest.mark.parametrize(
+    ("ratios", "end"),
+    [([0.5, 0.7, 0.4], "0.50 | **missed** |"), ([0.7], "0.70 | met |"), ([0.95], "aim met |")],
+)
+def test_more_is_better_of_a_busy_gateway(ratios: list[float], end: str) -> None:
+    (line,) = [line for line in tables(report(busy=ratios)).splitlines() if "kept busy" in line]
+    assert line.endswith(end)
+    assert "kept busy" not in tables(report())
+
+
+def test_what_is_kept_busy_is_asked_until_the_end() -> None:
+    asked = queue.SimpleQueue[str]()
+
+    class Listed(BaseHTTPRequestHandler):
+        protocol_version = "HTTP/1.1"
+
+        def do_GET(self) -> None:
+            asked.put(self.path)
+            self.send_response(200)
+            self.send_header("Content-Length", "2")
+            self.end_headers()
+            self.wfile.write(b"{}")
+
+        def log_message(self, *_: Any) -> None:
+            """Nothing."""
+
+    with ThreadingHTTPServer(("127.0.0.1", 0), Listed) as server:
+        thread = threading.Thread(target=server.serve_forever)
+        thread.start()
+        try:
+            with busy(server.server_port):
+                assert [asked.get(timeout=30) for _ in range(50)] == ["/v1/models"] * 50
+        finally:
+            server.shutdown()
+            thread.join()
+    with pytest.raises(RuntimeError, match="nothing answers"), busy(server.server_port):
+        pass
 
 
 def test_a_page_gets_its_tables_anew() -> None:

@@ -1,0 +1,181 @@
+"""Parts of transformers' models made of fewer, larger operations.
+
+At one row an engine spends most of its time between operations. Layers that see the same rows are
+therefore made one: the queries, keys and values of an attention, the two halves of a gated layer.
+transformers' own code stays what a model is: a part of ours takes a place only where it gives what
+the one before it gave, held against it at load.
+"""
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import nn
+
+from backends.torch.capped import Manner
+
+_TOKENS = 3
+"""So many are tried."""
+_FAR = 1000
+"""The place of the first: what depends on places otherwise than by turns must show."""
+_NEAR = 0.01
+"""What is the same: off by at most so much of the largest magnitude."""
+_ATTENTION = ("q_proj", "k_proj", "v_proj", "o_proj")
+_GATED = ("gate_proj", "up_proj", "down_proj")
+
+
+def join(model: nn.Module) -> None:
+    """All attentions and gated layers that are of the usual kind made anew, one after another."""
+    makers: dict[tuple[str, ...], Callable[[Any], nn.Module | None]]
+    makers = {_ATTENTION: _attention, _GATED: _gated}
+    for parent in list(model.modules()):
+        for name, child in list(parent.named_children()):
+            layers = {n: part for n, part in child.named_children() if type(part) is nn.Linear}
+            made = makers.get(tuple(layers))
+            biases = {layer.bias is None for layer in list(layers.values())[:-1]}
+            part = made(child) if made is not None and len(biases) == 1 else None
+            if part is not None:
+                setattr(parent, name, part)
+
+
+class Gated(nn.Module):
+    """What opens by the activation of one half, and closes."""
+
+    def __init__(self, theirs: Any) -> None:
+        super().__init__()
+        self._open = _joined([theirs.gate_proj, theirs.up_proj])
+        self._close = theirs.down_proj
+        self._activation = theirs.act_fn
+
+    def forward(self, rows: torch.Tensor) -> torch.Tensor:
+        """(…, size) to (…, size)."""
+        gate, up = self._open(rows).chunk(2, -1)
+        out: torch.Tensor = self._close(self._activation(gate) * up)
+        return out
+
+
+class Attention(nn.Module):
+    """Queries, keys and values at once, turned by their places, and attended as the pass does."""
+
+    def __init__(self, theirs: Any, manner: Manner) -> None:
+        super().__init__()
+        self._joint = _joined([theirs.q_proj, theirs.k_proj, theirs.v_proj])
+        self._close = theirs.o_proj
+        self._layer: int = theirs.layer_idx
+        self._manner = manner
+        self._size: int = theirs.head_dim
+        self._queries = theirs.q_proj.out_features // self._size
+        self._turning = self._queries + theirs.k_proj.out_features // self._size
+
+    def forward(
+        self,
+        hidden_states: torch.Tensor,
+        position_embeddings: tuple[torch.Tensor, torch.Tensor],
+        *_: Any,
+        packed: Any,
+        **_options: Any,
+    ) -> tuple[torch.Tensor, None]:
+        """(1, tokens, size) to (1, tokens, size), as transformers' attentions."""
+        heads = self._joint(hidden_states)[0].view(hidden_states.shape[1], -1, self._size)
+        cos, sin = packed.turns(position_embeddings)
+        turned = heads[:, : self._turning]
+        turned = turned * cos + turned.roll(self._size // 2, -1) * sin
+        out = packed.attend(
+            self._layer,
+            turned[:, : self._queries].transpose(0, 1),
+            turned[:, self._queries :].transpose(0, 1),
+            heads[:, self._turning :].transpose(0, 1),
+            self._manner,
+        )
+        return self._close(out.reshape(*hidden_states.shape[:-1], -1)), None
+
+
+class Turns:
+    """A pass's places as they turn queries and keys: a rotation of halves."""
+
+    def __init__(self) -> None:
+        self._given: tuple[torch.Tensor, torch.Tensor] | None = None
+        self._made: tuple[torch.Tensor, torch.Tensor]
+
+    def turns(self, given: tuple[torch.Tensor, torch.Tensor]) -> tuple[torch.Tensor, torch.Tensor]:
+        """Factors (tokens, 1, size) of values, and of values rolled by half, from cos and sin."""
+        if self._given is not given:
+            cos, sin = given[0][0, :, None], given[1][0, :, None]
+            half = sin.shape[-1] // 2
+            self._given, self._made = (
+                given,
+                (cos, torch.cat([-sin[..., :half], sin[..., half:]], -1)),
+            )
+        return self._made
+
+
+class _Witness(Turns):
+    """Stands for a pass: it sees what would be attended, and in what manner."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.seen: list[torch.Tensor] = []
+        self.manner: Manner | None = None
+
+    def attend(
+        self,
+        _layer: int,
+        query: torch.Tensor,
+        key: torch.Tensor,
+        value: torch.Tensor,
+        manner: Manner,
+    ) -> torch.Tensor:
+        self.seen, self.manner = [query, key, value], manner
+        return query.transpose(0, 1)
+
+
+def _gated(theirs: Any) -> nn.Module | None:
+    rows = _like(theirs.gate_proj.weight, theirs.gate_proj.in_features)
+    with torch.inference_mode():
+        ours = Gated(theirs)
+        return ours if _same([theirs(rows)], [ours(rows)]) else None
+
+
+def _attention(theirs: Any) -> nn.Module | None:
+    weight = theirs.q_proj.weight
+    before, after = _Witness(), _Witness()
+    with torch.inference_mode():
+        try:
+            told = {
+                "hidden_states": _like(weight, theirs.q_proj.in_features),
+                "position_embeddings": tuple(_like(weight, theirs.head_dim, n) for n in (2, 3)),
+                "attention_mask": None,
+                "position_ids": torch.arange(_FAR, _FAR + _TOKENS, device=weight.device)[None],
+            }
+            expected, _ = theirs(**told, packed=before)
+        except (TypeError, ValueError, RuntimeError, AttributeError, LookupError):
+            return None  # of another kind altogether
+        if before.manner is None:
+            return None
+        ours = Attention(theirs, before.manner)
+        found, _ = ours(**told, packed=after)
+    return ours if _same([expected, *before.seen], [found, *after.seen]) else None
+
+
+def _like(weight: torch.Tensor, size: int, pace: int = 1) -> torch.Tensor:
+    """Some numbers (1, tokens, size) of no pattern, as such a layer takes them."""
+    found = torch.arange(_TOKENS * size, device=weight.device).mul(pace).sin()
+    return found.view(1, _TOKENS, size).to(weight.dtype)
+
+
+def _same(expected: Sequence[torch.Tensor], found: Sequence[torch.Tensor]) -> bool:
+    return all(
+        one.shape == other.shape and bool((one - other).abs().max() <= _NEAR * one.abs().max())
+        for one, other in zip(expected, found, strict=True)
+    )
+
+
+def _joined(layers: Sequence[Any]) -> nn.Linear:
+    """One layer of the outputs of all."""
+    weight = torch.cat([layer.weight.detach() for layer in layers])
+    biases = [layer.bias for layer in layers]
+    joint = nn.Linear(weight.shape[1], weight.shape[0], bias=biases[0] is not None, device="meta")
+    joint.weight = nn.Parameter(weight, requires_grad=False)
+    if biases[0] is not None:
+        joint.bias = nn.Parameter(torch.cat([bias.detach() for bias in biases]))
+    return joint
