@@ -1,12 +1,17 @@
-"""Runs the shell blocks of a page as a reader would: in their order, in one shell, in a new folder.
+"""Runs the blocks of a page as a reader would: in their order, in one shell, in a new folder.
 
-    ```sh      is run; anything that fails fails the page
-    ```text    is what the block before it prints
+    ```sh                      is run; anything that fails fails the page
+    ```python                  is run, by the Python of the tests
+    ```yaml title="NAME"       is written into the file NAME, whatever its language
+    ```text                    is what the block before it prints
+    ```console, ```py          is only shown; tests/docs/test_every_page.py says why
 
 In what is printed ``…`` stands for anything on its line, a line of nothing else for any lines, and
-a run of spaces for any other. ``interlingua`` is the one under test. Ports are free ones, in the
-variables that the page itself names with the ports that it shows: ``${PORT:-8000}``. What still
-runs when the page ends is stopped.
+a run of spaces for any other. ``interlingua`` is the one under test. A command that serves and is
+not put into the background is one that a reader leaves running in a shell of its own: it runs until
+the next such command, or the end. Of ports on loopback free ones stand in the place of those that
+are shown, and ``${PORT:-8000}``, where a page names one, is that of 8000. What still runs when the
+page ends is stopped.
 """
 
 import os
@@ -15,24 +20,45 @@ import signal
 import socket
 import subprocess
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 
 from msgspec import Struct
 
-_FENCE = re.compile(r"^```(\w*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
-_PORT = re.compile(r"\$\{(\w*PORT):-\d+\}")
+_FENCE = re.compile(r"^```(\w*)(?: title=\"([\w./-]+)\")?\n(.*?)^```$", re.MULTILINE | re.DOTALL)
+_PORT = re.compile(r"\$\{(\w*PORT):-(\d+)\}")
+_SHOWN = re.compile(r"(?:(?<=127\.0\.0\.1:)|(?<=--port ))\d{4,5}\b")
+_SERVES = re.compile(r"^(?=interlingua (?:serve|worker)\b[^&|\n]*$)", re.MULTILINE)
+_BUILT_IN = {"PORT": "8000", "MINDIE_PORT": "1025"}
+"""What the built-in configurations call their ports."""
 _PATIENCE = 90.0
 """Seconds that a page may take."""
 
+_LEFT = """
+left() {
+  if [ -n "${left-}" ]; then
+    while kill "$left" 2>>"$BESIDE/left"; do sleep 0.1; done # again and again: at once
+  fi
+  : >"$BESIDE/left"
+  "$@" 2>>"$BESIDE/left" >&2 & left=$!
+  until grep -q '^interlingua serves' "$BESIDE/left"; do
+    kill -0 "$left" 2>>"$BESIDE/left" || { cat "$BESIDE/left" >&2; return 1; }
+    sleep 0.05
+  done
+}
+"""
+"""The shell's function that leaves its command running, once it has said that it serves."""
+
 
 class Block(Struct):
-    """Commands, and what they are said to print, if the page says it."""
+    """Commands, and what they are said to print, if the page says it. Or a file."""
 
     line: int
     commands: str
     printed: str | None = None
+    kind: str = "sh"
+    file: str = ""
 
 
 class Ran(Struct, frozen=True):
@@ -44,47 +70,57 @@ class Ran(Struct, frozen=True):
 
 
 def blocks(page: str) -> list[Block]:
-    """The shell blocks of a page."""
+    """The blocks of a page that a reader would follow."""
     found: list[Block] = []
     for fence in _FENCE.finditer(page):
-        match fence[1]:
-            case "sh":
-                found.append(Block(page.count("\n", 0, fence.start()) + 1, fence[2]))
-            case "text":
-                assert found, "a page shows what is printed before anything is run"
-                assert found[-1].printed is None, f"{found[-1].line}: it is shown twice"
-                found[-1].printed = fence[2]
-            case _:
-                pass
+        kind, file, body = fence.groups("")
+        line = page.count("\n", 0, fence.start()) + 1
+        if file:
+            found.append(Block(line, body, kind="file", file=file))
+        elif kind in ("sh", "python"):
+            found.append(Block(line, body, kind=kind))
+        elif kind == "text":
+            assert found, "a page shows what is printed before anything is run"
+            assert found[-1].printed is None, f"{found[-1].line}: it is shown twice"
+            found[-1].printed = body
     return found
 
 
 def free_ports(page: str) -> dict[str, str]:
-    """A port for each variable that the page names."""
-    names = sorted(set(_PORT.findall(page)))
-    listeners = [socket.create_server(("127.0.0.1", 0)) for _ in names]
-    ports = {
-        name: str(listener.getsockname()[1])
-        for name, listener in zip(names, listeners, strict=True)
+    """A free port for each that the page shows, by what is shown; and for each variable."""
+    named = dict(_PORT.findall(page)) | _BUILT_IN
+    shown = {*named.values(), *_SHOWN.findall(page)}
+    listeners = [socket.create_server(("127.0.0.1", 0)) for _ in shown]
+    free = {
+        port: str(listener.getsockname()[1])
+        for port, listener in zip(sorted(shown), listeners, strict=True)
     }
     for listener in listeners:
         listener.close()
-    return ports
+    return free | {name: free[port] for name, port in named.items()}
 
 
-def run(page: str, folder: Path) -> Ran:
-    """Run the page's blocks in ``folder``, which is empty."""
+def run(page: str, folder: Path, stand_in: str = "") -> Ran:
+    """Run the page's blocks in ``folder``.
+
+    ``stand_in`` is the configuration of what serves beside, in the place of the reader's workers.
+    """
     every = blocks(page)
     beside = folder.with_name(f"{folder.name}-printed")
     beside.mkdir()
-    files = [beside / str(n) for n in range(len(every))]
-    pieces = [f"exec >{file}\n{block.commands}" for file, block in zip(files, every, strict=True)]
+    ports = free_ports(page + stand_in)
+    pieces = [_LEFT]
+    if stand_in:
+        (beside / "stand-in.yaml").write_text(_placed(stand_in, ports), "utf-8")
+        pieces.append(f"left interlingua serve {beside}/stand-in.yaml; left=")
+    for n, block in enumerate(every):
+        pieces.append(f"exec >{beside / str(n)}\n{_told(block, beside / f'{n}.py', ports)}")
     path = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
     with (beside / "errors").open("w+b") as errors:
         shell = subprocess.Popen(
             ["/bin/bash", "-euo", "pipefail", "-c", "\n".join(pieces)],
             cwd=folder,
-            env=os.environ | free_ports(page) | {"PATH": path},
+            env=os.environ | _variables(ports) | {"PATH": path, "BESIDE": str(beside)},
             stdin=subprocess.DEVNULL,
             stdout=errors,
             stderr=errors,
@@ -95,7 +131,8 @@ def run(page: str, folder: Path) -> Ran:
         finally:
             with suppress(ProcessLookupError):  # nothing runs any more
                 os.killpg(shell.pid, signal.SIGKILL)
-    outputs = [file.read_text("utf-8") for file in files if file.exists()]
+    files = [beside / str(n) for n in range(len(every))]
+    outputs = [_as_shown(file.read_text("utf-8"), ports) for file in files if file.exists()]
     return Ran(code, outputs, (beside / "errors").read_text("utf-8"))
 
 
@@ -107,15 +144,43 @@ def differs(shown: str, printed: str) -> str:
     return "" if re.fullmatch(wanted, got) else f"shown:\n{shown}\nprinted:\n{printed}"
 
 
-def check(page: str, folder: Path) -> None:
+def check(page: str, folder: Path, stand_in: str = "") -> None:
     """Run the page. Raises AssertionError with the first block that does not do as it says."""
-    ran = run(page, folder)
     every = blocks(page)
+    assert every, "it has nothing to run: is a fence not closed?"
+    ran = run(page, folder, stand_in)
     for block, printed in zip(every, ran.outputs, strict=False):
         if block.printed is not None and (why := differs(block.printed, printed)):
             raise AssertionError(f"line {block.line}: {why}\n{ran.errors}")
+    assert ran.outputs or ran.code == 0, ran.errors
     last = every[len(ran.outputs) - 1]
     assert ran.code == 0, f"line {last.line} failed:\n{last.commands}\n{ran.errors}"
+
+
+def _told(block: Block, python: Path, ports: Mapping[str, str]) -> str:
+    """What the shell is told to do."""
+    match block.kind:
+        case "file":
+            body = _placed(block.commands, ports)
+            return f"cat >{block.file} <<'END OF FILE'\n{body}END OF FILE\n"
+        case "python":
+            python.write_text(_placed(block.commands, ports), "utf-8")
+            return f"PYTHONPATH=. python {python}\n"
+        case _:
+            return _placed(_SERVES.sub("left ", block.commands), ports)
+
+
+def _variables(ports: Mapping[str, str]) -> dict[str, str]:
+    return {name: port for name, port in ports.items() if not name.isdigit()}
+
+
+def _placed(text: str, ports: Mapping[str, str]) -> str:
+    return _SHOWN.sub(lambda shown: ports[shown[0]], text)
+
+
+def _as_shown(text: str, ports: Mapping[str, str]) -> str:
+    shown = {free: port for port, free in ports.items() if port.isdigit()}
+    return _SHOWN.sub(lambda free: shown.get(free[0], free[0]), text)
 
 
 def _line(text: str) -> str:

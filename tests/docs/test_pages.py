@@ -7,6 +7,19 @@ import pytest
 
 from tests.docs.pages import blocks, check, differs, free_ports, run
 
+GATEWAY = """\
+listeners: [{address: "127.0.0.1:8000", dialects: [openai]}]
+backends: {w: {dialect: openai, workers: ["http://127.0.0.1:8001"]}}
+models: {chat: {backend: w, model: far}}"""
+STAND_IN = """\
+listeners: [{address: "127.0.0.1:8001", dialects: [openai]}]
+backends: {f: {kind: echo, script: [far]}, n: {kind: echo, script: [near]}}
+models: {far: {backend: f}, near: {backend: n}}"""
+ASK = """\
+import httpx
+said = httpx.post("http://127.0.0.1:8000/v1/completions", json={"model": "chat", "prompt": "?"})
+print(said.json()["choices"][0]["text"])"""
+
 
 def page(*fences: tuple[str, str]) -> str:
     return "\n\n".join(f"Some words.\n\n```{kind}\n{text}\n```" for kind, text in fences)
@@ -36,6 +49,7 @@ def test_a_page_is_run_in_one_shell_in_its_folder(tmp_path: Path) -> None:
         ([("sh", "false | true")], "line 3 failed"),
         ([("sh", "echo $nothing")], "nothing: unbound variable"),
         ([("text", "one")], "before anything is run"),
+        ([("yaml", "one: 1")], "nothing to run"),
         ([("sh", "echo"), ("text", ""), ("text", "")], "3: it is shown twice"),
     ],
 )
@@ -65,10 +79,37 @@ def runs(process: int) -> bool:
     return True
 
 
-def test_each_port_that_is_named_is_a_free_one() -> None:
-    ports = free_ports("${PORT:-8000} ${ADMIN_PORT:-8081} ${PORT:-8000} ${HOME:-80}")
-    assert set(ports) == {"PORT", "ADMIN_PORT"}
-    assert len(set(ports.values())) == 2
+def test_each_port_that_is_shown_is_a_free_one() -> None:
+    ports = free_ports("${PORT:-8000} ${ADMIN_PORT:-8081} 127.0.0.1:8001 127.0.0.1:9 ${HOME:-80}")
+    assert set(ports) - {"PORT", "ADMIN_PORT", "MINDIE_PORT"} == {"8000", "8081", "8001", "1025"}
+    assert ports["PORT"] == ports["8000"] != ports["ADMIN_PORT"] == ports["8081"]
+    assert len(set(ports.values())) == 4
+    assert not set(ports.values()) & set(ports)
+
+
+def test_what_serves_is_left_running_on_a_free_port_beside_its_stand_in(tmp_path: Path) -> None:
+    folder = tmp_path / "page"
+    folder.mkdir()
+    check(
+        page(
+            ('yaml title="gateway.yaml"', GATEWAY),
+            ("sh", "interlingua serve gateway.yaml   # in a shell of its own"),
+            ("sh", "grep -o '127[^\"]*' gateway.yaml"),
+            ("text", "127.0.0.1:8000\n127.0.0.1:8001"),
+            ("sh", "sed -i s/far/near/ gateway.yaml\ninterlingua serve gateway.yaml"),
+            ("python", ASK),
+            ("text", "near"),
+        ),
+        folder,
+        STAND_IN,
+    )
+
+
+def test_what_does_not_serve_fails_the_page(tmp_path: Path) -> None:
+    folder = tmp_path / "page"
+    folder.mkdir()
+    with pytest.raises(AssertionError, match=r"line 3 failed(?s:.*)there is no file none\.yaml"):
+        check(page(("sh", "interlingua serve none.yaml")), folder)
 
 
 @pytest.mark.parametrize(

@@ -44,7 +44,7 @@ def test_its_files_are_taken(tmp_path: Path) -> None:
 
 
 def test_its_options_are_the_commands() -> None:
-    commands = "\n".join(shown("sh"))
+    commands = "\n".join(shown("(?:sh|console)"))
     known = {name for one in worker.params for name in one.opts}
     assert set(re.findall(r"--[a-z-]+", commands)) <= known
     assert {"--name", "--task"} <= known

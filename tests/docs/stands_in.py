@@ -1,0 +1,51 @@
+"""What answers in the place of a reader's own workers, page by page: scripted echoes.
+
+Each speaks the dialect of the server that a page names, on the port that it names. Nothing here is
+vLLM, Triton, MindIE or an OpenVINO Model Server: what these really do is proved elsewhere, by
+transcripts, and before Triton itself (tests/oracle).
+"""
+
+from collections.abc import Mapping
+from typing import Final
+
+
+def _worker(*listeners: str, script: str = '"Paris", ",", " of", " course", "."') -> str:
+    return f"""
+listeners: [{", ".join(listeners)}]
+limits: {{drain: 1s}}
+backends: {{says: {{kind: echo, script: [{script}]}}}}
+models:
+  llama3: {{backend: says}}
+  llama3.1: {{backend: says}}
+  smollm2: {{backend: says}}
+  bge-m3: {{backend: says, task: embedding}}
+"""
+
+
+_VLLM: Final = _worker(*[
+    f'{{address: "127.0.0.1:{port}", dialects: [{{name: openai, profile: vllm}}]}}'
+    for port in (8001, 8002)
+])  # fmt: skip
+_TRITON: Final = _worker('{address: "127.0.0.1:8000", dialects: [{name: triton, profile: vllm}]}')
+_MINDIE: Final = _worker('{address: "127.0.0.1:1025", dialects: [mindie]}')
+_OVMS: Final = _worker('{address: "127.0.0.1:9000", dialects: [ovms]}')
+_BUILT_IN: Final = _worker(
+    '{address: "127.0.0.1:8000", dialects: [openai, databricks, '
+    "{name: triton, profile: plain}, ovms, {name: mindie, prefix: /mindie}]}",
+    '{address: "127.0.0.1:1025", dialects: [mindie]}',
+    '{address: "127.0.0.1:8001", dialects: [{name: openai, profile: vllm}]}',
+)
+"""What `make run` serves, and a worker."""
+
+STANDS_IN: Final[Mapping[str, str]] = {
+    "README.md": _BUILT_IN,
+    "docs/quickstart.md": _BUILT_IN,
+    "docs/howto/before-mindie.md": _MINDIE,
+    "docs/howto/before-ovms.md": _OVMS,
+    "docs/howto/before-triton.md": _TRITON,
+    "docs/howto/before-vllm.md": _VLLM,
+    "docs/howto/conform.md": _VLLM,
+    "docs/howto/migrate-databricks.md": _VLLM,
+    "docs/howto/migrate-openai.md": _VLLM,
+    "docs/howto/workers.md": _VLLM,
+}

@@ -1,0 +1,90 @@
+"""Every page does what it says: its blocks are run, or it is said here why they can't be."""
+
+import re
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, Final
+
+import pytest
+
+from gateway.config import load
+from tests.docs.pages import check
+from tests.docs.stands_in import STANDS_IN
+
+ROOT = Path(__file__).parents[2]
+PAGES: Final[Mapping[str, str]] = {
+    str(file.relative_to(ROOT)): file.read_text("utf-8")
+    for file in (ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted(ROOT.glob("docs/**/*.md")))
+}
+ELSEWHERE: Final = {
+    "docs/howto/kubernetes.md": "tests/deploy/test_pages.py runs it in a checkout, with kubectl",
+}
+SLOW: Final = {"docs/howto/forms.md", "docs/howto/worker.md"}
+"""They load the built-in model."""
+NOT_RUN: Final = {
+    ("README.md", "$ make run"): "installs, and downloads what there is not",
+    ("README.md", "$ interlingua serve http"): "as docs/howto/workers.md has it, on a port in use",
+    ("docs/howto/before-ovms.md", "$ ovms --rest_port"): "wants the model server",
+    ("docs/howto/before-vllm.md", "$ vllm serve"): "wants vLLM and a GPU",
+    ("docs/howto/kubernetes.md", "$ kubectl -n models"): "wants a cluster",
+    ("docs/howto/sampling.md", "from transformers"): "tests/torch/test_watermark.py does the same",
+    ("docs/howto/systemd.md", "# python3 -m venv"): "changes the machine, as root",
+    ("docs/howto/worker.md", "$ INTERLINGUA_WORKER_KEY"): "wants a model of the reader's",
+    ("docs/howto/worker.md", "$ pip install"): "make ray: it takes the machine for itself",
+    ("docs/quickstart.md", "$ make run"): "installs, and downloads what there is not",
+    ("docs/quickstart.md", "$ pip install"): "as above",
+}
+"""Blocks that are only shown, by their page and how they begin, and why no test runs them."""
+SHOWN: Final = re.compile(r"^```(?:console|py)\n(.*)$", re.MULTILINE)
+RUN: Final = re.compile(r"^```(?:sh|python)$", re.MULTILINE)
+YAML: Final = re.compile(r"^```yaml\n(.*?)^```$", re.MULTILINE | re.DOTALL)
+ENV: Final = re.compile(r"\$\{(\w+)\}")
+
+
+def runnable() -> list[Any]:
+    return [
+        pytest.param(name, marks=[pytest.mark.slow] if name in SLOW else [])
+        for name, page in PAGES.items()
+        if name not in ELSEWHERE and RUN.search(page)
+    ]
+
+
+@pytest.mark.parametrize("name", runnable())
+def test_a_page_does_what_it_says(name: str, tmp_path: Path) -> None:
+    folder = tmp_path / "page"
+    folder.mkdir()
+    check(PAGES[name], folder, STANDS_IN.get(name, ""))
+
+
+def test_what_is_not_run_is_listed_with_its_reason(capsys: pytest.CaptureFixture[str]) -> None:
+    found = [(name, line) for name, page in PAGES.items() for line in SHOWN.findall(page)]
+    unlisted = [one for one in found if not any(_begins(one, known) for known in NOT_RUN)]
+    gone = [known for known in NOT_RUN if not any(_begins(one, known) for one in found)]
+    assert (unlisted, gone) == ([], [])
+    with capsys.disabled():
+        for (name, begins), why in NOT_RUN.items():
+            print(f"\nnot run: {name}: {begins} …: {why}", end="")  # noqa: T201 - it is for readers
+        print()  # noqa: T201 - as above
+
+
+def _begins(found: tuple[str, str], known: tuple[str, str]) -> bool:
+    return found[0] == known[0] and found[1].startswith(known[1])
+
+
+def configurations() -> list[Any]:
+    return [
+        pytest.param(text, id=f"{name}-{n}")
+        for name, page in PAGES.items()
+        for n, text in enumerate(YAML.findall(page))
+        if re.search("^backends:", text, re.MULTILINE) and re.search("^models:", text, re.MULTILINE)
+    ]
+
+
+@pytest.mark.parametrize("text", configurations())
+def test_a_whole_configuration_that_is_shown_is_taken(text: str) -> None:
+    env = dict.fromkeys(ENV.findall(text), "0" * 64)
+    assert load(text, "shown.yaml", env=env).models
+
+
+def test_every_page_that_has_a_stand_in_is_there() -> None:
+    assert STANDS_IN.keys() | ELSEWHERE.keys() | SLOW <= PAGES.keys()

@@ -1,0 +1,104 @@
+"""docs/ as a site: whole, strict, every page to be found, and nothing from elsewhere."""
+
+import os
+import re
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+from urllib.parse import urldefrag
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+DOCS = ROOT / "docs"
+LOADED = re.compile(r'<(?:script|img|iframe|link)\b[^>]*\b(?:src|href)="([^"]+)"')
+NAV = re.compile(r'<a href="([^"]+)" class="md-nav__link')
+
+
+def build(docs: Path, site: Path) -> "subprocess.CompletedProcess[str]":
+    """Build it as ``make site`` does; whatever is warned of is an error."""
+    return subprocess.run(
+        [
+            *(sys.executable, "-m", "mkdocs", "build", "--strict"),
+            *("--config-file", docs / "site" / "mkdocs.yml", "--site-dir", site),
+        ],
+        env=os.environ | {"NO_MKDOCS_2_WARNING": "1"},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+
+
+@pytest.fixture(scope="module")
+def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    built = tmp_path_factory.mktemp("docs") / "site"
+    said = build(DOCS, built)
+    assert said.returncode == 0, said.stderr
+    return built
+
+
+def built_of(page: Path) -> str:
+    """Where a page lies in the site."""
+    name = page.relative_to(DOCS).with_suffix("")
+    return str(name.parent / "index.html" if name.name == "index" else name / "index.html")
+
+
+def test_every_page_is_there_and_in_the_nav(site: Path) -> None:
+    pages = {built_of(page) for page in DOCS.rglob("*.md")}
+    assert pages == {str(file.relative_to(site)) for file in site.rglob("index.html")}
+    start = (site / "index.html").read_text("utf-8")
+    linked = {str(Path(urldefrag(link)[0]) / "index.html") for link in NAV.findall(start)}
+    assert pages <= linked | {"index.html"}
+
+
+def test_nothing_is_loaded_from_elsewhere(site: Path) -> None:
+    loaded = [
+        link for file in site.rglob("*.html") for link in LOADED.findall(file.read_text("utf-8"))
+    ]
+    assert loaded
+    assert not [link for link in loaded if re.match(r"\w+:|//", link)]
+    for style in site.rglob("*.css"):
+        assert not re.search(r"(?:url\(|@import )[\"']?(?:https?:)?//", style.read_text("utf-8"))
+
+
+def test_each_section_of_the_nav_has_a_page(site: Path) -> None:
+    start = (site / "index.html").read_text("utf-8")
+    _, *sections = re.split(r'<nav class="md-nav" data-md-level="1"', start)
+    assert len(sections) > 5
+    for section in sections:
+        assert NAV.search(section.partition("</nav>")[0])
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        ("[a page](howto/none.md)", "howto/none.md"),
+        ("[a place](glossary.md#none)", "#none"),
+        ("[a place here](#none)", "#none"),
+        ("[a file](../deploy/none)", "there is no ../deploy/none"),
+    ],
+)
+def test_a_link_that_leads_nowhere_is_found(tmp_path: Path, words: str, said: str) -> None:
+    docs = tmp_path / "docs"
+    (docs / "site").mkdir(parents=True)
+    for name in ("site/mkdocs.yml", "site/hooks.py", "glossary.md"):
+        shutil.copy(DOCS / name, docs / name)
+    (docs / "index.md").write_text(f"# Here\n\n{words}\n")
+    built = build(docs, tmp_path / "site")
+    assert built.returncode == 1
+    assert said in built.stdout + built.stderr
+
+
+def test_what_the_readme_points_to_is_there() -> None:
+    links = re.findall(r"\]\(([^)h#][^)#]*)", (ROOT / "README.md").read_text("utf-8"))
+    assert len(links) > 10
+    assert [link for link in links if not (ROOT / link).exists()] == []
+
+
+def test_what_the_pages_name_of_the_code_is_there() -> None:
+    named = re.compile(r"(?<![\w./])((?:gateway|backends|protocols|tests|deploy)/[\w./-]*\w)")
+    pages = [*DOCS.glob("*.md"), *DOCS.glob("howto/*.md"), ROOT / "README.md"]
+    found = {(page.name, path) for page in pages for path in named.findall(page.read_text("utf-8"))}
+    assert len(found) > 20
+    assert {one for one in found if not (ROOT / one[1]).exists()} == set()

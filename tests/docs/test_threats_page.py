@@ -1,0 +1,51 @@
+"""The page of threats: no row is missing, and each says by which test it is met."""
+
+import re
+
+from tests.docs.named import ROOT, gone, table, told
+
+PAGE = (ROOT / "docs" / "threats.md").read_text("utf-8")
+FAULTS = {
+    "LiteLLM 1.82.7, 1.82.8",
+    "CVE-2026-42208 LiteLLM",
+    "CVE-2026-42271 LiteLLM",
+    "CVE-2026-47101, CVE-2026-47102, CVE-2026-40217 LiteLLM",
+    "CVE-2024-6587 LiteLLM",
+    "CVE-2025-69228, CVE-2025-69229 aiohttp",
+    "CVE-2025-53643, GHSA-45c4, GHSA-pjjw, GHSA-gfw2 aiohttp",
+    "CVE-2026-22815, CVE-2026-34516, CVE-2026-34519, CVE-2026-34525 aiohttp",
+    "aiohttp 3.13.3, 3.14",
+    "CVE-2025-48956 vLLM",
+    "CVE-2025-59425 vLLM",
+    "CVE-2026-22778 vLLM",
+    "CVE-2026-24779 vLLM",
+    "CVE-2026-5497 vLLM",
+    "CVE-2025-23310, CVE-2025-23311 Triton",
+    "CVE-2025-23319, CVE-2025-23320, CVE-2025-23334 Triton",
+    "CVE-2025-33201, CVE-2026-24173 Triton",
+    "CVE-2026-48710 Starlette",
+    "CVE-2025-8671, slow clients",
+}
+ROWS = {fault: rest for fault, *rest in table(PAGE, "## What happened to others")}
+
+
+def test_no_fault_is_missing() -> None:
+    assert ROWS.keys() == FAULTS
+
+
+def test_each_is_met_by_a_test_that_there_is() -> None:
+    assert [fault for fault, (*_, named) in ROWS.items() if not told(named)] == []
+    assert gone(PAGE) == []
+
+
+def test_what_is_named_and_is_not_there_is_found() -> None:
+    assert gone("`tests/docs/named.py::test_nothing` `tests/none.py::test_it`") == [
+        "tests/docs/named.py::test_nothing",
+        "tests/none.py::test_it",
+    ]
+
+
+def test_the_floor_of_aiohttp_is_above_what_was_broken() -> None:
+    text = (ROOT / "pyproject.toml").read_text("utf-8")
+    [floor] = re.findall(r'"aiohttp>=([\d.]+)"', text)
+    assert tuple(map(int, floor.split("."))) >= (3, 14)
