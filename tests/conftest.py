@@ -50,6 +50,8 @@ class Running(Struct):
     app: App
     records: list[Record]
     http: httpx.AsyncClient
+    admin: str
+    """The admin listener's URL, where it has one; else the last listener's."""
 
     @property
     def port(self) -> int:
@@ -68,8 +70,9 @@ async def serve() -> AsyncIterator[Serve]:
         records: list[Record] = []
         outside = replace(surroundings(), observe=records.append)
         app = App(load(text, "test.yaml", env=os.environ | ANYWHERE), outside)
-        [url, *_] = await app.start()
-        one = Running(url, app, records, httpx.AsyncClient(base_url=url, timeout=30))
+        urls = await app.start()
+        http = httpx.AsyncClient(base_url=urls[0], timeout=30)
+        one = Running(urls[0], app, records, http, urls[-1])
         running.append(one)
         return one
 

@@ -34,8 +34,8 @@ async def serving(
         writers.add(writer)
         try:
             await answer(reader, writer)
-        except (ConnectionError, asyncio.IncompleteReadError):
-            pass
+        except (ConnectionError, asyncio.IncompleteReadError, asyncio.CancelledError):
+            pass  # who asked is gone, or the test is over
         finally:
             writer.close()
 

@@ -50,7 +50,7 @@ async def gateway(text: str, wall: Wall) -> AsyncIterator[Running]:
     [url, *_] = await app.start()
     try:
         async with httpx.AsyncClient(base_url=url, timeout=30) as http:
-            yield Running(url, app, records, http)
+            yield Running(url, app, records, http, url)
     finally:
         await app.stop()
 

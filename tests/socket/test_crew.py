@@ -24,9 +24,7 @@ models:
 
 async def admin_of(gateway: Running) -> httpx.AsyncClient:
     """A client of the gateway's admin listener."""
-    assert gateway.app._admin is not None
-    [address, *_] = gateway.app._admin._runner.addresses
-    return httpx.AsyncClient(base_url=f"http://127.0.0.1:{address[1]}")
+    return httpx.AsyncClient(base_url=gateway.admin)
 
 
 async def test_workers_of_a_file_are_found_as_it_changes(

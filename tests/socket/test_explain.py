@@ -72,8 +72,7 @@ def front(*urls: str) -> str:
 
 
 def admin(running: Running) -> httpx.AsyncClient:
-    [(_, port)] = running.app._admin._runner.addresses  # type: ignore[union-attr]
-    return httpx.AsyncClient(base_url=f"http://127.0.0.1:{port}", timeout=10)
+    return httpx.AsyncClient(base_url=running.admin, timeout=10)
 
 
 async def ask(

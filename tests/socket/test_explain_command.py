@@ -11,7 +11,7 @@ from click.testing import CliRunner, Result
 
 from gateway.commands.explain import explain_
 from gateway.watching.account import Explanation
-from tests.conftest import Running, Serve
+from tests.conftest import Serve
 from tests.fakes import ScriptedWorker, whole
 
 GOOD = """\
@@ -30,11 +30,6 @@ def run(*args: str, told: str | None = None, env: Mapping[str, str] | None = Non
 
 async def apart(*args: str, told: str | None = None, env: dict[str, str] | None = None) -> Result:
     return await asyncio.to_thread(run, *args, told=told, env=env)
-
-
-def admin(running: Running) -> str:
-    [(_, port)] = running.app._admin._runner.addresses  # type: ignore[union-attr]
-    return f"http://127.0.0.1:{port}"
 
 
 @pytest.fixture
@@ -88,8 +83,8 @@ async def test_a_running_gateway_tells_what_became_of_a_request(serve: Serve) ->
     headers = {"x-interlingua-explain": "1", "x-request-id": "odd/id?%"}
     await running.http.post(PATH, content=BODY, headers=headers)
 
-    result = await apart(admin(running) + "/", "--id", "odd/id?%")
-    same = await apart(admin(running), "--id", "odd/id?%", "--json")
+    result = await apart(running.admin + "/", "--id", "odd/id?%")
+    same = await apart(running.admin, "--id", "odd/id?%", "--json")
 
     assert result.exit_code == same.exit_code == 0
     assert "answer     200 ok, " in result.output
@@ -100,8 +95,8 @@ async def test_a_running_gateway_tells_what_became_of_a_request(serve: Serve) ->
 async def test_a_running_gateway_explains_a_request_that_nobody_sent(serve: Serve) -> None:
     running = await serve(GOOD + ADMIN)
 
-    good = await apart(admin(running), "--path", PATH, "--body", "-", told=BODY)
-    bad = await apart(admin(running), "--path", PATH, "--body", "-", told="{")
+    good = await apart(running.admin, "--path", PATH, "--body", "-", told=BODY)
+    bad = await apart(running.admin, "--path", PATH, "--body", "-", told="{")
 
     assert good.exit_code == 0
     assert "target     chat@1: a, as chat\n" in good.output
@@ -113,8 +108,8 @@ async def test_what_the_admin_listener_refuses_is_told(serve: Serve) -> None:
     digest = "6c4a4ba9c5fa8ff8e1fd14a4ab2c5c4ad1b2f4dd1a9e8ec6a4d7fe25a1c2a5c3"
     running = await serve(GOOD + f'admin: {{address: "127.0.0.1:0", sha256: "{digest}"}}\n')
 
-    keyless = await apart(admin(running), "--id", "x")
-    wrong = await apart(admin(running), "--id", "x", env={"INTERLINGUA_ADMIN_KEY": "no"})
+    keyless = await apart(running.admin, "--id", "x")
+    wrong = await apart(running.admin, "--id", "x", env={"INTERLINGUA_ADMIN_KEY": "no"})
     elsewhere = await apart(running.url, "--id", "x")
 
     assert keyless.exit_code == wrong.exit_code == elsewhere.exit_code == 2

@@ -102,10 +102,15 @@ async def test_a_terminal_is_drawn_on_until_ctrl_c_and_given_back(tmp_path: Path
             assert (b"BACKEND" in seen) == bool(colours)  # the other terminal is too small
 
 
+SETTLED = ("NO_COLOR", "COLUMNS", "LINES")
+"""What the environment may say of a terminal, before the terminal does."""
+
+
 def drawn(url: str, environment: dict[str, str]) -> bytes:
     """All that is written to a small terminal until three frames are there and Ctrl-C is typed."""
     ours, theirs = pty.openpty()
     lines = 12 if not environment else 5
+    plain = {name: told for name, told in os.environ.items() if name not in SETTLED}
     fcntl.ioctl(theirs, termios.TIOCSWINSZ, struct.pack("HHHH", lines, 50, 0, 0))
     process = subprocess.Popen(
         [sys.executable, "-m", "gateway", "top", url, "--every", "0.1"],
@@ -113,7 +118,7 @@ def drawn(url: str, environment: dict[str, str]) -> bytes:
         stdout=theirs,
         stderr=theirs,
         start_new_session=True,
-        env={name: value for name, value in os.environ.items() if name != "NO_COLOR"} | environment,
+        env=plain | environment,
     )
     os.close(theirs)
     seen = b""
