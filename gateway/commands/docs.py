@@ -19,7 +19,7 @@ def docs(folder: Path, *, only_check: bool) -> None:
 
     Exit codes: 0 good, 1 a page is stale, 2 wrong usage.
     """
-    pages = made()
+    pages = made(click.get_current_context().find_root().command)
     stale = [name for name, text in pages.items() if _held(folder / name) != text]
     if only_check:
         for name in stale:
@@ -31,8 +31,8 @@ def docs(folder: Path, *, only_check: bool) -> None:
         click.echo(f"wrote {folder / name}", err=True)
 
 
-def made() -> Mapping[str, str]:
-    """Every page by its file's name, of all that the registries hold."""
+def made(command: click.Command) -> Mapping[str, str]:
+    """Every page by its file's name, of all that the registries hold, and of the whole command."""
     from gateway.config.dialects import Dialects  # noqa: PLC0415 - no other verb needs these
     from gateway.measured import PARTS  # noqa: PLC0415
     from gateway.reference import Spoken, pages  # noqa: PLC0415
@@ -49,7 +49,7 @@ def made() -> Mapping[str, str]:
         for profile, dialect in one.profiles.items()
     }
     spoken = [one for one in every if known.speaks_to_clients(one.name)]
-    return pages(spoken, {**workers, **_local()}, PARTS)
+    return pages(spoken, {**workers, **_local()}, PARTS, command)
 
 
 def _local() -> Mapping[str, "Carrier"]:

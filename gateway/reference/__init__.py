@@ -5,6 +5,7 @@ carrying       which field of the internal request each worker carries
 errors         what goes wrong, and how each dialect tells it
 configuration  every field that the file may hold
 metrics        what the admin listener's page tells
+commands       how the command is called
 markdown       the bits of Markdown that these are written in
 
 Pure: what the pages tell of is passed in.
@@ -12,7 +13,9 @@ Pure: what the pages tell of is passed in.
 
 from collections.abc import Mapping, Sequence
 
-from gateway.reference import carrying, configuration, dialects, errors, metrics
+import click
+
+from gateway.reference import carrying, commands, configuration, dialects, errors, metrics
 from gateway.reference.carrying import Carrier
 from gateway.reference.dialects import Spoken
 from gateway.told import Told
@@ -24,6 +27,7 @@ def pages(
     spoken: Sequence[Spoken],
     carriers: Mapping[str, Carrier],
     measured: Mapping[str, Sequence[Told]],
+    command: click.Command,
 ) -> Mapping[str, str]:
     """Every page by its file's name.
 
@@ -34,4 +38,5 @@ def pages(
         "errors.md": errors.page(spoken),
         "configuration.md": configuration.page(),
         "metrics.md": metrics.page(measured),
+        "commands.md": commands.page(command),
     }

@@ -404,5 +404,20 @@ def _broken() -> list[Probe]:
     ]
 
 
+def _after_a_good_one() -> list[Probe]:
+    """What could be another request to who stands before us, on a connection that is in use."""
+    seen: Read = ("GET", "/a", "b=c", b"")
+    body = b"4\r\nabcd\r\n0\r\n\r\n"
+    told = [(f"length {_shown(one)}", _length(one)) for one in LENGTHS]
+    told += [(f"coding {_shown(one)}", _coding(one)) for one in CODINGS]
+    told += [
+        (f"doubled {_shown(one)} {_shown(two)}", request(one, two, body=body))
+        for one, two in DOUBLED
+    ]
+    get = request(line=b"GET /a?b=c HTTP/1.1")
+    return [Probe(f"then {name}", [get, 0.2, bad], [seen]) for name, bad in told]
+
+
 REFUSED = _refused()
+LATER = _after_a_good_one()
 ACCEPTED = [*_accepted(), *_broken()]

@@ -20,7 +20,7 @@ from gateway.core.ports import Reply
 from gateway.front import native, reference
 from gateway.front.limits import Limits
 from gateway.seam import Request, Sink
-from tests.front.probes import ACCEPTED, REFUSED, Probe, Sent
+from tests.front.probes import ACCEPTED, LATER, REFUSED, Probe, Sent
 
 Front = native.Front | reference.Front
 FRONTS: dict[str, type[Front]] = {"native": native.Front, "reference": reference.Front}
@@ -171,6 +171,18 @@ async def test_what_is_no_request_reaches_nobody_and_ends_the_connection(name: s
 
 
 @pytest.mark.parametrize("name", FRONTS)
+async def test_nor_does_it_after_a_request_that_was_one(name: str) -> None:
+    for probe, (seen, said) in zip(
+        LATER, (await each(name, LATER, lambda probe, said: False)).values(), strict=True
+    ):
+        first, *others = statuses(said)
+        assert seen.requests == list(probe.read), probe.name
+        assert said.endswith(b"<end>"), probe.name
+        assert first == 200, probe.name
+        assert all(400 <= one < 600 for one in others), probe.name
+
+
+@pytest.mark.parametrize("name", FRONTS)
 async def test_what_is_a_request_is_read_alike(name: str) -> None:
     found = await each(name, ACCEPTED, answered)
     wrong = {probe.name for probe in ACCEPTED if not reads(probe, *found[probe.name])}
@@ -178,8 +190,8 @@ async def test_what_is_a_request_is_read_alike(name: str) -> None:
 
 
 def test_there_are_enough_of_them_and_no_two_alike() -> None:
-    names = [probe.name for probe in (*REFUSED, *ACCEPTED)]
-    assert len(set(names)) == len(names) >= 250
+    names = [probe.name for probe in (*REFUSED, *LATER, *ACCEPTED)]
+    assert len(set(names)) == len(names) >= 300
     assert DIFFERS.keys() <= set(names)
 
 

@@ -24,10 +24,12 @@ PAGES = Path(__file__).parents[3] / "docs" / "reference"
 
 @pytest.fixture(scope="module")
 def pages() -> Mapping[str, str]:
-    return made()
+    return made(main)
 
 
-@pytest.mark.parametrize("name", ["dialects.md", "errors.md", "configuration.md", "metrics.md"])
+@pytest.mark.parametrize(
+    "name", ["dialects.md", "errors.md", "configuration.md", "metrics.md", "commands.md"]
+)
 def test_the_page_is_fresh(pages: Mapping[str, str], name: str) -> None:
     held = (PAGES / name).read_text("utf-8")
     assert held == pages[name], f"docs/reference/{name} is stale; write it anew with: make docs"
@@ -35,6 +37,19 @@ def test_the_page_is_fresh(pages: Mapping[str, str], name: str) -> None:
 
 def test_there_is_no_other_page(pages: Mapping[str, str]) -> None:
     assert {file.name for file in PAGES.glob("*.md")} == set(pages)
+
+
+@pytest.mark.parametrize(
+    "told",
+    [
+        "## interlingua keys new\n",
+        "interlingua migrate litellm [OPTIONS] FILE",
+        "| `--processes TEXT` |",
+        "Exit codes: 0 good, 1 complaints, 2 the file can't be read.",
+    ],
+)
+def test_every_command_is_told_with_its_options(pages: Mapping[str, str], told: str) -> None:
+    assert told in pages["commands.md"]
 
 
 def test_the_command_writes_and_checks(tmp_path: Path) -> None:
