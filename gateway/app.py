@@ -1,6 +1,7 @@
 """The one place where the parts meet. Everything is passed in; nothing is global."""
 
 import asyncio
+import gc
 import itertools
 import logging
 import os
@@ -344,6 +345,7 @@ class App:
         self._leaving = [front for front in self._leaving if front not in gone]
         await asyncio.gather(*(one.aclose() for one in ended))
         self._closing = [one for one in self._closing if one not in ended]
+        gc.collect()  # a configuration holds itself, and the collector would let it wait for long
 
     async def _over(self, holding: Sequence[Snapshot], within: float) -> None:
         """Wait for their exchanges and for the shadows of these, so many seconds at most."""
