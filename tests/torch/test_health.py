@@ -2,6 +2,7 @@
 
 import os
 import signal
+from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing
 from pathlib import Path
 
@@ -10,7 +11,7 @@ import pytest
 from backends.torch.client import TorchBackend
 from backends.torch.process import Process
 from gateway.core.errors import StreamBroken
-from gateway.core.types import Done, Message, Templating, TextPart
+from gateway.core.types import Done, Event, Message, Templating, TextPart
 from tests.torch.test_client import LONG, context, drained, events, request
 
 pytestmark = [pytest.mark.asyncio, pytest.mark.slow]
@@ -43,6 +44,13 @@ async def test_a_process_that_hangs_is_killed_and_started_anew(
     await own.aclose()
 
 
+async def on_and_on(own: TorchBackend, stream: AsyncGenerator[Sequence[Event], None]) -> None:
+    """Read to the end, and again: one answer may be over before the heart beats."""
+    await drained(stream)
+    while True:
+        await events(own, LONG)
+
+
 async def test_a_step_that_never_ends_is_seen(
     tiny_folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -54,9 +62,7 @@ async def test_a_step_that_never_ends_is_seen(
         assert before is not None
         monkeypatch.setattr("backends.torch.process.LONGEST_STEP", -1.0)
         with pytest.raises(StreamBroken):
-            await drained(stream)
-            while True:  # one answer may be over before the heart beats
-                await events(own, LONG)
+            await on_and_on(own, stream)
         monkeypatch.undo()
     await answers_again(own, before)
     await own.aclose()
