@@ -11,8 +11,6 @@ abruptly    it listens no more and closes the connections that rest; what it ans
 import asyncio
 import os
 import signal
-import sys
-import tempfile
 from collections.abc import AsyncIterator, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from http import HTTPStatus
@@ -31,6 +29,7 @@ from tests.fault.fronts import configuration, pool_of, until
 from tests.fault.history import History, read_logs
 from tests.fault.load import Load
 from tests.fault.processes import WorkerProcess
+from tests.fault.repeating import repeat
 
 HEALTH = {"every": "100ms", "timeout": "1s", "fall": 1, "rise": 1, "slow_start": "0s"}
 GRACE = 0.5
@@ -46,6 +45,16 @@ class Roll(Struct, frozen=True):
     history: History
     rate: float
     restarts: int
+
+    @property
+    def done(self) -> str:
+        """See ``tests.fault.repeating.Run``."""
+        return f"{self.restarts} restarts"
+
+    @property
+    def failed(self) -> bool:
+        """See ``tests.fault.repeating.Run``."""
+        return bool(self.lost)
 
     @property
     def lost(self) -> int:
@@ -124,19 +133,7 @@ async def _up(one: WorkerProcess) -> None:
 @click.option("--rounds", default=3, show_default=True, help="Restarts of each worker in a run.")
 def main(runs: int, rate: float, rounds: int) -> None:
     """Restart workers under load, and tell what was lost. Exits with 1 if anything was."""
-    failed = False
-    for number in range(runs):
-        with tempfile.TemporaryDirectory() as folder:
-            got = asyncio.run(roll(Path(folder), rounds=rounds, rate=rate))
-        odd = got.history.violations()
-        failed = failed or bool(got.lost or odd)
-        click.echo(
-            f"run {number + 1}: {len(got.history.heard)} requests at {got.rate:.0f}/s, "
-            f"{got.restarts} restarts, {got.lost} lost, {len(odd)} violations"
-        )
-        for one in odd[:10]:
-            click.echo(f"    {one.kind} {one.id} {one.why}")
-    sys.exit(failed)
+    repeat(runs, lambda folder: roll(folder, rounds=rounds, rate=rate))
 
 
 if __name__ == "__main__":

@@ -7,7 +7,6 @@ has. Clients of every dialect come all the while, on connections that they keep 
 """
 
 import asyncio
-import sys
 import tempfile
 from collections.abc import Sequence
 from contextlib import AsyncExitStack
@@ -22,6 +21,7 @@ from tests.fault.gateways import GatewayProcess
 from tests.fault.history import History, read_logs
 from tests.fault.load import Load
 from tests.fault.processes import WorkerProcess
+from tests.fault.repeating import repeat
 
 PACE = 0.05
 """Seconds between words: so an answer takes a quarter of a second."""
@@ -37,6 +37,16 @@ class Upgraded(Struct, frozen=True):
     upgrades: int
     codes: Sequence[int]
     """How the gateways ended that were taken over from."""
+
+    @property
+    def done(self) -> str:
+        """See ``tests.fault.repeating.Run``."""
+        return f"{self.upgrades} upgrades"
+
+    @property
+    def failed(self) -> bool:
+        """See ``tests.fault.repeating.Run``."""
+        return bool(self.lost or any(self.codes))
 
     @property
     def lost(self) -> int:
@@ -110,19 +120,7 @@ async def _ended(gateway: GatewayProcess) -> int:
 @click.option("--upgrades", default=3, show_default=True, help="In each run.")
 def main(runs: int, rate: float, upgrades: int) -> None:
     """Upgrade a gateway under load, and tell what was lost. Exits with 1 if anything was."""
-    failed = False
-    for number in range(runs):
-        with tempfile.TemporaryDirectory() as folder:
-            got = asyncio.run(upgraded(Path(folder), upgrades=upgrades, rate=rate))
-        odd = got.history.violations()
-        failed = failed or bool(got.lost or odd or any(got.codes))
-        click.echo(
-            f"run {number + 1}: {len(got.history.heard)} requests at {got.rate:.0f}/s, "
-            f"{got.upgrades} upgrades, {got.lost} lost, {len(odd)} violations"
-        )
-        for one in odd[:10]:
-            click.echo(f"    {one.kind} {one.id} {one.why}")
-    sys.exit(failed)
+    repeat(runs, lambda folder: upgraded(folder, upgrades=upgrades, rate=rate))
 
 
 if __name__ == "__main__":
