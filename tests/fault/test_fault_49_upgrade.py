@@ -1,5 +1,6 @@
 """A gateway is upgraded in place (49): another takes over its listeners, and nothing is lost."""
 
+import asyncio
 import socket
 import subprocess
 import sys
@@ -13,6 +14,8 @@ from click.testing import CliRunner
 
 from gateway.cli import main
 from gateway.handover import Inherited
+from tests.fakes import CHUNKED, END, ScriptedWorker, chunk
+from tests.fault.fronts import DONE, WELL, event
 from tests.fault.gateways import written
 from tests.fault.upgrade import Line, upgraded
 
@@ -46,23 +49,28 @@ async def fresh(url: str) -> int:
 
 async def test_fault_49_what_runs_ends_where_it_began(tmp_path: Path) -> None:
     """The listeners go over, the admin's too; and the path is the next one's to ask at."""
-    line = Line(tmp_path, written(backends=SLOW))
-    old = await line.start()
-    try:
-        url = f"{old.urls[0]}/v1/chat/completions"
-        async with old.http.stream("POST", url, json=ASKED) as stream:
-            said = stream.aiter_text()
-            heard = await anext(said)
-            new = await line.start()
-            assert new.urls == old.urls
-            assert old.process.poll() is None
-            assert await fresh(new.urls[0]) == httpx.codes.OK
-            ready = await new.http.get(f"{new.urls[-1]}/-/ready")
-            assert ready.json() == {"status": "ready"}
-            heard += "".join([part async for part in said])
-        assert heard.endswith("data: [DONE]\n\n")
-    finally:
-        await line.close()
+    go_on = asyncio.Event()
+    first, rest = CHUNKED + chunk(event("one")), chunk(event(" two", "stop") + DONE) + END
+    async with ScriptedWorker([first, go_on, rest], probed=WELL) as worker:
+        pool = {"dialect": "openai", "workers": [worker.url]}
+        line = Line(tmp_path, written(backends={"pool": pool}, models={"m": {"backend": "pool"}}))
+        old = await line.start()
+        try:
+            url = f"{old.urls[0]}/v1/chat/completions"
+            async with old.http.stream("POST", url, json=ASKED) as stream:
+                said = stream.aiter_text()
+                heard = await anext(said)
+                new = await line.start()
+                assert new.urls == old.urls
+                assert old.process.poll() is None
+                assert await fresh(new.urls[0]) == httpx.codes.OK
+                ready = await new.http.get(f"{new.urls[-1]}/-/ready")
+                assert ready.json() == {"status": "ready"}
+                go_on.set()
+                heard += "".join([part async for part in said])
+            assert heard.endswith("data: [DONE]\n\n")
+        finally:
+            await line.close()
     assert not (tmp_path / "handover").exists()
 
 
