@@ -10,7 +10,6 @@ import pytest
 from hypothesis import settings
 from msgspec import Struct
 from msgspec.structs import replace
-from pytest_asyncio.plugin import PytestAsyncioFunction
 
 from gateway.app import App, surroundings
 from gateway.commands.serve import built_in
@@ -35,11 +34,17 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
             item.add_marker(pytest.mark.timeout(1200))
 
 
+def pytest_collection_finish() -> None:
+    """What was imported and collected stays: collecting at the end of each file is cheap then."""
+    gc.collect()
+    gc.freeze()
+
+
 @pytest.hookimpl(wrapper=True, tryfirst=True)
 def pytest_runtest_teardown(item: pytest.Item, nextitem: pytest.Item | None) -> Generator[None]:
     """What a file's tests left open is found there, and not by the collector in another file."""
     yield
-    if isinstance(item, PytestAsyncioFunction) and getattr(nextitem, "path", None) != item.path:
+    if getattr(nextitem, "path", None) != item.path:
         gc.collect()
 
 
