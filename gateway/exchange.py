@@ -8,8 +8,7 @@ end. An end is never made up.
 import asyncio
 import math
 from collections.abc import Sequence
-from contextlib import aclosing
-from typing import Protocol
+from typing import Any, Protocol
 
 from gateway.core.aggregate import Answer, Fold
 from gateway.core.context import Context
@@ -72,9 +71,15 @@ class Exchange:
         self._context = context
         self._sink = sink
         self._record = record
-        self._scope: asyncio.Timeout | None = None
+        self._loop = asyncio.get_running_loop()
+        self._task: asyncio.Task[Any] | None = None
+        """What answers, as long as it may be ended."""
+        self._cut = False
+        """Whether it was ended."""
         self._why: GatewayError | None = None
         """Why it was stopped, if it was."""
+        self._ends = math.inf
+        """When its time is up, by the loop's clock."""
         self._since = math.inf
         """Since when the client is to take what was written, by the loop's clock."""
         self._timer: asyncio.TimerHandle | None = None
@@ -97,28 +102,57 @@ class Exchange:
 
     def stop(self, why: GatewayError | None = None) -> None:
         """End it, since its client says so, or who runs the gateway: that is ``why``."""
-        if self._scope is not None:
-            self._why = why or ClientGone("the request was stopped")
-            self._scope.reschedule(asyncio.get_running_loop().time())
+        self._why = why or ClientGone("the request was stopped")
+        self._end()
 
     async def run(self, *, stream: bool) -> None:
         """Answer. Raises GatewayError while nothing was sent."""
+        task = asyncio.current_task(self._loop)
+        assert task is not None  # noqa: S101 - a coroutine runs in one
+        cancelled = task.cancelling()
         try:
-            async with asyncio.timeout(self._context.deadline.remaining()) as self._scope:
-                await (self._stream() if stream else self._whole())
-        except TimeoutError:
+            self._ends = self._loop.time() + self._context.deadline.remaining()
+            self._task = task
+            self._look()
+            await (self._stream() if stream else self._whole())
+        except asyncio.CancelledError:
+            if not self._cut or task.cancelling() > cancelled + 1:  # others want it to end, too
+                raise
             if self._deaf:
                 self._give_up()
-                return
-            self._fail(self._why or DeadlineExceeded("the request's time is up"))
+            else:
+                self._fail(self._why or DeadlineExceeded("the request's time is up"))
         except GatewayError as error:
             self._fail(error)
         finally:
+            self._task = None
+            if self._cut:
+                task.uncancel()
             if self._timer is not None:
                 self._timer.cancel()
             context = self._context
             if context.asked is not None:
                 self._record.overhead = context.asked - context.received
+
+    def _end(self) -> None:
+        """Let what answers run no further."""
+        if self._task is not None and not self._cut:
+            self._cut = True
+            self._task.cancel()
+
+    def _look(self) -> None:
+        """Look whether time is up, and whether the client still takes what is written.
+
+        One that holds up a write for as long as a worker may be silent would keep its worker's
+        place, and is let go.
+        """
+        now, idle = self._loop.time(), self._context.timeouts.idle
+        left, patience = self._ends - now, self._since + idle - now
+        self._deaf = patience <= 0
+        if left <= 0 or patience <= 0:
+            self._end()
+        else:
+            self._timer = self._loop.call_later(min(left, patience, idle), self._look)
 
     async def _stream(self) -> None:
         """Write events as they come.
@@ -126,11 +160,10 @@ class Exchange:
         The answer is opened by its first bytes, so that what fails before them gets a true status.
         """
         sink, record, answering = self._sink, self._record, self._answering
-        loop = asyncio.get_running_loop()
         done = said = False
         ended: list[FinishReason] = []
-        self._listen()
-        async with aclosing(answering.pieces()) as pieces:
+        pieces = answering.pieces()
+        try:
             async for data, events in pieces:
                 out = answering.encoder().write(events) if data is None else data
                 for event in events:
@@ -147,9 +180,11 @@ class Exchange:
                         said = self._begin(events)
                     sink.write(out)
                     if sink.pressure:
-                        self._since = loop.time()
+                        self._since = self._loop.time()
                         await sink.drain()
                         self._since = math.inf
+        finally:
+            await pieces.aclose()
         if not done:
             raise StreamBroken("the answer stopped before its end")
         record.finish = tuple(ended)
@@ -157,32 +192,20 @@ class Exchange:
             self._open()
         sink.finish()
 
-    def _listen(self) -> None:
-        """Look again and again whether the client still takes what is written.
-
-        One that holds up a write for as long as a worker may be silent would keep its worker's
-        place, and is let go.
-        """
-        loop = asyncio.get_running_loop()
-        now, idle = loop.time(), self._context.timeouts.idle
-        left = self._since + idle - now
-        if left <= 0 and self._scope is not None:
-            self._deaf = True
-            self._scope.reschedule(now)
-            return
-        self._timer = loop.call_later(min(left, idle), self._listen)
-
     async def _whole(self) -> None:
         fold = Fold()
         body: bytes | None = None
-        async with aclosing(self._answering.pieces()) as pieces:
+        pieces = self._answering.pieces()
+        try:
             async for data, events in pieces:
                 fold.add(events)
                 if data:
                     body = data
+        finally:
+            await pieces.aclose()
         answer = fold.result()
         self._record.usage = answer.usage
-        self._record.finish = tuple(choice.reason for choice in answer.choices)
+        self._record.finish = tuple([choice.reason for choice in answer.choices])
         send(self._sink, self._answering.whole(answer, body), self._record)
 
     def _begin(self, events: Sequence[Event]) -> bool:

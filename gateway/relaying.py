@@ -37,16 +37,13 @@ class Relaying:
     ) -> None:
         self.losses = ()
         self.request = relay.request
+        self.streams = type(relay.request) is GenerateRequest and relay.request.stream
+        """Whether the worker answers in pieces, which its own dialect may say otherwise."""
         self._relay = relay
         self._backend = backend
         self._context = context
         self._translate = translate
         self._encoder: Encoder | None = None
-
-    @property
-    def streams(self) -> bool:
-        """Whether the worker answers in pieces, which its own dialect may say otherwise."""
-        return isinstance(self.request, GenerateRequest) and self.request.stream
 
     def encoder(self) -> Encoder:
         """See ``gateway.exchange.Answering``."""

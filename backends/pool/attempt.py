@@ -8,7 +8,8 @@ from typing import Final
 from msgspec import Struct, field
 
 from backends.pool.errand import keyed
-from backends.pool.member import Member, kind
+from backends.pool.member import kind
+from backends.pool.roster import Place
 from backends.pool.tally import Tally
 from backends.pool.watch import Watch
 from backends.upstream import Reading, Upstream
@@ -82,15 +83,16 @@ class Attempt:
     worker began an answer that looked good.
     """
 
-    def __init__(self, member: Member, work: Work, means: Means) -> None:
-        self._member = member
+    def __init__(self, place: Place, work: Work, means: Means) -> None:
+        self._member = place.member
         self._work = work
         self._means = means
-        self._began = means.clock()
+        self._began = place.since
         self._passage = work.passage()
         timeouts = means.timeouts
+        self._streams = work.request.stream
         # The first token of an answer in one piece is its last: only the deadline bounds it.
-        first = timeouts.first_token if work.request.stream else None
+        first = timeouts.first_token if self._streams else None
         self._watch = Watch(work.deadline, means.clock, first=first, idle=timeouts.idle)
         self._reading: Reading | None = None
         self._size = 0
@@ -117,7 +119,7 @@ class Attempt:
         try:
             reading = self._reading = await self._open()
             await self._accept(reading)
-            while not self._begins(held):
+            while not self.over and not (self._streams and held and _begins(held[-1])):
                 data = await watch.read(reading)
                 self._weigh(len(data))
                 piece = self._read(data)
@@ -146,10 +148,13 @@ class Attempt:
     async def end(self) -> None:
         """Wait a little for the body's end, for the connection's sake: the answer has been told."""
         reading, watch = self._reading, self._watch
+        assert reading is not None  # noqa: S101 - it has begun
+        if reading.complete and not self._streams:
+            return
         watch.hurry(_LAST_SECONDS)
-        if self._work.request.stream and watch.longest:
+        if self._streams and watch.longest:
             self._means.tally.paused.add(watch.longest)
-        if reading is None or reading.complete:
+        if reading.complete:
             return
         with suppress(GatewayError):
             while await watch.read(reading):
@@ -165,7 +170,9 @@ class Attempt:
 
     async def _open(self) -> Reading:
         member, means = self._member, self._means
-        wire = keyed(self._work.wire, member.worker)
+        wire = self._work.wire
+        if member.worker.bearer is not None:
+            wire = keyed(wire, member.worker)
         self._sent = True
         reading = await self._watch.open(
             means.upstream.open(member.worker.url, wire, means.timeouts.connect)
@@ -178,8 +185,8 @@ class Attempt:
         if reading.status != _OK:
             raise await self._refusal(reading)
         self.accepted = True
-        encoding = reading.headers.get("content-encoding", "identity")
-        if encoding.lower() != "identity":
+        encoding = reading.headers.get("content-encoding")
+        if encoding is not None and encoding.lower() != "identity":
             raise WorkerFailed("the worker sent an encoded body, which was not asked for")
 
     async def _refusal(self, reading: Reading) -> GatewayError:
@@ -210,16 +217,10 @@ class Attempt:
             self._member.succeeded()
         return piece
 
-    def _begins(self, held: Sequence[Piece]) -> bool:
-        """Whether what came may be passed on."""
-        if self.over:
-            return True
-        return bool(held) and self._work.request.stream and any(map(_says, held[-1][1]))
-
     def _weigh(self, size: int) -> None:
         """Bound what is kept of an answer before any of it is passed on."""
         self._size += size
-        if not self._work.request.stream:
+        if not self._streams:
             if size:
                 self._watch.begun()
             if self._size > _WHOLE_BYTES:
@@ -232,8 +233,8 @@ class Attempt:
 
         How long a whole text takes says more about the text than about the worker.
         """
-        request = self._work.request
-        if not self._work.aside and (request.stream or isinstance(request, EmbedRequest)):
+        tells = self._streams or type(self._work.request) is EmbedRequest
+        if tells and not self._work.aside:
             now = self._means.clock()
             self._member.smoothed.add(now, now - self._began)
 
@@ -264,6 +265,11 @@ class Translated:
     def close(self) -> Piece:
         """See ``gateway.core.ports.Passage``."""
         return None, self._decoder.close()
+
+
+def _begins(piece: Piece) -> bool:
+    """Whether it, and what came before it, may be passed on."""
+    return any(map(_says, piece[1]))
 
 
 def _says(event: Event) -> bool:

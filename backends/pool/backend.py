@@ -1,10 +1,10 @@
 """One request: a worker, its answer as events, and another worker where the first never began."""
 
 import asyncio
+import functools
 import itertools
 import re
 from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
-from contextlib import aclosing
 from typing import Any, Final
 
 import msgspec
@@ -17,7 +17,7 @@ from backends.pool.discovery import Discovery, Dns, File, Source
 from backends.pool.discovery.file import Read
 from backends.pool.learning import Learner
 from backends.pool.member import Member, WorkerReport
-from backends.pool.policy import Ask, make_policy, prefix_of
+from backends.pool.policy import NOTHING, Ask, make_policy, prefix_of
 from backends.pool.probing import Probing
 from backends.pool.retry import Retry
 from backends.pool.roster import LAST_PRIORITY, USUAL_PRIORITY, Limits, Roster, Wish
@@ -34,6 +34,7 @@ from gateway.core.ports import (
     Call,
     Cancelling,
     Dialect,
+    Headers,
     Learning,
     Pieces,
     Relay,
@@ -214,9 +215,12 @@ class PoolBackend:
             deadline,
             aside=context.give_way is not None,
         )
-        async with aclosing(self._pieces(work, context)) as pieces:
+        pieces = self._pieces(work, context)
+        try:
             async for _, events in pieces:
                 yield events
+        finally:
+            await pieces.aclose()
 
     def relayed(self, client: Dialect, call: Call, about: About) -> Relay | None:
         """See ``gateway.core.ports.Relayer``."""
@@ -230,8 +234,9 @@ class PoolBackend:
         return self._pieces(work, context)
 
     def _deadline(self, context: Context) -> Deadline:
-        left = context.deadline.remaining(self._settings.timeouts.total)
-        return Deadline(context.clock, left)
+        most = self._settings.timeouts.total
+        sooner = context.deadline.remaining() > most
+        return Deadline(context.clock, most) if sooner else context.deadline
 
     async def _pieces(self, work: Work, context: Context) -> Pieces:
         """The answer to ``work``, of the first worker that gives one."""
@@ -244,7 +249,7 @@ class PoolBackend:
             place = await self._roster.take(wish, work.deadline)
             show.asked(place.member)
             asks = work if context.trace is None else _traced(work, context.trace, place.member)
-            attempt = Attempt(place.member, asks, self._means)
+            attempt = Attempt(place, asks, self._means)
             begun: Sequence[Piece] = ()
             try:
                 begun = await attempt.begin()
@@ -304,7 +309,7 @@ class PoolBackend:
                 named = (request.labels.get(label) for label in _SESSION_LABELS)
                 ask = Ask(session=next(filter(None, named), context.principal))
             case _:
-                ask = Ask()
+                ask = NOTHING
         if context.give_way is not None:
             return Wish(tried, ask, LAST_PRIORITY, context.give_way, context.id)
         priority = USUAL_PRIORITY if request.priority is None else request.priority
@@ -326,12 +331,20 @@ def _is_dry(context: Context) -> bool:
 
 def _allowed(wire: WireRequest, context: Context) -> WireRequest:
     """``wire`` with no header that a worker need not see."""
-    headers = [one for one in wire.headers if one[0].lower() in _PASSED_ON]
-    given = (("x-request-id", context.id), ("traceparent", context.traceparent))
-    headers += [(name, value) for name, value in given if value and _PLAIN.fullmatch(value)]
+    headers = _passed_on(wire.headers)
+    if _PLAIN.fullmatch(context.id):
+        headers += (("x-request-id", context.id),)
+    if context.traceparent and _PLAIN.fullmatch(context.traceparent):
+        headers += (("traceparent", context.traceparent),)
     if context.tracestate and _STATE.fullmatch(context.tracestate):
-        headers.append(("tracestate", context.tracestate))
-    return WireRequest(wire.path, wire.body, tuple(headers), wire.method)
+        headers += (("tracestate", context.tracestate),)
+    return WireRequest(wire.path, wire.body, headers, wire.method)
+
+
+@functools.lru_cache(256)
+def _passed_on(headers: Headers) -> Headers:
+    """Those of a dialect's own that a worker sees; a dialect has the same for most requests."""
+    return tuple(one for one in headers if one[0].lower() in _PASSED_ON)
 
 
 def _traced(work: Work, trace: Trace, member: Member) -> Work:

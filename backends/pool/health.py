@@ -63,16 +63,19 @@ class Health:
         self._pressure = _Pressure()
         self._full = 0.0
         """When its share is whole again."""
+        self.well = True
+        """Nothing is known against it. What is may lapse with time; that it is well never does."""
 
     def probed(self, now: float, ok: bool) -> None:  # noqa: FBT001 - it is what a probe gives
         """A probe ended. One that is good also ends an absence: it can be reached again."""
         if not ok:
             self._probes.failed(self._settings.fall)
-            return
-        self.reached(now)
-        if self._probes.succeeded(self._settings.rise):
-            self._ejection.end(now)
-            self._full = now + self._settings.slow_start
+        else:
+            self.reached(now)
+            if self._probes.succeeded(self._settings.rise):
+                self._ejection.end(now)
+                self._full = now + self._settings.slow_start
+        self._judge(now)
 
     def reached(self, now: float) -> None:
         """It took a connection: an absence is over, whatever the answer will be.
@@ -81,19 +84,26 @@ class Health:
         """
         if self._absence.misses > 1:
             self._full = now + self._settings.slow_start
-        self._absence = _Absence()
+        if self._absence.misses:
+            self._absence = _Absence()
+            self._judge(now)
 
     def succeeded(self, now: float) -> None:
         """A request was answered."""
+        back = self._ejection.succeeded(now)
+        if self.well:
+            return
         self.reached(now)
         self._pressure.ease(now)
-        if self._ejection.succeeded(now):
+        if back:
             self._full = now + self._settings.slow_start
+        self._judge(now)
 
     def failed(self, now: float) -> None:
         """A request met a status from 500 on, a cut stream, garbage, or silence."""
         self.reached(now)
         self._ejection.failed(now)
+        self._judge(now)
 
     def unreachable(self, now: float) -> None:
         """There was no connection: leave it alone, twice as long each time.
@@ -102,11 +112,13 @@ class Health:
         """
         if self._absence.missed(now):
             self._ejection.missed(now)
+            self._judge(now)
 
     def pressed(self, now: float, retry_after: float | None = None) -> None:
         """It has too many requests (429), and said after how many seconds it may have more."""
         self.reached(now)
         self._pressure.add(now, retry_after or 0.0)
+        self._judge(now)
 
     def state(self, now: float) -> State:
         """Whether it may be asked."""
@@ -149,6 +161,12 @@ class Health:
         limit = int(self._pressure.limit)
         return limit if configured is None else min(limit, configured)
 
+    def _judge(self, now: float) -> None:
+        """Something happened: say whether it is well."""
+        pressure = self._pressure
+        eased = pressure.limit is None and pressure.rests <= now
+        self.well = eased and self.state(now) == "up"
+
 
 class Patient(Protocol):
     """A worker with its health."""
@@ -172,6 +190,11 @@ def eligible(members: Sequence[PatientT], now: float, panic: float) -> list[Pati
     left alone since they took no connection: they would not take the next either. They are asked
     when there is nobody else, and so are those that have too much to do for even one request.
     """
+    for one in members:
+        if not one.health.well:
+            break
+    else:
+        return list(members)
     known = [one for one in members if one.health.ready(now)]
     if len(known) < panic * len(members) or not known:
         return [one for one in members if not one.health.away(now)] or list(members)

@@ -95,7 +95,8 @@ class Member(Struct, eq=False):
     @property
     def free(self) -> bool:
         """Whether it has a place left."""
-        most = self.limit
+        known = self.health.well and not self.told
+        most = self.worker.max_concurrency if known else self.limit
         return most is None or self.in_flight < most
 
     # --- what happened ----------------------------------------------------------------------------
@@ -109,7 +110,8 @@ class Member(Struct, eq=False):
     def succeeded(self) -> None:
         """It answered a request to the end."""
         self.health.succeeded(self.clock())
-        self._look()
+        if not self.health.well or self.was != "up":
+            self._look()
 
     def failed(self, error: GatewayError, *, pushed_back: bool = False) -> None:
         """It answered a request with ``error``; ``pushed_back``: and said that it has too much.

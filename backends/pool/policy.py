@@ -62,7 +62,7 @@ class Ask(Struct, frozen=True):
     session: str | None = None
 
 
-_NOTHING: Final = Ask()
+NOTHING: Final = Ask()
 
 
 class Scores(Struct, frozen=True):
@@ -78,10 +78,10 @@ class Scores(Struct, frozen=True):
 class Policy(Protocol):
     """Picks one of the workers that may be asked, of which there is at least one."""
 
-    def pick(self, loads: Sequence[LoadT], ask: Ask = _NOTHING, /) -> LoadT:
+    def pick(self, loads: Sequence[LoadT], ask: Ask = NOTHING, /) -> LoadT:
         """The one to ask."""
 
-    def scores(self, loads: Sequence[Load], ask: Ask = _NOTHING, /) -> Scores:
+    def scores(self, loads: Sequence[Load], ask: Ask = NOTHING, /) -> Scores:
         """What the next pick would compare; it changes nothing."""
 
 
@@ -95,7 +95,7 @@ class RoundRobin:
     def __init__(self) -> None:
         self._credit: dict[int, float] = {}
 
-    def pick(self, loads: Sequence[LoadT], _ask: Ask = _NOTHING, /) -> LoadT:
+    def pick(self, loads: Sequence[LoadT], _ask: Ask = NOTHING, /) -> LoadT:
         """The richest; of equals the first."""
         if len(loads) == 1:
             return loads[0]  # which pays what it gained
@@ -107,7 +107,7 @@ class RoundRobin:
             self._credit = {load.key: credit[load.key] for load in loads}
         return richest
 
-    def scores(self, loads: Sequence[Load], _ask: Ask = _NOTHING, /) -> Scores:
+    def scores(self, loads: Sequence[Load], _ask: Ask = NOTHING, /) -> Scores:
         """What each would have, having gained."""
         return Scores("most", self._richer(loads))
 
@@ -121,7 +121,7 @@ class LeastLoad:
     def __init__(self) -> None:
         self._turns = RoundRobin()
 
-    def pick(self, loads: Sequence[LoadT], _ask: Ask = _NOTHING, /) -> LoadT:
+    def pick(self, loads: Sequence[LoadT], _ask: Ask = NOTHING, /) -> LoadT:
         """The least loaded."""
         if len(loads) == 1:
             return loads[0]
@@ -129,7 +129,7 @@ class LeastLoad:
         least = min(after)
         return self._turns.pick([load for load, n in zip(loads, after, strict=True) if n == least])
 
-    def scores(self, loads: Sequence[Load], _ask: Ask = _NOTHING, /) -> Scores:
+    def scores(self, loads: Sequence[Load], _ask: Ask = NOTHING, /) -> Scores:
         """The requests for its weight that each would have."""
         return Scores("least", {load.key: _after(load) for load in loads})
 
@@ -145,7 +145,7 @@ class TwoChoices:
     def __init__(self, draw: Draw) -> None:
         self._draw = draw
 
-    def pick(self, loads: Sequence[LoadT], _ask: Ask = _NOTHING, /) -> LoadT:
+    def pick(self, loads: Sequence[LoadT], _ask: Ask = NOTHING, /) -> LoadT:
         """The nearer of two."""
         one = self._drawn(loads)
         others = [load for load in loads if load is not one]
@@ -157,7 +157,7 @@ class TwoChoices:
             mine, its = mine * one.latency, its * other.latency
         return one if mine <= its else other
 
-    def scores(self, loads: Sequence[Load], _ask: Ask = _NOTHING, /) -> Scores:
+    def scores(self, loads: Sequence[Load], _ask: Ask = NOTHING, /) -> Scores:
         """How long each would let a request wait: seconds, or only requests where one is new."""
         known = all(load.latency is not None for load in loads)
         return Scores(
@@ -185,14 +185,14 @@ class Placed:
         self._least = least
         self._otherwise = LeastLoad()
 
-    def pick(self, loads: Sequence[LoadT], ask: Ask = _NOTHING, /) -> LoadT:
+    def pick(self, loads: Sequence[LoadT], ask: Ask = NOTHING, /) -> LoadT:
         """The key's own, or the next that has room."""
         key = self._key(ask)
         if key is None:
             return self._otherwise.pick(loads)
         return max(self._roomy(loads), key=lambda load: _score(key, load))
 
-    def scores(self, loads: Sequence[Load], ask: Ask = _NOTHING, /) -> Scores:
+    def scores(self, loads: Sequence[Load], ask: Ask = NOTHING, /) -> Scores:
         """Those for the key, of workers that have room."""
         key = self._key(ask)
         if key is None:

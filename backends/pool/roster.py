@@ -159,13 +159,11 @@ class Roster:
 
     def choices(self, wish: Wish) -> list[Member]:
         """The workers that may be asked, whether or not they have a place."""
-        found = eligible(self._members, self._clock(), self._limits.health.panic)
-        tried = wish.tried
-        return [one for one in found if one.key not in tried] if tried else found
+        return self._choices(wish, self._clock())
 
     def foresee(self, wish: Wish) -> tuple[Sequence[Member], Scores, Member | None]:
         """Who has a place, how they compare, and who would be taken now; it changes nothing."""
-        free = self._free(wish)
+        free = self._free(wish, self._clock())
         likely = copy.deepcopy(self._policy).pick(free, wish.ask) if free else None
         return free, self._policy.scores(free, wish.ask), likely
 
@@ -175,7 +173,8 @@ class Roster:
         Raises Overloaded when there is no worker, or too many wait already who come before this
         one, and DeadlineExceeded (``queue``) when none came free in time.
         """
-        self._serve()
+        if self._waiters:
+            self._serve()
         place = self._pick(wish)
         if place is not None:
             return place
@@ -217,23 +216,29 @@ class Roster:
 
     def _pick(self, wish: Wish) -> Place | None:
         """A place, taken."""
-        free = self._free(wish)
+        now = self._clock()
+        free = self._free(wish, now)
         if not free:
             return None
         member = self._policy.pick(free, wish.ask)
         member.in_flight += 1
         self._in_flight += 1
-        place = Place(member, self._clock())
+        place = Place(member, now)
         if wish.give_way is not None:
             self._guests[place] = wish.give_way
         return place
 
-    def _free(self, wish: Wish) -> list[Member]:
+    def _choices(self, wish: Wish, now: float) -> list[Member]:
+        found = eligible(self._members, now, self._limits.health.panic)
+        tried = wish.tried
+        return [one for one in found if one.key not in tried] if tried else found
+
+    def _free(self, wish: Wish, now: float) -> list[Member]:
         """Those that may be asked and have a place."""
         most = self._limits.most
         if most is not None and self._in_flight >= most:
             return []
-        return [one for one in self.choices(wish) if one.free]
+        return [one for one in self._choices(wish, now) if one.free]
 
     def _release(self, place: Place) -> None:
         member = place.member
@@ -242,7 +247,8 @@ class Roster:
         self._in_flight -= 1
         if member.gone and not member.in_flight:
             self._known.pop(member.worker.url, None)
-        self._serve()
+        if self._waiters:
+            self._serve()
 
     # --- those who wait ---------------------------------------------------------------------------
 

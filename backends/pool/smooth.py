@@ -41,7 +41,7 @@ class Smoothed:
 
 
 class _Slot(Struct):
-    number: int
+    number: float
     count: int
 
 
@@ -55,11 +55,11 @@ class Recent:
 
     def add(self, now: float) -> None:
         """It happened once more."""
-        number = self._forget(now)
-        if self._slots and self._slots[-1].number == number:
-            self._slots[-1].count += 1
+        slots = self._slots
+        if slots and slots[-1].number == now // self._span:
+            slots[-1].count += 1
         else:
-            self._slots.append(_Slot(number, 1))
+            slots.append(_Slot(self._forget(now), 1))
         self._count += 1
 
     def count(self, now: float) -> int:
@@ -72,9 +72,9 @@ class Recent:
         self._slots.clear()
         self._count = 0
 
-    def _forget(self, now: float) -> int:
+    def _forget(self, now: float) -> float:
         """Let go of what is too old; gives the number of the slot that ``now`` is in."""
-        number = math.floor(now / self._span)
+        number = now // self._span
         while self._slots and self._slots[0].number <= number - _SLOTS:
             self._count -= self._slots.popleft().count
         return number

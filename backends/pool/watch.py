@@ -21,6 +21,7 @@ class Watch:
     def __init__(
         self, deadline: Deadline, clock: Clock, *, first: float | None, idle: float
     ) -> None:
+        self._loop = asyncio.get_running_loop()
         self._deadline = deadline
         self._clock = clock
         self._idle = idle
@@ -40,7 +41,7 @@ class Watch:
 
     async def open(self, opening: Coroutine[Any, Any, Reading]) -> Reading:
         """The answer whose head ``opening`` waits for. Raises DeadlineExceeded."""
-        task = asyncio.current_task()
+        task = asyncio.current_task(self._loop)
         assert task is not None  # noqa: S101 - a coroutine runs in one
         cancelled = task.cancelling()
         self._cut = task.cancel
@@ -104,16 +105,18 @@ class Watch:
             self._last = now
         else:
             own = max(self._first, now)
-        self._due = due = min(own, self._deadline.at)
-        self._which = "total" if due < own else "idle" if self._begun else "first_token"
-        if due <= now and due < own:
+        due, which = self._deadline.at, "total"
+        if own <= due:
+            due, which = own, "idle" if self._begun else "first_token"
+        self._due, self._which = due, which
+        if due <= now and which == "total":
             raise self._exceeded()
         if self._looks <= due:
             return  # it looks again when the timer fires
         if self._timer is not None:
             self._timer.cancel()
         self._looks = due
-        self._timer = asyncio.get_running_loop().call_later(due - now, self._look)
+        self._timer = self._loop.call_later(due - now, self._look)
 
     def _look(self) -> None:
         self._timer, self._looks = None, math.inf
@@ -122,7 +125,7 @@ class Watch:
             return
         if left > 0:
             self._looks = self._due
-            self._timer = asyncio.get_running_loop().call_later(left, self._look)
+            self._timer = self._loop.call_later(left, self._look)
             return
         self._ran_out = True
         self._cut()

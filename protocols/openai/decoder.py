@@ -109,7 +109,9 @@ class AnswerDecoder:
             return ()
         events: list[Event] = []
         if self._repeats.known and self._splitter.between:
-            end = self.run(data, 0, events)
+            texts: list[str] = []
+            end, index = self._repeats.run(data, 0, texts), self._index
+            events += [Text(text, index) for text in texts]
             if end == len(data):
                 return events
             data = data[end:]
@@ -118,16 +120,14 @@ class AnswerDecoder:
         return events
 
     def run(self, data: bytes, start: int, events: list[Event]) -> int:
-        """Read the whole events from ``start`` on that say a text as the last one did.
+        """Read the whole events from ``start`` on that say a text as the last one did, as one.
 
         Gives where they end. What is before them was read already, and no piece of an event is.
         """
-        if not self._repeats.known:
-            return start
         texts: list[str] = []
         end = self._repeats.run(data, start, texts)
-        index = self._index
-        events += [Text(text, index) for text in texts if text]
+        if texts:
+            events.append(Text("".join(texts), self._index, len(texts)))
         return end
 
     def whole(self, body: bytes) -> Sequence[Event] | None:

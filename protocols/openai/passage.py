@@ -47,8 +47,12 @@ def passage(request: Request, decoder: Decoder, names: Names, end: bytes = sse.D
 
 def _renamed(names: Names, served: Served) -> dict[str, tuple[str, str]]:
     """The names that a worker gives itself and the client is not to read, with those it is."""
-    told = {key: served.id if key == "id" else served.model for key in names}
-    return {key: (old, names[key]) for key, old in told.items() if old not in (None, names[key])}
+    renamed = {}
+    for key, name in names.items():
+        old = served.id if key == "id" else served.model
+        if old is not None and old != name:
+            renamed[key] = old, name
+    return renamed
 
 
 class WholePassage:
@@ -79,7 +83,7 @@ class WholePassage:
         if not body.startswith(b"{"):
             return None, events
         for event in events:
-            if isinstance(event, Served) and (renamed := _renamed(self._names, event)):
+            if type(event) is Served and (renamed := _renamed(self._names, event)):
                 fields = _fields(body)
                 body = _encode(fields | {key: new for key, (_, new) in renamed.items()})
         return body, events
@@ -108,11 +112,13 @@ class StreamPassage:
         if self._strange or (not self._begun and held.lstrip()[:1] == b"{"):
             self._strange, self._held = True, b""
             return None, self._decoder.feed(held)
-        events = list[Event]()
-        alike = end = self._run(held, 0, events)
+        events, clean = list[Event](), True
+        end = self._run(held, 0, events)
         while (found := _BOUNDARY.search(held, end)) is not None:
+            block = held[end : found.end()]
+            clean = clean and sse.plain(block) is not None
             try:
-                events += self._event(held[end : found.end()])
+                events += self._event(block)
             except GatewayError as error:
                 if not events:
                     raise
@@ -121,13 +127,14 @@ class StreamPassage:
             self._begun = True
             if events and type(events[-1]) is Done:
                 self._held = b""
-                return _clean(self._passed(held[: found.end()], events)), events
+                passed = self._passed(held[: found.end()], events)
+                return passed if clean else _STRAY.sub(b"", passed), events
             end = self._run(held, found.end(), events)
         self._held = held[end:]
         if len(self._held) > _LARGEST:
             raise WorkerFailed(f"The worker sent an event of more than {_LARGEST} bytes.")
         passed = self._passed(held[:end], events)
-        return passed if alike == end else _clean(passed), events
+        return passed if clean else _STRAY.sub(b"", passed), events
 
     def close(self) -> tuple[bytes | None, Sequence[Event]]:
         """See ``gateway.core.ports.Passage``."""
@@ -139,7 +146,7 @@ class StreamPassage:
             return None, events
         if self._end:
             return self._end, events
-        return _clean(self._passed(self._held.strip() + b"\n\n", events)), events
+        return _STRAY.sub(b"", self._passed(self._held.strip() + b"\n\n", events)), events
 
     def _event(self, block: bytes) -> Sequence[Event]:
         """What an event tells. Raises also what its decoder would have told only afterwards."""
@@ -150,16 +157,11 @@ class StreamPassage:
     def _passed(self, data: bytes, events: Sequence[Event]) -> bytes:
         """Whole events as the client may have them."""
         for event in events:
-            if isinstance(event, Served):
+            if type(event) is Served:
                 self._pairs |= _pairs(_renamed(self._names, event))
         for old, new in self._pairs.items():
             data = data.replace(old, new)
         return data
-
-
-def _clean(data: bytes) -> bytes:
-    """Whole events without what is no part of one."""
-    return data if sse.plain(data) is not None else _STRAY.sub(b"", data)
 
 
 def _unlike(body: bytes) -> None:

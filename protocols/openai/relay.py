@@ -14,7 +14,6 @@ from urllib.parse import quote
 
 import msgspec
 from msgspec import UNSET, Meta, Raw, Struct, UnsetType
-from msgspec.structs import replace
 
 from gateway.core.errors import Malformed
 from gateway.core.ports import About, Call, Decoder, Headers, Relay, WireRequest
@@ -35,6 +34,8 @@ _OURS: Final = frozenset(
 )
 """What the gateway does itself, or reads with something else."""
 _NOTHING: Final[Mapping[str, Any]] = MappingProxyType({})
+_MODEL: Final = frozenset({"model"})
+"""What is said of it is told to workers in their own way."""
 _INT64: Final = 2**63 - 1
 _NON_EMPTY = Annotated[str, Meta(min_length=1)]
 
@@ -236,16 +237,13 @@ class Relays:
         except (Malformed, msgspec.DecodeError):
             return None
         said = fields.keys() & taken
-        if len(said) != len(fields) and not _pass(kind, fields.keys() - taken):
+        if (others := fields.keys() - taken - _MODEL) and not _pass(kind, others):
             return None
         if ("stream_options" in said and body.stream is not True) or not kind.fits(body, said):
             return None
-        request = _request(body, said, about.served_model)
-        if known:
-            request = replace(request, **known)
+        request = _request(body, said, about.served_model, known)
         wire = WireRequest(_addressed(kind, about.served_model, fields), _encode(fields), JSON)
-        streams = isinstance(request, GenerateRequest) and request.stream
-        first = self._stream if streams else self._whole
+        first = self._stream if request.stream else self._whole
         shown = {"model": about.model} if names is None else names
         return Relay(
             wire,
@@ -303,10 +301,7 @@ def _at_most(most: int | None, promised: int) -> Any:
 
 def _pass(form: Form, others: AbstractSet[str]) -> bool:
     """Whether workers may have these fields, of which nothing is known here."""
-    for name in others:
-        if name != "model" and (name in form.ours or not form.forwards(name)):
-            return False
-    return True
+    return form.ours.isdisjoint(others) and all(map(form.forwards, others))
 
 
 def _addressed(form: Form, model: str, fields: dict[str, Raw]) -> str:
@@ -321,21 +316,19 @@ def _addressed(form: Form, model: str, fields: dict[str, Raw]) -> str:
 # --- what reading the answer needs ----------------------------------------------------------------
 
 
-def _request(body: Any, said: AbstractSet[str], model: str) -> Request:
-    """The request, as far as it matters."""
-    labels = {"user": body.user} if "user" in said else {}
+def _request(body: Any, said: AbstractSet[str], model: str, known: Mapping[str, Any]) -> Request:
+    """The request, as far as it matters. What is ``known`` goes before what the body says."""
+    told: dict[str, Any] = {"model": model, "labels": {"user": body.user} if "user" in said else {}}
     if "input" in said:
-        return EmbedRequest(model=model, inputs=_several(body.input), labels=labels)
-    known: dict[str, Any] = {
-        "model": model,
-        "stream": "stream" in said and body.stream,
-        "n": body.n if "n" in said else None,
-        "labels": labels,
-    }
+        told.update(known)
+        return EmbedRequest(inputs=_several(body.input), **told)
+    told["stream"] = "stream" in said and body.stream
+    told["n"] = body.n if "n" in said else None
+    told.update(known)
     if "messages" in said:
-        messages = tuple(Message(one.role, (TextPart(_said(one)),)) for one in body.messages)
-        return GenerateRequest(kind="chat", messages=messages, **known)
-    return GenerateRequest(kind="completion", prompts=_several(body.prompt), **known)
+        messages = tuple([Message(one.role, (TextPart(_said(one)),)) for one in body.messages])
+        return GenerateRequest(kind="chat", messages=messages, **told)
+    return GenerateRequest(kind="completion", prompts=_several(body.prompt), **told)
 
 
 def _several(texts: str | list[str]) -> tuple[str, ...]:
@@ -344,4 +337,4 @@ def _several(texts: str | list[str]) -> tuple[str, ...]:
 
 def _said(message: Any) -> str:
     content = message.content
-    return content if isinstance(content, str) else "".join(part.text for part in content)
+    return content if type(content) is str else "".join([part.text for part in content])

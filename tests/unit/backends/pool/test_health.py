@@ -236,6 +236,44 @@ def test_nobody_is_out_for_ever(seed: int, steps: list[tuple[float, str]]) -> No
     assert (health.state(now), health.share(now + 30.0)) == ("up", 1.0)
 
 
+@given(
+    st.integers(0, 100),
+    st.lists(
+        st.tuples(
+            st.sampled_from([0.0, 0.1, 0.9, 1.0, 8.0, 40.0, 61.0]),
+            st.sampled_from(["ok", "bad", "bad", "none", "429", "429 long", "probe", "no probe"]),
+        )
+    ),
+)
+def test_a_worker_that_is_well_stays_so_until_something_happens(
+    seed: int, steps: list[tuple[float, str]]
+) -> None:
+    health, now = Health(), float(seed)
+    for pause, what in steps:
+        now += pause
+        match what:
+            case "ok":
+                health.succeeded(now)
+            case "bad":
+                health.failed(now)
+            case "none":
+                health.unreachable(now)
+            case "429" | "429 long":
+                health.limit(None, 1)
+                health.pressed(now, 60.0 if what == "429 long" else None)
+            case _:
+                health.probed(now, what == "probe")
+        for later in (now, now + 1.0, now + 400.0) if health.well else ():
+            assert health.state(later) == "up"
+            assert not health.rests(later)
+            assert health.limit(8, 3) == 8
+    now += 400.0
+    for _ in range(2):
+        health.probed(now, ok=True)
+    health.succeeded(now)
+    assert health.well
+
+
 # ── connections that it does not take ───────────────────────────────────────────────────────────
 
 

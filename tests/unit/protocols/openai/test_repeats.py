@@ -72,6 +72,28 @@ def flat(batches: Any) -> Any:
     return [event for batch in batches for event in batch]
 
 
+def joined(found: Any) -> Any:
+    """The same, with texts that came together as one."""
+    pieces, *error = found if isinstance(found, tuple) else (found,)
+    return [(raw, [*merged(events)]) for raw, events in pieces], error
+
+
+def merged(events: Sequence[Event]) -> Iterator[Event]:
+    said: Text | None = None
+    for one in events:
+        text = one if isinstance(one, Text) and not one.token_ids and not one.logprobs else None
+        if text is not None and said is not None and said.index == text.index:
+            said = Text(said.text + text.text, said.index, said.tokens + text.tokens)
+            continue
+        if said is not None:
+            yield said
+        said = text
+        if text is None:
+            yield one
+    if said is not None:
+        yield said
+
+
 # --- the law --------------------------------------------------------------------------------------
 
 TEXTS = st.one_of(
@@ -126,7 +148,7 @@ def test_a_stream_means_the_same_whether_or_not_its_chunks_are_compared(
 def test_and_is_passed_on_the_same(stream: tuple[list[bytes], list[int]]) -> None:
     for cut in (parts(*stream), stream[0]):
         one, other = passing(AnswerDecoder(STREAMED)), passing(reading())
-        assert told(one.feed, one.close, cut) == told(other.feed, other.close, cut)
+        assert joined(told(one.feed, one.close, cut)) == joined(told(other.feed, other.close, cut))
 
 
 # --- what is learned ------------------------------------------------------------------------------
@@ -152,18 +174,47 @@ def test_a_chunk_that_differs_in_its_text_alone_is_known() -> None:
     [
         event(chunk({"content": "two"}, heading=HEADING | {"created": 8})),
         event(chunk({"content": "two"}, "stop")),
-        said('"'),
-        said("\n"),
+        said("x").replace(b'"x"', b'"x","y"'),
+        said("x").replace(b'"x"', b'"'),
+        said("x").replace(b'"x"', b'"\\x"'),
         said("x").replace(b'"x"', b'"\xff"'),
+        said("x").replace(b'"x"', b'"\xff\\n"'),
         said("x").replace(b'"x"', b'"\x01"'),
     ],
-    ids=["other heading", "end", "quote", "escape", "not UTF-8", "control character"],
+    ids=[
+        "other heading",
+        "end",
+        "more than a text",
+        "less than a text",
+        "no escape",
+        "not UTF-8",
+        "not UTF-8, with an escape",
+        "control character",
+    ],
 )
 def test_any_other_is_not(other: bytes) -> None:
     texts: list[str] = []
 
     assert learned().text(other[6:-2]) is None
     assert learned().run(said("a") + other, 0, texts) == len(said("a"))
+    assert texts == ["a"]
+
+
+@pytest.mark.parametrize("text", ["\n", "\\", "\u00e9", "\x7f", "\U0001f600 \t"])
+def test_escapes_are_part_of_a_text(text: str) -> None:
+    texts: list[str] = []
+    data = said("a") + said(text) + said("") + said("b")
+
+    assert learned().text(said(text)[6:-2]) == text
+    assert learned().run(data, 0, texts) == len(data)
+    assert texts == ["a", text, "b"]
+
+
+def test_many_are_known_up_to_a_quote() -> None:
+    texts: list[str] = []
+
+    assert learned().text(said('"')[6:-2]) == '"'
+    assert learned().run(said("a") + said('"'), 0, texts) == len(said("a"))
     assert texts == ["a"]
 
 
