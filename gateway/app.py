@@ -57,11 +57,11 @@ def surroundings(log: Lines | None = None) -> Surroundings:
     """
     tell = log_line if log is None else log.tell
     start = os.urandom(8).hex()
-    numbers = itertools.count()
+    ids = (f"{start}{number:08x}" for number in itertools.count())
     return Surroundings(
         clock=time.monotonic,
         now=time.time,  # noqa: TID251 - here it is passed in
-        new_id=lambda: f"{start}{next(numbers):08x}",
+        new_id=ids.__next__,
         draw=random.random,  # noqa: TID251 - as above
         observe=tell,
         shadows=Shadows(time.monotonic, tell),

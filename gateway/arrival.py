@@ -8,6 +8,8 @@ from gateway.core.errors import ClientError, Malformed, TooLarge
 
 def request_id(headers: Mapping[str, str]) -> str | None:
     """The client's own name for the request, where it is fit to be repeated."""
+    if "x-request-id" not in headers and "x-client-request-id" not in headers:
+        return None
     given = headers.get("x-request-id") or headers.get("x-client-request-id") or ""
     fit = 0 < len(given) <= 128 and given.isascii() and given.isprintable() and " " not in given  # noqa: PLR2004
     return given if fit else None

@@ -52,9 +52,20 @@ class Paths:
         self._tables = [_Table(mount) for mount in mounts]
         claims = [claim for mount in mounts for claim in set(claimed(mount))]
         self._shared = len(claims) > len(set(claims))
+        self._found = {
+            (method, path): self._search(method, path)
+            for table in self._tables
+            for path, methods in table.static.items()
+            for method in methods
+        }
+        """Of the paths without a ``{name}``."""
 
     def find(self, method: str, path: str) -> Found:
         """The endpoint. Raises PathNotFound or MethodNotAllowed."""
+        asked = (method, path)
+        return self._found[asked] if asked in self._found else self._search(method, path)
+
+    def _search(self, method: str, path: str) -> Found:
         found: list[Found] = []
         allowed: list[str] = []
         for table in self._tables:
@@ -95,14 +106,15 @@ class _Table:
 
     def __init__(self, mount: Mount) -> None:
         self.mount = mount
-        self._static: dict[str, dict[str, Endpoint]] = {}
+        self.static: dict[str, dict[str, Endpoint]] = {}
+        """Those without a ``{name}``: their endpoints by method."""
         self._patterns: dict[str, tuple[re.Pattern[str], dict[str, Endpoint]]] = {}
         for endpoint in mount.dialect.endpoints:
             self._add(mount.prefix + endpoint.path, endpoint)
 
     def match(self, path: str) -> tuple[Mapping[str, Endpoint], Mapping[str, str]]:
         """The endpoints of a path by method, and the path's parameters; none where it has none."""
-        if (methods := self._static.get(path)) is not None:
+        if (methods := self.static.get(path)) is not None:
             return methods, _NOTHING
         for pattern, endpoints in self._patterns.values():
             if match := pattern.fullmatch(path):
@@ -111,9 +123,9 @@ class _Table:
 
     def _add(self, path: str, endpoint: Endpoint) -> None:
         if "{" not in path:
-            self._static.setdefault(path, {})[endpoint.method] = endpoint
+            self.static.setdefault(path, {})[endpoint.method] = endpoint
             if not endpoint.exact and not path.endswith("/"):
-                self._static.setdefault(path + "/", {})[endpoint.method] = endpoint
+                self.static.setdefault(path + "/", {})[endpoint.method] = endpoint
             return
         pattern = "".join(
             f"(?P<{piece}>[^/]+)" if i % 2 else re.escape(piece)

@@ -137,6 +137,8 @@ class Router:
         self._models = list(self._by_name.values())
         for model in self._models:
             self._by_name.update(dict.fromkeys(model.info.aliases, model))
+        self._fixed = {name: Route(one, one.targets[only]) for name, one, only in self._alone()}
+        """The routes that nothing has to be asked or drawn for."""
         self._draw = draw
         self._tell: Tell | None = None
         self.ready = ready
@@ -145,6 +147,7 @@ class Router:
         """The same table, for one request: ``tell`` hears of each rule that is tried."""
         made = copy.copy(self)
         made._tell, made._draw = tell, draw  # noqa: SLF001 - its own
+        made._fixed = {}  # noqa: SLF001 - as above
         return made
 
     def route(self, name: str, version: str | None = None, ask: Ask = Traits) -> Route:
@@ -152,6 +155,8 @@ class Router:
 
         Raises ModelNotFound or VersionNotFound.
         """
+        if version is None and name in self._fixed:
+            return self._fixed[name]
         model, pinned = self._named(name, version)
         if pinned is not None:
             return Route(model, model.targets[pinned], pinned=True)
@@ -209,6 +214,13 @@ class Router:
         """The model of this name or alias. Raises ModelNotFound or VersionNotFound."""
         found, _ = self._named(model, version)
         return self._now(found)
+
+    def _alone(self) -> Iterator[tuple[str, Model, str]]:
+        """The models with one version and no exceptions, and that version."""
+        for name, model in self._by_name.items():
+            only = model.split.only
+            if only is not None and not model.rules and not model.sticky:
+                yield name, model, only
 
     def _named(self, name: str, version: str | None) -> tuple[Model, str | None]:
         """The model of a name, and the version that is pinned."""

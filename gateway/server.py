@@ -16,7 +16,6 @@ from collections.abc import Callable, Coroutine, Iterator, Mapping
 from typing import Any, Protocol
 
 from msgspec import Struct
-from msgspec.structs import replace
 
 from gateway.answering import Answers, Asked, label
 from gateway.arrival import decompress, request_id, seconds
@@ -53,6 +52,8 @@ from gateway.watching.watch import HEADER, Watch
 
 log = logging.getLogger("interlingua")
 
+_WITHIN = "x-interlingua-timeout"
+"""The header that says how many seconds a client waits."""
 _LARGE = 256 << 10
 """Bytes of a body that take some milliseconds to translate, or many where it has many parts."""
 
@@ -150,6 +151,10 @@ class Server:
         self._explain = surroundings.explain
         self._traces = surroundings.traces
         self.answers = Answers(router, settings.body, surroundings.shadows)
+        self.running = 0
+        """The exchanges that it has now."""
+        self._over: asyncio.Event | None = None
+        """That it has none, once somebody waits for it."""
 
     def take_over(self, former: "Server") -> None:
         """What runs at ``former`` may be stopped by its clients here, too."""
@@ -167,21 +172,32 @@ class Server:
         made._limiter = made._traces = None  # noqa: SLF001 - as above
         return made
 
+    async def over(self) -> None:
+        """Wait for the exchanges that run."""
+        self._over = self._over or asyncio.Event()
+        while self.running:
+            self._over.clear()
+            await self._over.wait()
+
     async def serve(self, http: HttpRequest, sink: Sink) -> None:
         """Answer one request. Raises only what cancels its task."""
         began = self._clock()
         record = Record(request_id(http.headers) or self._new_id(), self._now())
         record.path = http.path[:200]
         record.config = self._settings.config
+        self.running += 1
         try:
-            if (page := self._pages.get(http.path)) is not None:
-                send(sink, page(), record)
+            if http.path in self._pages:
+                send(sink, self._pages[http.path](), record)
             else:
                 await self._serve(http, sink, record)
         except asyncio.CancelledError:
             record.outcome = "cancelled"
             raise
         finally:
+            self.running -= 1
+            if self._over is not None and not self.running:
+                self._over.set()
             record.duration = self._clock() - began
             if self._limiter is not None:
                 self._limiter.settle(record)
@@ -197,38 +213,37 @@ class Server:
             record.dialect = dialect.name
             self._refuse(dialect, error, None, sink, record)
             return
-        mount, call = found.mount, self._call(found, http, record)
-        record.dialect = mount.dialect.name
+        if self._traces is not None:
+            self._traces.begin(record, http)
+        dialect, body = found.mount.dialect, b""
+        record.dialect = dialect.name
         try:
-            try:
-                principal = self._admit(call, record)
-            except Unsettled:
-                await self._keyring.settle()
-                principal = self._admit(call, record)
+            principal = await self._admit(found, http, record)
             watch = None
-            if http.headers.get(HEADER) == "1":
+            if HEADER in http.headers and http.headers[HEADER] == "1":
                 watch = self._explain(record, principal, open_to_all=self._settings.explain)
                 sink = sink if watch is None else watch.over(sink)
-            call = replace(call, body=await self._body(http))
+            body = await self._body(http)
+            call = _call(found, http, record, body)
             if watch is not None:
-                watch.read(mount.dialect, call, principal, http.peer)
-            asker = _Asker(mount.dialect, call, principal, http.peer, watch, self._clock())
+                watch.read(dialect, call, principal, http.peer)
+            asker = _Asker(dialect, call, principal, http.peer, watch, self._clock())
             match call.endpoint.task:
                 case "inform":
-                    send(sink, mount.dialect.inform(call, self._router), record)
+                    send(sink, dialect.inform(call, self._router), record)
                 case "generate":
                     await self._generate(asker, sink, record)
                 case "tokenize":
                     await self._tokenize(asker, sink, record)
                 case "stop":
-                    self._stop(mount.dialect, call, record)
-                    send(sink, mount.dialect.inform(call, self._router), record)
+                    self._stop(dialect, call, record)
+                    send(sink, dialect.inform(call, self._router), record)
         except GatewayError as error:
-            self._refuse(mount.dialect, error, call, sink, record)
+            self._refuse(dialect, error, _call(found, http, record, body), sink, record)
         except Exception:
             log.exception("exchange %s failed", record.id)
             bug = InternalError("the gateway failed; its log has the cause")
-            self._refuse(mount.dialect, bug, call, sink, record)
+            self._refuse(dialect, bug, _call(found, http, record, body), sink, record)
 
     def _meant(self, http: HttpRequest, found: Found) -> Iterator[str]:
         """The dialects that are named for a request whose path several have, in their order."""
@@ -238,22 +253,20 @@ class Server:
         yield (principal and principal.dialect) or ""
         yield self._router.dialect(found.params.get("model", "")) or ""
 
-    def _call(self, found: Found, http: HttpRequest, record: Record) -> Call:
-        if self._traces is not None:
-            self._traces.begin(record, http)
-        endpoint, params, headers = found.endpoint, found.params, http.headers
-        return Call(endpoint, params, headers, http.query, b"", http.path, record.id, self._now())
-
-    def _admit(self, call: Call, record: Record) -> Principal | None:
-        if call.endpoint.open:
+    async def _admit(self, found: Found, http: HttpRequest, record: Record) -> Principal | None:
+        if found.endpoint.open:
             return None
-        principal = self._keyring.authenticate(call.headers)
+        try:
+            principal = self._keyring.authenticate(http.headers)
+        except Unsettled:
+            await self._keyring.settle()
+            principal = self._keyring.authenticate(http.headers)
         record.key = principal.name if principal else ""
         return principal
 
     async def _body(self, http: HttpRequest) -> bytes:
         body = await http.body(self._settings.body)
-        if encoding := http.headers.get("content-encoding", ""):
+        if "content-encoding" in http.headers and (encoding := http.headers["content-encoding"]):
             return decompress(body, encoding, self._settings.body)
         return body
 
@@ -310,8 +323,8 @@ class Server:
 
     def _context(self, asker: _Asker, record: Record) -> Context:
         timeouts, headers = self._settings.timeouts, asker.call.headers
-        deadline = Deadline(self._clock, timeouts.total)
-        if (asked := seconds(headers.get("x-interlingua-timeout"))) is not None:
+        deadline = Deadline(self._clock, timeouts.total, asker.received)
+        if _WITHIN in headers and (asked := seconds(headers[_WITHIN])) is not None:
             deadline.shorten(asked)
         traceparent = headers.get("traceparent")
         return Context(
@@ -321,7 +334,7 @@ class Server:
             timeouts,
             record.key or None,
             traceparent,
-            self._clock(),
+            asker.received,
             asker.watch,
             received=asker.received,
             tracestate=traceparent and headers.get("tracestate"),
@@ -337,3 +350,8 @@ class Server:
             record.outcome = "truncated"
             return
         send(sink, dialect.refuse(error, call), record)
+
+
+def _call(found: Found, http: HttpRequest, record: Record, body: bytes) -> Call:
+    endpoint, params, headers = found.endpoint, found.params, http.headers
+    return Call(endpoint, params, headers, http.query, body, http.path, record.id, record.began)

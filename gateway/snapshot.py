@@ -5,7 +5,6 @@ backends that were there when it began. The next snapshot takes over the backend
 were, and all that is known of them.
 """
 
-import asyncio
 from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -54,9 +53,6 @@ class Snapshot:
     ) -> None:
         self.config = config
         self.digest = digest
-        self.running = 0
-        """The exchanges that it has now."""
-        self._over = asyncio.Event()
         self.likenesses = {name: likeness(name, config) for name in config.backends}
         self.backends = self._make_backends(outside, former)
         self.created = self._dates(int(outside.now()), former)
@@ -73,20 +69,14 @@ class Snapshot:
         """What serves each listener, by its address; of several at one, with the number behind."""
         return {c.named(seat): server for seat, server in self.servers.items()}
 
+    @property
+    def running(self) -> int:
+        """The exchanges that it has now."""
+        return sum(server.running for server in self.servers.values())
+
     def entrance(self, seat: c.Seat) -> Serve:
         """What a listener's requests go through."""
-        serve = self.servers[seat].serve
-
-        async def enter(http: Request, sink: Sink) -> None:
-            self.running += 1
-            try:
-                await serve(http, sink)
-            finally:
-                self.running -= 1
-                if not self.running:
-                    self._over.set()
-
-        return enter
+        return self.servers[seat].serve
 
     def holds(self, backends: Iterable[Backend]) -> bool:
         """Whether it has one of these."""
@@ -96,8 +86,8 @@ class Snapshot:
     async def over(self) -> None:
         """Wait for the exchanges that run."""
         while self.running:
-            self._over.clear()
-            await self._over.wait()
+            for server in self.servers.values():
+                await server.over()
 
     def end(self, why: GatewayError) -> None:
         """End what still runs, and tell its clients why."""

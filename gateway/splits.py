@@ -41,6 +41,8 @@ class Split:
         self._arms = list(self._weights)
         self._edges = list(itertools.accumulate(self._weights.values()))
         self._name = name
+        self.only = self._arms[0] if len(self._arms) == 1 else None
+        """The version that has all of it, where there is nothing to share out."""
         self.told = name if len(self._arms) > 1 else ""
         """What it is called where it is told of; "" where there is nothing to share out."""
 

@@ -52,7 +52,7 @@ class HttpUpstream:
         data = head(target, request) + request.body
         used = home.pop(self._loop.time() - self._idle)
         if used is not None:
-            answer = await _asked(used, data)
+            answer = await used.ask(data)
             if answer is not None:
                 return answer
         tls = self._context() if target.tls else None
@@ -62,7 +62,7 @@ class HttpUpstream:
             self._failed += 1
             raise
         self._made += 1
-        answer = await _asked(made, data, new=True)
+        answer = await made.ask(data, new=True)
         if answer is None:
             raise StreamBroken("the worker closed the connection before its answer")
         return answer
@@ -177,19 +177,3 @@ class _Home:
             self._empty.set()
         if connection in self._resting:
             self._resting.remove(connection)
-
-
-async def _asked(connection: Connection, data: bytes, *, new: bool = False) -> Answer | None:
-    """The answer's head; None where a connection proved to be closed and nothing of one came."""
-    answer = connection.send(data)
-    try:
-        await answer.begun()
-    except StreamBroken:
-        connection.cut()
-        if connection.heard or new:
-            raise
-        return None
-    except BaseException:
-        connection.cut()
-        raise
-    return answer

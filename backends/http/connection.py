@@ -7,6 +7,7 @@ from typing import Final, NamedTuple, cast
 from httptools import HttpParserError, HttpParserUpgrade, HttpResponseParser
 
 from gateway.core.errors import StreamBroken, WorkerError, WorkerFailed
+from gateway.core.fields import Names
 
 _BUFFER: Final = 64 << 10
 """Bytes of an answer held before the worker is made to wait; one read more at most."""
@@ -15,6 +16,7 @@ _FIELD: Final = 8190
 _HEADERS: Final = 128
 _EMPTY: Final = 64 << 10
 """Bytes that may come without one of a body among them: heads, chunk extensions, trailers."""
+_NAMES: Final = Names()
 _SWITCHED: Final = 101
 _FINAL: Final = 200
 
@@ -42,11 +44,11 @@ class Answer:
         "_fault",
         "_loop",
         "_over",
-        "_parts",
         "_waiter",
         "complete",
         "headers",
         "held",
+        "parts",
         "status",
     )
 
@@ -55,35 +57,34 @@ class Answer:
         self.headers: Mapping[str, str] = {}
         self.complete = False
         """All of it has come."""
-        self.held = 0
-        """Bytes that nobody has taken yet."""
         self._connection = connection
         self._loop = loop
-        self._parts: list[bytes] = []
+        self.parts: list[bytes] = []
+        """What of the body came and nobody has taken yet."""
+        self.held = 0
+        """How many bytes that is."""
         self._waiter: asyncio.Future[None] | None = None
         self._fault: _Fault | None = None
         self._over = False
 
-    async def begun(self) -> None:
-        """Wait for the head. Raises StreamBroken or WorkerFailed."""
-        while not self.status:
-            if self._fault is not None:
-                raise self._fault.error()
-            await self._wait()
+    def more(self) -> asyncio.Future[None]:
+        """What is done when something has come. Raises StreamBroken or WorkerFailed."""
+        if self._fault is not None:
+            raise self._fault.error()
+        self._waiter = self._loop.create_future()
+        return self._waiter
 
     async def read(self) -> bytes:
         """See ``backends.upstream.Reading``."""
-        while not self._parts:
+        while not self.parts:
             if self.complete:
                 return b""
-            if self._fault is not None:
-                raise self._fault.error()
-            await self._wait()
-        parts = self._parts
-        data = parts[0] if len(parts) == 1 else b"".join(parts)
-        parts.clear()
+            await self.more()
+        data = b"".join(self.parts)
+        self.parts = []
         self.held = 0
-        self._connection.go_on()
+        if self._connection.paused:
+            self._connection.go_on()
         return data
 
     def abort(self) -> None:
@@ -91,7 +92,7 @@ class Answer:
         if not self._over:
             self._over = True
             self._connection.cut()
-            self._parts.clear()
+            self.parts.clear()
             self.fail()
 
     def release(self) -> None:
@@ -102,11 +103,6 @@ class Answer:
 
     # --- what the connection tells --------------------------------------------------------------
 
-    def take(self, data: bytes) -> None:
-        """A piece of the body."""
-        self._parts.append(data)
-        self.held += len(data)
-
     def fail(self, fault: _Fault | None = None) -> None:
         """No more comes, and it is not whole: the connection has ended, unless it is a fault."""
         if not self.complete and self._fault is None:
@@ -115,15 +111,9 @@ class Answer:
 
     def wake(self) -> None:
         """Something has come."""
-        if self._waiter is not None and not self._waiter.done():
-            self._waiter.set_result(None)
-
-    async def _wait(self) -> None:
-        self._waiter = self._loop.create_future()
-        try:
-            await self._waiter
-        finally:
-            self._waiter = None
+        waiter, self._waiter = self._waiter, None
+        if waiter is not None and not waiter.done():
+            waiter.set_result(None)
 
 
 class Connection(asyncio.Protocol):
@@ -148,10 +138,12 @@ class Connection(asyncio.Protocol):
         self._parser = HttpResponseParser(self)
         self._feed: Callable[[bytes], None] = self._parser.feed_data
         self._heard = False
+        """Anything of the last request's answer came."""
         self._keeps = True
         """Whether it may serve again, as far as is known."""
         self._severed = False
-        self._paused = False
+        self.paused = False
+        """The worker is made to wait."""
         self._empty = 0
         self._headers: dict[str, str] = {}
         self._count = 0
@@ -164,25 +156,35 @@ class Connection(asyncio.Protocol):
         """Whether it is not at its end."""
         return self._transport is not None
 
-    @property
-    def heard(self) -> bool:
-        """Whether anything of the last request's answer came."""
-        return self._heard
+    async def ask(self, data: bytes, *, new: bool = False) -> Answer | None:
+        """Send a whole request, and wait for the head of its answer.
 
-    def send(self, data: bytes) -> Answer:
-        """Send a whole request; gives what its answer will be."""
+        None where a connection that is not ``new`` proved to be closed and nothing of one came.
+        Raises StreamBroken or WorkerFailed. What fails, or is cancelled, is cut.
+        """
         answer = self._answer = Answer(self, self._loop)
         self._heard = False
         if self._transport is None:
             answer.fail()
         else:
             self._transport.write(data)
+        try:
+            while not answer.status:
+                await answer.more()
+        except StreamBroken:
+            self.cut()
+            if self._heard or new:
+                raise
+            return None
+        except BaseException:
+            self.cut()
+            raise
         return answer
 
     def go_on(self) -> None:
         """What was held is taken."""
-        if self._paused and self._transport is not None:
-            self._paused = False
+        if self.paused and self._transport is not None:
+            self.paused = False
             self._transport.resume_reading()
 
     def cut(self) -> None:
@@ -200,7 +202,8 @@ class Connection(asyncio.Protocol):
             self.cut()
             return
         self._answer = None
-        self.go_on()
+        if self.paused:
+            self.go_on()
         self._rested(self)
 
     # --- asyncio.Protocol -----------------------------------------------------------------------
@@ -226,8 +229,8 @@ class Connection(asyncio.Protocol):
         self._empty = 0 if answer.held > before else self._empty + len(data)
         if self._wrong or self._empty > _EMPTY:
             self._refuse(answer)
-        elif answer.held > _BUFFER and not self._paused and self._transport is not None:
-            self._paused = True
+        elif answer.held > _BUFFER and not self.paused and self._transport is not None:
+            self.paused = True
             self._transport.pause_reading()
         answer.wake()
 
@@ -249,24 +252,26 @@ class Connection(asyncio.Protocol):
         if len(name) + len(value) > _FIELD or self._count > _HEADERS:
             self._wrong = True
         elif self._answer is not None and not self._answer.status:
-            self._headers[name.decode("latin-1").lower()] = value.decode("latin-1")
+            self._headers[_NAMES[name]] = value.decode("latin-1")
 
     def on_headers_complete(self) -> None:
         """The head has come; one that only announces another is passed over."""
-        status = self._parser.get_status_code()
-        if self._answer is None or self._wrong or (status < _FINAL and status != _SWITCHED):
+        answer, status = self._answer, self._parser.get_status_code()
+        if answer is None or answer.complete or self._wrong:
             return
-        headers = self._headers
-        coding = headers.get("transfer-encoding", "")
-        chunked = coding.lower().endswith("chunked")
-        self._framed = chunked or (not coding and "content-length" in headers)
-        self._answer.headers = headers
-        self._answer.status = status
+        if status >= _FINAL or status == _SWITCHED:
+            answer.headers = headers = self._headers
+            self._framed = "content-length" in headers
+            if "transfer-encoding" in headers and (coding := headers["transfer-encoding"].lower()):
+                self._framed = coding.endswith("chunked")
+            answer.status = status
 
     def on_body(self, data: bytes) -> None:
         """A piece of the body."""
-        if self._answer is not None and not self._answer.complete:
-            self._answer.take(data)
+        answer = self._answer
+        if answer is not None and not answer.complete:
+            answer.parts.append(data)
+            answer.held += len(data)
 
     def on_message_complete(self) -> None:
         """The end of an answer, or of what came before one."""

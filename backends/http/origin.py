@@ -11,6 +11,8 @@ from gateway.core.ports import WireRequest
 
 _PORTS: Final = {"http": 80, "https": 443}
 _BODILESS: Final = ("GET", "HEAD")
+_OWN: Final = 2
+"""Lines that come before a request's headers."""
 
 
 class Origin(Struct, frozen=True):
@@ -38,16 +40,12 @@ def origin(url: str) -> Origin:
 
 def head(target: Origin, request: WireRequest) -> bytes:
     """The request line and the headers. Raises InternalError for what would be another request."""
-    lines = [
-        f"{request.method} {target.base}{request.path} HTTP/1.1",
-        f"Host: {target.named}",
-        *[f"{name}: {value}" for name, value in request.headers],
-        "Accept-Encoding: identity",
-    ]
-    if request.body or request.method not in _BODILESS:
-        lines.append(f"Content-Length: {len(request.body)}")
-    text = "\r\n".join(lines)
-    ends = len(lines) - 1
+    headers, body = request.headers, request.body
+    text = f"{request.method} {target.base}{request.path} HTTP/1.1\r\nHost: {target.named}\r\n"
+    for name, value in headers:
+        text += f"{name}: {value}\r\n"
+    ends = _OWN + len(headers)
     if text.count("\r") != ends or text.count("\n") != ends or "\0" in text:
         raise InternalError("a header for a worker holds a line's end")
-    return f"{text}\r\n\r\n".encode()
+    length = f"Content-Length: {len(body)}\r\n" if body or request.method not in _BODILESS else ""
+    return f"{text}Accept-Encoding: identity\r\n{length}\r\n".encode()

@@ -16,9 +16,10 @@ class Deadline:
 
     __slots__ = ("_clock", "at")
 
-    def __init__(self, clock: Clock, seconds: float) -> None:
+    def __init__(self, clock: Clock, seconds: float, since: float | None = None) -> None:
+        """``since``: from when on, by the clock; None: from now."""
         self._clock = clock
-        self.at = clock() + seconds
+        self.at = (clock() if since is None else since) + seconds
         """When that is, by the clock."""
 
     def remaining(self, limit: float | None = None) -> float:
@@ -26,7 +27,7 @@ class Deadline:
         left = self.at - self._clock()
         if left <= 0:
             raise DeadlineExceeded("the request's time is up")
-        return left if limit is None else min(left, limit)
+        return left if limit is None or left < limit else limit
 
     def shorten(self, seconds: float) -> None:
         """Let it end within ``seconds`` from now, if that is sooner."""

@@ -127,11 +127,14 @@ class Connection(asyncio.Protocol):
             return
         began = reader.in_head
         reader.feed(data)
-        if self._state is State.BODY:
-            self._wait_for(State.ANSWER if reader.body is None else State.BODY)
+        if self._state is State.BODY and reader.body is None:
+            self._state = State.ANSWER
+        elif self._state is State.BODY:
+            self._wait_for(State.BODY)
         elif self._state is State.HEAD and reader.in_head and not began:
             self._wait_for(State.HEAD)
-        self._hold_back()
+        if self._queue or reader.body is not None:
+            self._hold_back()
 
     def connection_lost(self, exc: Exception | None) -> None:
         """See asyncio.Protocol."""
@@ -157,9 +160,10 @@ class Connection(asyncio.Protocol):
     # --- reading --------------------------------------------------------------------------------
 
     def _arrived(self, one: Incoming | Refused) -> None:
-        self._queue.append(one)
         if self._task is None:
-            self._next()
+            self._take(one)
+        else:
+            self._queue.append(one)
 
     def _go_on(self) -> None:
         """Let more of a body come."""
@@ -184,23 +188,17 @@ class Connection(asyncio.Protocol):
 
     # --- serving --------------------------------------------------------------------------------
 
-    def _next(self) -> None:
-        """Serve the request whose turn it is."""
-        if self._transport is None:
-            return
-        if not self._queue:
-            self._wait_for(State.HEAD)
-            return
-        one = self._queue.popleft()
-        if isinstance(one, Refused):
+    def _take(self, one: Incoming | Refused) -> None:
+        """Serve a request, or say why it is none."""
+        if type(one) is Refused:
             self._say(one)
-            return
-        one.peer = self.peer
-        self._wait_for(State.ANSWER if one.complete else State.BODY)
-        bare = one.method == "HEAD"
-        sink = self._sink = Outgoing(self._transport, self._owner, bare=bare, http10=one.http10)
-        self._owner.began(self)
-        self._task = self._loop.create_task(self._serve(one, sink))
+        elif type(one) is Incoming and self._transport is not None:
+            one.peer = self.peer
+            self._wait_for(State.ANSWER if one.complete else State.BODY)
+            bare = one.method == "HEAD"
+            sink = self._sink = Outgoing(self._transport, self._owner, bare=bare, http10=one.http10)
+            self._owner.began(self)
+            self._task = self._loop.create_task(self._serve(one, sink))
 
     async def _serve(self, request: Incoming, sink: Outgoing) -> None:
         sink.closes = not request.keeps
@@ -221,8 +219,12 @@ class Connection(asyncio.Protocol):
         elif sink.closes:
             self.end()
         else:
-            self._read_on()
-            self._next()
+            if self._paused:
+                self._read_on()
+            if self._queue:
+                self._take(self._queue.popleft())
+            else:
+                self._wait_for(State.HEAD)
 
     def _say(self, refused: Refused) -> None:
         self._owner.refused[refused.status] += 1
@@ -232,7 +234,7 @@ class Connection(asyncio.Protocol):
             "Connection: close\r\n"
         )
         if self._transport is not None:
-            self._transport.write(head(refused.status, (), framing) + body)
+            self._transport.write(head(refused.status, "", framing) + body)
         self._linger()
 
     def _linger(self) -> None:

@@ -8,45 +8,56 @@ from typing import Final
 
 from msgspec import Struct
 
-from gateway.core.ports import Headers
-
 _OURS: Final = frozenset({"connection", "content-length", "date", "server", "transfer-encoding"})
 """What the front says itself, whatever the answer has."""
+_STREAMED: Final = frozenset({"cache-control", "x-accel-buffering"})
+"""What it says itself of a stream, too."""
 
 
 class Named(Struct, frozen=True):
-    """What the names of an answer's headers say."""
+    """What the names of an answer's headers come to."""
 
-    ours: frozenset[str]
-    """Those that the front says itself, as they are written there."""
+    whole: str
+    """Their lines in a whole answer, as a form that takes all values."""
+    stream: str
+    """And in one that streams."""
     closes: bool
     """Whether the connection is spoken of, which then ends."""
     chunked: bool
 
 
-def named(headers: Headers) -> Named:
-    """Found out once for each set of names, of which there are few."""
-    return _named(tuple([name for name, _ in headers]))
-
-
 @functools.lru_cache(maxsize=1024)
-def _named(names: tuple[str, ...]) -> Named:
-    lower = {name.lower() for name in names}
-    ours = frozenset(name for name in names if name.lower() in _OURS)
-    return Named(ours, "connection" in lower, "transfer-encoding" in lower)
+def named(names: tuple[str, ...]) -> Named:
+    """Found out once for each set of names, of which there are few."""
+    lower = [name.lower() for name in names]
+    return Named(
+        _form(names, _OURS),
+        _form(names, _OURS | _STREAMED),
+        "connection" in lower,
+        "transfer-encoding" in lower,
+    )
 
 
-def head(status: int, headers: Headers, framing: str) -> bytes:
-    """The status line and the headers. ``framing`` is lines of our own, each with its end.
+def _form(names: tuple[str, ...], but: frozenset[str]) -> str:
+    """Their lines; those of ``but`` take a value, and have none."""
+    if not "".join(names).isprintable():
+        raise ValueError("a header's name holds what none can")
+    return "".join(
+        "%.0s" if name.lower() in but else f"{name.replace('%', '%%')}: %s\r\n" for name in names
+    )
 
-    Raises ValueError for a header that would be two.
-    """
-    ours = named(headers).ours
-    lines = [f"{name}: {value}\r\n" for name, value in headers if name not in ours]
-    text, count = "".join(lines), len(lines)
-    if text.count("\n") != count or text.count("\r") != count or "\0" in text:
+
+def filled(form: str, values: tuple[str, ...]) -> str:
+    """The lines with these values. Raises ValueError for one that would be two."""
+    said = "".join(values)
+    if "\n" in said or "\r" in said or "\0" in said:
         raise ValueError("a header of the answer holds a line's end")
-    return f"{_line(status)}{text}{framing}{_date(int(time.monotonic()))}\r\n".encode(
+    return form % values
+
+
+def head(status: int, lines: str, framing: str) -> bytes:
+    """The status line and the headers. ``framing`` is lines of our own, each with its end."""
+    return f"{_line(status)}{lines}{framing}{_date(int(time.monotonic()))}\r\n".encode(
         "utf-8", "surrogateescape"
     )
 

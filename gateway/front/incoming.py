@@ -17,8 +17,6 @@ class Incoming:
         "_go_on",
         "_limit",
         "_loop",
-        "_parts",
-        "_size",
         "_waiter",
         "broken",
         "complete",
@@ -27,9 +25,11 @@ class Incoming:
         "http10",
         "keeps",
         "method",
+        "parts",
         "path",
         "peer",
         "query",
+        "size",
     )
 
     def __init__(self, loop: asyncio.AbstractEventLoop, go_on: Callable[[], None]) -> None:
@@ -46,22 +46,24 @@ class Incoming:
         self.complete = False
         self.broken = False
         """The body is not what its head said."""
+        self.parts: list[bytes] = []
+        """Those of the body that came."""
+        self.size = 0
+        """How many bytes these have."""
         self._loop = loop
         self._go_on = go_on
-        self._parts: list[bytes] = []
-        self._size = 0
         self._limit: int | None = None
         self._waiter: asyncio.Future[None] | None = None
 
     @property
     def full(self) -> bool:
         """Whether no more of the body is wanted for now."""
-        return self._size > (UNASKED if self._limit is None else self._limit)
+        return self.size > (UNASKED if self._limit is None else self._limit)
 
     async def body(self, limit: int) -> bytes:
         """See ``gateway.seam.Request``. Raises Malformed for one that did not arrive whole."""
         self._limit = limit
-        if int(self.headers.get("content-length", "0")) > limit:
+        if "content-length" in self.headers and int(self.headers["content-length"]) > limit:
             raise _too_large(limit)
         while not self.complete:
             if self.broken:
@@ -74,14 +76,9 @@ class Incoming:
                 await self._waiter
             finally:
                 self._waiter = None
-        if self.full:
+        if self.size > limit:
             raise _too_large(limit)
-        return self._parts[0] if len(self._parts) == 1 else b"".join(self._parts)
-
-    def take(self, data: bytes) -> None:
-        """A piece of the body."""
-        self._size += len(data)
-        self._parts.append(data)
+        return b"".join(self.parts)
 
     def wake(self) -> None:
         """Something of the body has come, or it never will."""

@@ -33,8 +33,8 @@ class Front:
         self.refused = Counter[int]()
         """See ``gateway.front.Front``."""
         self._busy = 0
-        self._idle = asyncio.Event()
-        self._idle.set()
+        self._idle: asyncio.Event | None = None
+        """That nothing is served, once somebody waits for it."""
         self._gone = asyncio.Event()
         self._looking: asyncio.TimerHandle | None = None
 
@@ -85,7 +85,7 @@ class Front:
                 connection.end()
         try:
             async with asyncio.timeout(seconds):
-                await self._idle.wait()
+                await self._rest()
         except TimeoutError:
             pass
 
@@ -99,7 +99,7 @@ class Front:
             for connection in list(self._connections):
                 connection.cut()
             await self._gone.wait()
-        await self._idle.wait()
+        await self._rest()
 
     # --- see gateway.front.connection.Owner -----------------------------------------------------
 
@@ -124,17 +124,25 @@ class Front:
 
     def began(self, connection: Connection) -> None:
         """See Owner."""
-        self._waiting.pop(connection, None)
+        if connection in self._waiting:
+            del self._waiting[connection]
         self._busy += 1
-        self._idle.clear()
+        if self._idle is not None:
+            self._idle.clear()
 
     def ended(self, connection: Connection) -> None:
         """See Owner."""
         if connection in self._connections:
             self._waiting[connection] = None
         self._busy -= 1
-        if not self._busy:
+        if self._idle is not None and not self._busy:
             self._idle.set()
+
+    async def _rest(self) -> None:
+        """Wait until nothing is served."""
+        self._idle = self._idle or asyncio.Event()
+        if self._busy:
+            await self._idle.wait()
 
     def _make_room(self) -> bool:
         """Let the one go that has waited longest for a request; whether there is one."""

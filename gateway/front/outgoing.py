@@ -4,10 +4,9 @@ import asyncio
 from typing import Final, Protocol
 
 from gateway.core.ports import Headers
-from gateway.front.heads import head, named
+from gateway.front.heads import filled, head, named
 
 _STREAMED: Final = "Cache-Control: no-cache\r\nX-Accel-Buffering: no\r\n"
-_STREAM_NAMES: Final = ("cache-control", "x-accel-buffering")
 _CHUNKED: Final = "Transfer-Encoding: chunked\r\n"
 _CLOSE: Final = "Connection: close\r\n"
 _KEEP: Final = "Connection: keep-alive\r\n"
@@ -32,15 +31,17 @@ class Outgoing:
         "_bare",
         "_chunked",
         "_head_sent",
-        "_headers",
         "_http10",
+        "_named",
         "_owner",
         "_parts",
         "_status",
         "_transport",
+        "_values",
         "_writable",
         "closes",
         "finished",
+        "pressure",
         "started",
     )
 
@@ -52,6 +53,8 @@ class Outgoing:
         self.finished = False
         self.closes = False
         """The connection ends with this answer."""
+        self.pressure = True
+        """See ``gateway.seam.Sink``."""
         self._transport = transport
         self._owner = owner
         self._bare = bare
@@ -59,29 +62,26 @@ class Outgoing:
         self._chunked = False
         self._head_sent = False
         self._status = 0
-        self._headers: Headers = ()
+        self._named = named(())
+        self._values: tuple[str, ...] = ()
         self._parts: list[bytes] = []
         self._writable: asyncio.Future[None] | None = None
-
-    @property
-    def pressure(self) -> bool:
-        """See ``gateway.seam.Sink``."""
-        return self._writable is not None or not self._head_sent
 
     def start(self, status: int, headers: Headers) -> None:
         """See ``gateway.seam.Sink``."""
         self.started = True
-        self._status, self._headers = status, headers
-        told = named(headers)
+        self._status = status
+        names, self._values = zip(*headers, strict=True) if headers else ((), ())
+        self._named = told = named(names)
         self.closes = self.closes or told.closes
         self._chunked = told.chunked and not self._http10
 
     def write(self, data: bytes) -> None:
         """See ``gateway.seam.Sink``."""
-        if self._head_sent:
-            self._send(data)
-        else:
+        if not self._head_sent:
             self._parts.append(data)
+        elif framed := self._framed(data):
+            self._transport.write(framed)
 
     def finish(self) -> None:
         """See ``gateway.seam.Sink``."""
@@ -100,11 +100,13 @@ class Outgoing:
 
     def hold(self, loop: asyncio.AbstractEventLoop) -> None:
         """The client does not take what was sent as fast as it comes."""
+        self.pressure = True
         if self._writable is None:
             self._writable = loop.create_future()
 
     def resume(self) -> None:
         """It has caught up, or is gone."""
+        self.pressure = not self._head_sent
         if self._writable is not None:
             if not self._writable.done():
                 self._writable.set_result(None)
@@ -118,31 +120,30 @@ class Outgoing:
             framing, body = _CHUNKED, self._framed(body) + _LAST
         else:
             framing = f"Content-Length: {len(body)}\r\n"
-        top = head(self._status, self._headers, framing + self._connection())
-        self._head_sent = True
+        top = self._top(self._named.whole, framing)
         self._transport.write(top if self._bare else top + body)
 
     def _open(self) -> None:
         """Begin a stream."""
         self._chunked = not self._http10 and not self._bare
         self.closes = self.closes or self._http10
-        framing = _STREAMED + (_CHUNKED if not self._http10 else "") + self._connection()
-        headers = tuple(one for one in self._headers if one[0].lower() not in _STREAM_NAMES)
-        top = head(self._status, headers, framing)
-        self._head_sent = True
+        framing = _STREAMED + ("" if self._http10 else _CHUNKED)
+        top = self._top(self._named.stream, framing)
         data = b"".join(self._parts)
         self._parts.clear()
         self._transport.write(top + self._framed(data))
 
-    def _connection(self) -> str:
+    def _top(self, form: str, framing: str) -> bytes:
+        """The head, which counts as sent. ``form`` is that of the answer's own headers."""
         self.closes = self.closes or self._owner.leaving
         if self.closes:
-            return _CLOSE
-        return _KEEP if self._http10 else ""
-
-    def _send(self, data: bytes) -> None:
-        if framed := self._framed(data):
-            self._transport.write(framed)
+            framing += _CLOSE
+        elif self._http10:
+            framing += _KEEP
+        made = head(self._status, filled(form, self._values), framing)
+        self._head_sent = True
+        self.pressure = self._writable is not None
+        return made
 
     def _framed(self, data: bytes) -> bytes:
         if self._bare or not data:

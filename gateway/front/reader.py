@@ -7,19 +7,11 @@ from typing import Final
 from httptools import HttpParserError, HttpParserUpgrade, HttpRequestParser
 from msgspec import Struct
 
+from gateway.core.fields import Names
 from gateway.front.incoming import Incoming
 
 _HEADERS: Final = 128
-_NAMES: Final = {
-    name.encode(): name.lower()
-    for name in (
-        *("Accept", "Accept-Encoding", "Accept-Language", "Authorization", "Connection"),
-        *("Content-Length", "Content-Type", "Expect", "Host", "Transfer-Encoding", "User-Agent"),
-        *("accept", "accept-encoding", "authorization", "connection", "content-length"),
-        *("content-type", "host", "transfer-encoding", "user-agent", "x-request-id"),
-    )
-}
-"""As most clients write them, and as they are looked up."""
+_NAMES: Final = Names()
 _HEADS: Final = 8
 """How many lines as long as one may be a head may take."""
 
@@ -59,9 +51,12 @@ class Reader:
         self._parser = HttpRequestParser(self)
         self._url = b""
         self._headers: dict[str, str] = {}
-        self._hosts = 0
+        self._hosts = False
+        """Several headers Host have come."""
         self._count = 0
         self._size = 0
+        self._most = 0
+        """Bytes that came since some time before the head began: no part of it has more."""
         self._between = 0
         """How many bytes came since the last piece of the body: sizes of chunks, trailers."""
         self._refused: Refused | None = None
@@ -74,8 +69,10 @@ class Reader:
         """Read on."""
         view = memoryview(data)
         while view and not self.deaf:
-            self._size = self._size + len(view) if self.in_head else len(view)
-            self._between = self._between + len(view) if self.body is not None else 0
+            come = len(view)
+            self._size = self._size + come if self.in_head else come
+            self._most = self._most + come if self.in_head else come
+            self._between = self._between + come if self.body is not None else 0
             try:
                 self._parser.feed_data(view)
             except HttpParserUpgrade as upgrade:
@@ -113,12 +110,13 @@ class Reader:
         self.in_head = not self._again
         self._url = b""
         self._headers = {}
-        self._hosts = self._count = 0
+        self._hosts = False
+        self._count = 0
 
     def on_url(self, url: bytes) -> None:
         """A piece of the target."""
         self._url += url
-        if len(self._url) > self._line:
+        if self._most > self._line and len(self._url) > self._line:
             self._refuse(414, "the request's target is too long")
 
     def on_header(self, name: bytes, value: bytes) -> None:
@@ -126,13 +124,15 @@ class Reader:
         if not self.in_head:
             return  # what follows a body in chunks tells nothing here
         self._count += 1
-        if len(name) + len(value) > self._line or self._count > _HEADERS:
+        large = self._most > self._line and len(name) + len(value) > self._line
+        if large or self._count > _HEADERS:
             self._refuse(431, "the request's headers are too large or too many")
             return
-        known = _NAMES.get(name) or name.decode("latin-1").lower()
-        if known == "host":
-            self._hosts += 1
-        self._headers.setdefault(known, value.decode("utf-8", "surrogateescape"))
+        known, headers = _NAMES[name], self._headers
+        if known not in headers:
+            headers[known] = value.decode("utf-8", "surrogateescape")
+        elif known == "host":
+            self._hosts = True
 
     def on_headers_complete(self) -> None:
         """A request can be served; its body may still come."""
@@ -155,8 +155,9 @@ class Reader:
     def on_body(self, data: bytes) -> None:
         """A piece of a body."""
         self._between = 0
-        if self.body is not None:
-            self.body.take(data)
+        if (body := self.body) is not None:
+            body.parts.append(data)
+            body.size += len(data)
 
     def on_message_complete(self) -> None:
         """A request is there as a whole, unless the parser awaits another protocol now."""
@@ -198,15 +199,17 @@ class Reader:
         made.http10 = version == "1.0"
         if version not in ("1.0", "1.1"):
             self._refuse(505, "only HTTP/1.1 and HTTP/1.0 are spoken here")
-        if self._hosts > 1 or (not self._hosts and not made.http10):
+        if self._hosts or ("host" not in headers and not made.http10):
             self._refuse(400, "the request must have one header Host")
-        coding = headers.get("transfer-encoding")
-        if coding is not None and (coding.lower() != "chunked" or made.http10):
+        if "transfer-encoding" in headers and (
+            made.http10 or headers["transfer-encoding"].lower() != "chunked"
+        ):
             self._refuse(400, "the body's transfer encoding is not one that is read here")
         target, _, made.query = self._url.decode("utf-8", "surrogateescape").partition("?")
-        made.path = _path(target)
+        made.path = target if target[:1] == "/" else _path(target)
         made.headers = headers
-        made.expects = headers.get("expect", "").lower() == "100-continue" and not made.http10
+        if "expect" in headers and not made.http10:
+            made.expects = headers["expect"].lower() == "100-continue"
         made.keeps = bool(parser.should_keep_alive()) and made.method != "CONNECT"
         return made
 

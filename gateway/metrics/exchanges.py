@@ -154,7 +154,9 @@ class Metrics(Collector):
 
     def observe(self, record: Record) -> None:
         """Count an exchange."""
-        self._of(answered(record)).add(record)
+        arm = answered(record)
+        figures = self.arms[arm] if arm in self.arms else self._of(arm)
+        figures.add(record)
         if record.diverted:
             self._of(left(record)).diversions += 1
         for told in record.fell_back:

@@ -7,8 +7,9 @@ from typing import Final, Generic, TypeVar
 
 ItemT = TypeVar("ItemT")
 
-_LINGER: Final = 0.02
-"""Seconds from the first of a batch until it is written: what comes meanwhile goes with it."""
+_LINGER: Final = 0.05
+"""Seconds from the first of a batch until it is written, and from one batch to the next: what comes
+meanwhile goes with it, and wakes nobody."""
 _BATCH: Final = 1000
 
 
@@ -33,6 +34,7 @@ class Scribe(Generic[ItemT]):
         self._write = write
         self._waiting = deque[ItemT]()
         self._idle = False
+        """The thread sleeps until it is woken."""
         self._wake = threading.Event()
         self._thread = threading.Thread(target=self._run, name=name, daemon=True)
 
@@ -64,13 +66,18 @@ class Scribe(Generic[ItemT]):
         return not self._thread.is_alive()
 
     def _run(self) -> None:
-        while not self.closing.is_set() or self._waiting:
-            self._idle = True
-            if not self._waiting:  # looked at after the flag was set: what comes later wakes it
-                self._wake.wait()
-            self._idle = False
-            self.closing.wait(self._linger)
-            self._wake.clear()
+        while not self.closing.wait(self._linger) or self._waiting:
+            if not self._waiting:
+                self._sleep()
+                continue
             while self._waiting:
                 some = range(min(_BATCH, len(self._waiting)))
                 self._given_up += self._write([self._waiting.popleft() for _ in some])
+
+    def _sleep(self) -> None:
+        """Until something comes, or the end."""
+        self._idle = True
+        if not self._waiting:  # looked at after the flag was set: what comes later wakes it
+            self._wake.wait()
+        self._idle = False
+        self._wake.clear()

@@ -29,3 +29,9 @@ def test_a_deadline_shrinks_with_time_and_by_request() -> None:
     clock.time += 1
     with pytest.raises(DeadlineExceeded):
         deadline.remaining()
+
+
+def test_a_deadline_may_run_already() -> None:
+    clock = FakeClock()
+
+    assert Deadline(clock, 10, clock.time - 4).remaining() == 6

@@ -67,6 +67,11 @@ def test_any_other_path_is_not(path: str) -> None:
         PATHS.find("GET", path)
 
 
+def test_a_path_without_a_parameter_is_searched_for_once() -> None:
+    assert PATHS.find("POST", "/v1/chat") is PATHS.find("POST", "/v1/chat")
+    assert [one.mount.dialect.name for one in PATHS.find("POST", "/v1/chat").rivals] == ["two"]
+
+
 def test_a_wrong_method_is_told_the_right_ones() -> None:
     with pytest.raises(MethodNotAllowed) as e:
         PATHS.find("DELETE", "/v1/chat")

@@ -40,6 +40,17 @@ def test_a_version_without_weight_is_reached_by_its_name_only() -> None:
     assert table.route("chat@2").pinned
 
 
+def test_nothing_is_drawn_where_nothing_is_shared_unless_somebody_looks_on() -> None:
+    never, twice = iter(()), iter([0.5, 0.5])
+    table = Router({"chat": model("chat", {"1": 1, "2": 0})}, draw=never.__next__)
+
+    assert table.route("chat") is table.route("chat")
+    looked_at = table.watched(lambda *_: None, twice.__next__)
+    assert looked_at.route("chat") == table.route("chat")
+    assert next(twice) == 0.5
+    assert next(twice, None) is None
+
+
 def test_an_alias_is_the_model() -> None:
     table = router(model("chat", {"1": 1}, aliases=("gpt-4o",)))
 

@@ -174,6 +174,14 @@ async def test_bytes_after_an_answer_are_not_the_next_one() -> None:
         assert await ask(upstream, worker.url) == b"fine"
 
 
+async def test_nor_do_they_change_it() -> None:
+    reply: Reply = [whole(b"fine", x_a="1") + head("500 Oops", content_length="0")]
+    async with ScriptedWorker(reply) as worker, client() as upstream:
+        reading = await upstream.open(worker.url, ASK, 2.0)
+        assert (reading.status, reading.headers["x-a"]) == (200, "1")
+        assert await rest(reading) == b"fine"
+
+
 async def test_no_cookie_is_kept() -> None:
     async with ScriptedWorker([whole(b"fine", set_cookie="a=b")]) as worker, client() as upstream:
         await connections(upstream, worker, 2)

@@ -25,6 +25,9 @@ def lines(*headers: str) -> bytes:
     return "\r\n".join(["HTTP/1.1 200 OK", *headers, "", ""]).encode()
 
 
+LONG = f"a: {'x' * 9000}\r\n".encode()
+
+
 @pytest.mark.parametrize(
     "reply",
     [
@@ -38,6 +41,9 @@ def lines(*headers: str) -> bytes:
         [lines(f"a: {'x' * 9000}", "content-length: 4") + b"fine", HANG],
         [lines(*[f"a{n}: x" for n in range(200)], "content-length: 4") + b"fine", HANG],
         [b"HTTP/1.1 200 OK\r\na: ", *[b"x" * 5000] * 40, HANG],
+        [b"HTTP/1.1 200 OK\r\n", LONG + b"b: ", HANG],
+        [lines("transfer-encoding: chunked") + b"0\r\n" + LONG + b"\r\n", HANG],
+        [lines("transfer-encoding: chunked") + b"0\r\n" + b"a: x\r\n" * 200 + b"\r\n", HANG],
         [*[b"HTTP/1.1 100 Continue\r\n\r\n" * 1000] * 10, HANG],
         [b"HTTP/1.1 200 OK\r\na b: c\r\ncontent-length: 0\r\n\r\n", HANG],
     ],
@@ -52,6 +58,9 @@ def lines(*headers: str) -> bytes:
         "a long header",
         "many headers",
         "a header without end",
+        "a long header of a head without end",
+        "a long header after a body",
+        "many headers after a body",
         "announcements without end",
         "a space in a name",
     ],
@@ -71,6 +80,7 @@ async def test_what_is_not_http_is_refused_and_let_go(reply: Reply) -> None:
         [b"1" * 40 + b"\r\n", HANG],
         [b"5;" + b"x" * 9000, *[b"x" * 9000] * 20, HANG],
         [b"0\r\nA: ", *[b"x" * 9000] * 20, HANG],
+        [b"0\r\n", LONG + b"b: ", HANG],
         [b"5\r\nab", CLOSE],
         [b"5\r\nab", RESET],
         [CLOSE],
@@ -81,6 +91,7 @@ async def test_what_is_not_http_is_refused_and_let_go(reply: Reply) -> None:
         "a huge size",
         "an extension without end",
         "a trailer without end",
+        "a long trailer, and one without end",
         "closed in a chunk",
         "reset in a chunk",
         "closed between chunks",

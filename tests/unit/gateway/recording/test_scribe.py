@@ -1,7 +1,10 @@
 """The thread that writes: its order, its bounds and its end."""
 
 import threading
+import time
 from collections.abc import Sequence
+
+import pytest
 
 from gateway.recording.scribe import Scribe
 
@@ -47,6 +50,25 @@ def test_it_wakes_for_what_comes_while_it_sleeps() -> None:
         assert slow.begun.wait(PATIENCE)
     assert scribe.close(PATIENCE)
     assert [one for batch in slow.batches for one in batch] == [0, 1, 2]
+
+
+def test_what_comes_while_it_gathers_wakes_nobody(monkeypatch: pytest.MonkeyPatch) -> None:
+    woken: list[float] = []
+    scribe = Scribe[int]("test", 10_000, len, 0.5)
+    wake = scribe._wake.set
+
+    def count() -> None:
+        woken.append(time.monotonic())
+        wake()
+
+    monkeypatch.setattr(scribe._wake, "set", count)
+    scribe.start()
+    began = time.monotonic()
+    while time.monotonic() - began < 1.2:
+        scribe.put(1)
+        time.sleep(0.001)
+    assert len(woken) <= 1
+    assert scribe.close(PATIENCE)
 
 
 def test_what_there_is_no_room_for_is_counted_and_nobody_waits() -> None:
