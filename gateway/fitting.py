@@ -53,7 +53,7 @@ def unsaid(section: Sampling | Stopping, defaults: Mapping[str, Any]) -> Mapping
 
 
 def _filled(section: Section, defaults: Mapping[str, Any]) -> Section:
-    silent = unsaid(section, defaults)
+    silent = unsaid(section, defaults) if defaults else {}
     return replace(section, **silent) if silent else section
 
 

@@ -70,9 +70,11 @@ def _compile(source: str) -> Template:
     surroundings.globals["raise_exception"] = _refuse
     surroundings.globals["strftime_now"] = _today
     try:
-        return surroundings.from_string(source)
+        template = surroundings.from_string(source)
     except TemplateError as e:
         raise ValueError(f"holds a chat template that is none: {e}") from None
+    template.globals = dict(template.globals)  # from a chain of two, which each prompt would copy
+    return template
 
 
 def _read(path: Path) -> tuple[str, dict[str, str]]:

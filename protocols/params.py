@@ -5,29 +5,22 @@ worker's request, the report of what a pair of dialects loses, and the reference
 """
 
 from collections.abc import Iterable, Mapping
-from typing import Any, Literal, Protocol, TypeVar, runtime_checkable
+from typing import Any, Literal, Protocol, Self, runtime_checkable
 
 import msgspec
 from msgspec import Raw, Struct
 
 from gateway.core.errors import InvalidParameter, Problem
 from gateway.core.loss import Carry, Reason
-from gateway.core.types import (
-    EmbedRequest,
-    GenerateRequest,
-    Logprobs,
-    Reasoning,
-    Sampling,
-    Stopping,
-    Templating,
-    Want,
-)
+from gateway.core.types import SECTIONS
 from protocols.body import value
 
 Type = Literal["int", "strict int", "float", "bool", "str", "strings", "string list", "ints"]
 """``int`` also takes 5.0; ``strings`` is one string or a list; the others are what they say."""
 
 _UNSET: Any = msgspec.UNSET
+_NUMBERS = (int, float)
+"""Without bool, which is a number to Python and none to JSON."""
 
 
 class Param(Struct, frozen=True, kw_only=True):
@@ -69,70 +62,99 @@ class Tabled(Protocol):
     tables: Mapping[str, tuple[Param, ...]]
 
 
-class Values:
+Found = Mapping[str, list[tuple[int, Param]]]
+"""Rows by a name, each with its place in its table."""
+
+
+class Table(tuple[Param, ...]):  # noqa: SLOT001 - nothing that is made of a tuple can have slots
+    """Rows in their order, each to be found by its wire name and by its field."""
+
+    by_wire: Found
+    by_field: Found
+
+    def __new__(cls, *rows: Param) -> Self:
+        """The table of these rows."""
+        made = super().__new__(cls, rows)
+        made.by_wire = _found_by("wire", rows)
+        made.by_field = _found_by("field", rows)
+        return made
+
+
+def _found_by(key: str, rows: Iterable[Param]) -> Found:
+    found: dict[str, list[tuple[int, Param]]] = {}
+    for place, row in enumerate(rows):
+        found.setdefault(getattr(row, key), []).append((place, row))
+    return found
+
+
+def in_order(rows: Found, names: Iterable[str]) -> list[Param]:
+    """The rows that have one of these names, in their table's order."""
+    return [row for _, row in sorted([one for n in names if n in rows for one in rows[n]])]
+
+
+class Values(dict[str, Any]):
     """What was read: values by path, and the wire names that the client gave."""
 
-    __slots__ = ("_sections", "given")
+    __slots__ = ("given",)
 
     def __init__(self) -> None:
-        self._sections: dict[str, dict[str, Any]] = {}
         self.given: set[str] = set()
 
-    def set(self, path: str, what: Any) -> None:
-        """Put a value at a path."""
-        section, _, name = path.rpartition(".")
-        self._sections.setdefault(section, {})[name] = what
-
-    def get(self, path: str, default: Any = None) -> Any:
-        """The value at a path."""
-        section, _, name = path.rpartition(".")
-        return self._sections.get(section, {}).get(name, default)
-
     def section(self, name: str) -> dict[str, Any]:
-        """The values of one section; "" is the request's own fields."""
-        return self._sections.get(name, {})
+        """The values of one section."""
+        begin, at = f"{name}.", len(name) + 1
+        return {path[at:]: what for path, what in self.items() if path[:at] == begin}
 
     def fields(self) -> dict[str, Any]:
         """Keyword arguments for a request: its own fields, and a struct for each section set."""
-        fields = dict(self.section(""))
-        for name, struct in _STRUCTS.items():
-            if values := self._sections.get(name):
-                fields[name] = struct(**values)
-        fields["given"] = frozenset(self.given)
-        return fields
+        own: dict[str, Any] = {"given": frozenset(self.given)}
+        sections: dict[str, dict[str, Any]] = {}
+        for path, what in self.items():
+            if path in _PLACES:
+                section, name = _PLACES[path]
+                if section in sections:
+                    sections[section][name] = what
+                else:
+                    sections[section] = {name: what}
+            elif "." not in path:
+                own[path] = what
+        for name, values in sections.items():
+            own[name] = SECTIONS[name](**values)
+        return own
 
 
-_STRUCTS: Mapping[str, type[Struct]] = {
-    "sampling": Sampling,
-    "stopping": Stopping,
-    "templating": Templating,
-    "reasoning": Reasoning,
-    "logprobs": Logprobs,
-    "want": Want,
+_PLACES: Mapping[str, tuple[str, str]] = {
+    f"{section}.{name}": (section, name)
+    for section, struct in SECTIONS.items()
+    for name in struct.__struct_fields__
 }
 
 
-def read(
-    table: Iterable[Param], fields: Mapping[str, Raw], into: Values | None = None, *, at: str = ""
-) -> Values:
+def read(table: Table, fields: Mapping[str, Raw], *, at: str = "") -> Values:
     """The parameters of ``table`` found in ``fields``, in the table's order.
 
     ``at`` is put before a name in a complaint. Raises InvalidParameter for the first wrong one,
     with the row as ``expected``.
     """
-    values = into if into is not None else Values()
-    for param in table:
-        raw = fields.get(param.wire)
-        if raw is None:
-            continue
-        got = value(raw)
-        if got is None and param.null:
-            continue
-        got = check(param, got, at=at)
-        values.given.add(param.wire)
-        if got not in param.off or isinstance(got, bool):
-            values.set(param.field, got)
+    values = Values()
+    for param in in_order(table.by_wire, fields):
+        take(param, fields[param.wire], values, at=at)
     return values
+
+
+def take(param: Param, raw: Raw, into: Values, *, at: str = "") -> None:
+    """Read one parameter as it was sent. Raises InvalidParameter; see ``read``."""
+    put(param, value(raw), into, at=at)
+
+
+def put(param: Param, got: Any, into: Values, *, at: str = "") -> None:
+    """Read one parameter from its JSON value. Raises InvalidParameter; see ``read``."""
+    if got is None and param.null:
+        return
+    got = check(param, got, at=at)
+    into.given.add(param.wire)
+    if got not in param.off or isinstance(got, bool):
+        into[param.field] = got
 
 
 def check(param: Param, got: Any, *, at: str = "") -> Any:
@@ -140,9 +162,10 @@ def check(param: Param, got: Any, *, at: str = "") -> Any:
     converted = _convert(param, got)
     if converted is _UNSET:
         raise _complaint(param, "type", got, f"must be {_TYPES[param.type]}", at)
-    if isinstance(converted, int | float) and not isinstance(converted, bool):
+    kind = type(converted)
+    if kind in _NUMBERS:
         _check_range(param, converted, at)
-    elif isinstance(converted, tuple):
+    elif kind is tuple:
         if len(converted) < param.min_items:
             raise _complaint(param, "empty", got, f"needs at least {param.min_items} items", at)
         if param.max_items is not None and len(converted) > param.max_items:
@@ -228,30 +251,25 @@ def _to_float(got: int) -> Any:
 
 # --- the other way: a request to a worker's fields ------------------------------------------------
 
-RequestT = TypeVar("RequestT", GenerateRequest, EmbedRequest)
+
+def write(table: Table, said: Mapping[str, Any]) -> dict[str, Any]:
+    """The fields of ``table`` for what is ``said`` in a request, clamped to the rows' ranges."""
+    return {
+        row.wire: clamped(row, said[row.field])
+        for row in in_order(table.by_field, said)
+        if row.reason != "dropped"
+    }
 
 
-def get(request: GenerateRequest | EmbedRequest, path: str) -> Any:
-    """The value at a path of a request; None where a section is absent."""
-    section, _, name = path.rpartition(".")
-    holder = getattr(request, section, None) if section else request
-    return getattr(holder, name, None)
-
-
-def write(table: Iterable[Param], request: GenerateRequest | EmbedRequest) -> dict[str, Any]:
-    """The fields of ``table`` that the request sets, clamped to the rows' ranges."""
-    out: dict[str, Any] = {}
-    for param in table:
-        got = get(request, param.field)
-        if got is None or got == () or param.reason == "dropped":
-            continue
-        if isinstance(got, int | float) and not isinstance(got, bool):
-            if param.low is not None and got < param.low:
-                got = type(got)(param.low)
-            elif param.high is not None and got > param.high:
-                got = type(got)(param.high)
-        out[param.wire] = list(got) if isinstance(got, tuple) else got
-    return out
+def clamped(row: Param, got: Any) -> Any:
+    """The value as it is written, within the row's range."""
+    kind = type(got)
+    if kind in _NUMBERS:
+        if row.low is not None and got < row.low:
+            return kind(row.low)
+        if row.high is not None and got > row.high:
+            return kind(row.high)
+    return list(got) if kind is tuple else got
 
 
 def carries(table: Iterable[Param]) -> dict[str, Carry]:

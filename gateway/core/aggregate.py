@@ -2,7 +2,7 @@
 
 from collections.abc import Iterable
 
-from msgspec import Struct, field
+from msgspec import Struct
 
 from gateway.core.errors import StreamBroken
 from gateway.core.types import (
@@ -37,9 +37,9 @@ class ChoiceAnswer(Struct):
     thought: str = ""
     thought_signature: str | None = None
     refusal: str = ""
-    calls: list[ToolCall] = field(default_factory=list[ToolCall])
-    token_ids: list[int] = field(default_factory=list[int])
-    logprobs: list[TokenLogprob] = field(default_factory=list[TokenLogprob])
+    calls: list[ToolCall] = []
+    token_ids: list[int] = []
+    logprobs: list[TokenLogprob] = []
     reason: FinishReason = "unknown"
     stop: str | int | None = None
 
@@ -47,10 +47,10 @@ class ChoiceAnswer(Struct):
 class Answer(Struct):
     """A whole answer: choices for a GenerateRequest, vectors for an EmbedRequest; by index."""
 
-    choices: list[ChoiceAnswer] = field(default_factory=list[ChoiceAnswer])
-    vectors: list[tuple[float, ...]] = field(default_factory=list[tuple[float, ...]])
+    choices: list[ChoiceAnswer] = []
+    vectors: list[tuple[float, ...]] = []
     usage: Usage | None = None
-    timings: list[Timing] = field(default_factory=list[Timing])
+    timings: list[Timing] = []
     served: Served = Served()
 
 
@@ -67,40 +67,37 @@ class Fold:
     def add(self, events: Iterable[Event]) -> None:
         """Take these in. Raises StreamBroken when a choice goes on after its end."""
         for event in events:
-            self._take(event)
+            match event:
+                case Usage():
+                    self._answer.usage = event
+                case Timing():
+                    self._answer.timings.append(event)
+                case Served():
+                    self._answer.served = event
+                case Vector(index, values):
+                    self._vectors[index] = values
+                case Done():
+                    self._done = True
+                case Start():
+                    pass
+                case _:
+                    self._extend(self._choice(event.index), event)
 
     def result(self) -> Answer:
         """The answer. Raises StreamBroken unless every choice has ended and Done came."""
         if not self._done or self._choices.keys() != self._ended:
             raise StreamBroken("the answer stopped before its end")
         self._answer.choices = [self._choices[i] for i in sorted(self._choices)]
-        self._answer.vectors = [self._vectors[i] for i in sorted(self._vectors)]
+        if self._vectors:
+            self._answer.vectors = [self._vectors[i] for i in sorted(self._vectors)]
         return self._answer
-
-    def _take(self, event: Event) -> None:
-        match event:
-            case Usage():
-                self._answer.usage = event
-            case Timing():
-                self._answer.timings.append(event)
-            case Served():
-                self._answer.served = event
-            case Vector(index, values):
-                self._vectors[index] = values
-            case Done():
-                self._done = True
-            case Start():
-                pass
-            case _:
-                self._extend(self._choice(event.index), event)
 
     def _choice(self, index: int) -> ChoiceAnswer:
         if index in self._ended:
             raise StreamBroken(f"choice {index} went on after its end")
-        choice = self._choices.get(index)
-        if choice is None:
-            choice = self._choices[index] = ChoiceAnswer(index)
-        return choice
+        if index not in self._choices:
+            self._choices[index] = ChoiceAnswer(index)
+        return self._choices[index]
 
     def _extend(
         self,
@@ -111,12 +108,12 @@ class Fold:
             case Text(text):
                 choice.text += text
                 choice.tokens += event.tokens
-                choice.token_ids.extend(event.token_ids)
-                choice.logprobs.extend(event.logprobs)
+                choice.token_ids += event.token_ids
+                choice.logprobs += event.logprobs
             case PromptEcho(_, text, logprobs):
                 choice.text += text
                 choice.echoed += len(text)
-                choice.logprobs.extend(logprobs)
+                choice.logprobs += logprobs
             case Thought(text, _, signature):
                 choice.thought += text
                 choice.thought_signature = signature or choice.thought_signature

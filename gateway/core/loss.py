@@ -6,8 +6,8 @@ the target does not carry is a loss.
 """
 
 import re
-from collections.abc import Iterator, Mapping
-from typing import Any, Literal
+from collections.abc import Mapping
+from typing import Any, Final, Literal
 
 from msgspec import Struct
 
@@ -15,9 +15,7 @@ from gateway.core.types import (
     EmbedRequest,
     GenerateRequest,
     Request,
-    Sampling,
-    Stopping,
-    Templating,
+    Want,
 )
 
 Reason = Literal["renamed", "clamped", "defaulted", "approximated", "emulated", "dropped"]
@@ -47,34 +45,22 @@ class Carry(Struct, frozen=True):
 
 
 _UNSAFE = re.compile(r"[^A-Za-z0-9_.\-\[\]]")
-_SECTIONS = ("sampling", "stopping", "templating", "reasoning", "logprobs")
-_SILENT = {"sampling": Sampling(), "stopping": Stopping(), "templating": Templating()}
 _NEVER_LOST = frozenset(
-    {"model", "kind", "messages", "prompts", "inputs", "stream", "want", "given", "client_id",
-     "labels", "extra", "source", "timeout", "encoding", "templating.mode", "legacy_functions",
-     "tool_choice"}
+    {"model", "kind", "messages", "prompts", "inputs", "stream", "given", "client_id", "labels",
+     "extra", "source", "timeout", "encoding", "templating.mode", "legacy_functions",
+     "tool_choice", *(f"want.{name}" for name in Want.__struct_fields__)}
 )  # fmt: skip
 """What every target carries in some way, what is ours alone, and what is judged on its own."""
+_NOWHERE: Final = Carry("", reason="dropped")
 
 
-def set_fields(request: Request) -> Iterator[tuple[str, Any]]:
+def set_fields(request: Request) -> list[tuple[str, Any]]:
     """The path and value of every field that differs from "the client did not say"."""
-    for name in request.__struct_fields__:
-        value = getattr(request, name)
-        if value is None or value is False or value == ():
-            continue
-        if name in _SECTIONS:
-            if value != _SILENT.get(name):
-                yield from _section(name, value)
-        elif name not in _NEVER_LOST:
-            yield name, value
-
-
-def _section(name: str, section: Struct) -> Iterator[tuple[str, Any]]:
-    for field in section.__struct_fields__:
-        value = getattr(section, field)
-        if value is not None and value != () and (path := f"{name}.{field}") not in _NEVER_LOST:
-            yield path, value
+    return [
+        (path, value)
+        for path, value in request.said.items()
+        if path not in _NEVER_LOST and (value is not False or "." in path)
+    ]
 
 
 def losses(
@@ -91,17 +77,15 @@ def losses(
     """
     found = [] if extra else [Loss(name, "dropped") for name in request.extra]
     for path, value in set_fields(request):
-        carry = carries.get(path)
-        wire = names.get(path, path.rpartition(".")[2])
-        if carry is None:
-            found.append(Loss(wire, "dropped", path=path))
-        elif carry.reason is not None:
-            found.append(Loss(wire, carry.reason, path=path))
-        elif isinstance(value, int | float) and not isinstance(value, bool):
+        carry = carries.get(path, _NOWHERE)
+        reason, detail = carry.reason, ""
+        if reason is None and type(value) in (int, float):
             if carry.low is not None and value < carry.low:
-                found.append(Loss(wire, "clamped", f"{value} to {carry.low}", path))
+                reason, detail = "clamped", f"{value} to {carry.low}"
             elif carry.high is not None and value > carry.high:
-                found.append(Loss(wire, "clamped", f"{value} to {carry.high}", path))
+                reason, detail = "clamped", f"{value} to {carry.high}"
+        if reason is not None:
+            found.append(Loss(names.get(path, path.rpartition(".")[2]), reason, detail, path))
     return tuple(found)
 
 

@@ -6,9 +6,11 @@ is kept in ``extra`` as the client wrote it, for a worker of the same mind.
 """
 
 from collections.abc import Mapping
-from typing import Literal
+from functools import cached_property
+from typing import Any, Final, Literal
 
-from msgspec import Raw, Struct, field
+from msgspec import Raw, Struct
+from msgspec.structs import astuple
 
 Role = Literal["system", "developer", "user", "assistant", "tool", "function"]
 
@@ -85,7 +87,11 @@ class Message(Struct, frozen=True, omit_defaults=True):
     @property
     def text(self) -> str:
         """The text parts, joined."""
-        return "".join(part.text for part in self.parts if isinstance(part, TextPart))
+        match self.parts:
+            case (TextPart(text),):
+                return text
+            case parts:
+                return "".join([part.text for part in parts if isinstance(part, TextPart)])
 
 
 class Tool(Struct, frozen=True):
@@ -236,7 +242,55 @@ Prompt = str | tuple[int, ...]
 """Text, or token ids."""
 
 
-class GenerateRequest(Struct, frozen=True, kw_only=True):
+SECTIONS: Final[Mapping[str, type[Struct]]] = {
+    "templating": Templating,
+    "sampling": Sampling,
+    "stopping": Stopping,
+    "reasoning": Reasoning,
+    "logprobs": Logprobs,
+    "want": Want,
+}
+"""The fields of a request that hold fields of their own."""
+
+_PATHS: Final[Mapping[str, tuple[str, ...]]] = {
+    name: tuple(f"{name}.{own}" for own in section.__struct_fields__)
+    for name, section in SECTIONS.items()
+}
+_SILENT: Final[Mapping[str, Struct | None]] = {
+    "templating": Templating(),
+    "sampling": Sampling(),
+    "stopping": Stopping(),
+    "reasoning": None,
+    "logprobs": None,
+    "want": Want(),
+}
+"""What they are for a client that says nothing."""
+
+
+class _Fields(Struct, frozen=True, dict=True):
+    """What every request has."""
+
+    @cached_property
+    def said(self) -> Mapping[str, Any]:
+        """Every value that is neither None nor empty, by its path, such as ``sampling.top_k``.
+
+        A section has none while it is as it is for a client that says nothing.
+        """
+        found = {}
+        for name, value in zip(self.__struct_fields__, astuple(self), strict=True):
+            if value is None or value == ():
+                continue
+            if name not in _PATHS:
+                found[name] = value
+            elif value != _SILENT[name]:
+                for path, own in zip(_PATHS[name], astuple(value), strict=True):
+                    if own is None or own == ():
+                        continue
+                    found[path] = own
+        return found
+
+
+class GenerateRequest(_Fields, frozen=True, kw_only=True):
     """A request for text: a conversation (``messages``), or one or more ``prompts``.
 
     The answer has ``n`` choices for a conversation, and ``n`` for each prompt: choice ``i`` of
@@ -276,21 +330,21 @@ class GenerateRequest(Struct, frozen=True, kw_only=True):
     """Seconds the client is willing to wait."""
     client_id: str | None = None
     """The client's own name for this request."""
-    labels: Mapping[str, str] = field(default_factory=dict[str, str])
+    labels: Mapping[str, str] = {}
     """user, metadata and the like: for routing, logs and like-minded workers."""
     given: frozenset[str] = frozenset()
     """The wire names of the fields that the client sent with a value."""
-    extra: Mapping[str, Raw] = field(default_factory=dict[str, Raw])
+    extra: Mapping[str, Raw] = {}
     source: str = ""
     """The name of the dialect that it came in."""
 
     @property
     def choices(self) -> int:
         """How many choices the answer has."""
-        return max(len(self.prompts), 1) * (self.n or 1)
+        return (len(self.prompts) or 1) * (self.n or 1)
 
 
-class EmbedRequest(Struct, frozen=True, kw_only=True):
+class EmbedRequest(_Fields, frozen=True, kw_only=True):
     """A request for one vector for each input."""
 
     model: str
@@ -304,9 +358,9 @@ class EmbedRequest(Struct, frozen=True, kw_only=True):
     priority: int | None = None
     timeout: float | None = None
     client_id: str | None = None
-    labels: Mapping[str, str] = field(default_factory=dict[str, str])
+    labels: Mapping[str, str] = {}
     given: frozenset[str] = frozenset()
-    extra: Mapping[str, Raw] = field(default_factory=dict[str, Raw])
+    extra: Mapping[str, Raw] = {}
     source: str = ""
     stream: Literal[False] = False
 

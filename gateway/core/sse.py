@@ -108,16 +108,18 @@ class Splitter:
         """Whether all that came was whole events."""
         return not self._buffer and not self._data
 
-    def feed(self, data: bytes) -> Iterator[bytes]:
+    def feed(self, data: bytes) -> Iterable[bytes]:
         """The data of each event that is complete. Raises WorkerFailed past the size limit."""
-        buffer = self._buffer
-        if not buffer and not self._data and len(data) <= self._limit:
+        if not self._buffer and not self._data and len(data) <= self._limit:
             if not data:
-                return
+                return ()
             if (found := plain(data)) is not None:
                 self._first = False
-                yield from found
-                return
+                return found
+        return self._cut(data)
+
+    def _cut(self, data: bytes) -> Iterator[bytes]:
+        buffer = self._buffer
         buffer += data
         if self._first and len(buffer) >= len(_BOM):
             self._first = False

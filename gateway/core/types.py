@@ -24,6 +24,7 @@ from gateway.core.events import (
     Vector,
 )
 from gateway.core.request import (
+    SECTIONS,
     AllowedTools,
     AudioPart,
     Choice,
@@ -58,6 +59,7 @@ from gateway.core.request import (
 )
 
 __all__ = [
+    "SECTIONS",
     "AllowedTools",
     "AudioPart",
     "CallArguments",

@@ -21,6 +21,9 @@ _PER_TOKEN: Final = 4
 _MOST_PER_TOKEN: Final = 16
 """No text has so many characters to a token: who says so has called a whole answer one piece."""
 
+_UNMEASURED = Thought | Refusal | CallArguments
+"""What comes without a number of tokens."""
+
 
 class Count:
     """Watches one answer. The backend's own figures always win."""
@@ -47,7 +50,7 @@ class Count:
                     return [*events[:i], *self.missing(), *events[i:]]
             elif type(event) is Start:
                 self._prompt = event.prompt_tokens
-            elif isinstance(event, Thought | Refusal | CallArguments):
+            elif isinstance(event, _UNMEASURED):
                 self._unmeasured += len(event.text)
         return events
 

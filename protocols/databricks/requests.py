@@ -27,7 +27,7 @@ from protocols.databricks import roles, tables
 from protocols.openai.messages import MEDIA, Rules
 from protocols.openai.reading import as_object, given, missing, wrong_type
 from protocols.openai.requests import Reading, read_chat, read_completion, read_embedding
-from protocols.params import Param
+from protocols.params import Param, Table
 
 Task = Literal["chat", "completion", "embedding"]
 Fields = dict[str, Raw]
@@ -39,9 +39,9 @@ STRICT: Mapping[Task, set[str]] = {
     "embedding": tables.STRICT_EMBEDDING,
 }
 READING = Reading(
-    chat=tables.LENIENT_CHAT,
-    completion=tables.LENIENT_COMPLETION,
-    embedding=tables.EMBEDDING,
+    chat=Table(*tables.LENIENT_CHAT),
+    completion=Table(*tables.LENIENT_COMPLETION),
+    embedding=Table(*tables.EMBEDDING),
     rules=Rules(
         roles=("system", "developer", "user", "assistant", "tool"),
         user_parts=MEDIA,
@@ -52,6 +52,8 @@ READING = Reading(
     most_tools=tables.MOST_TOOLS,
     completion_default=None,
 )
+
+_RAW_PROMPT = Table(tables.USE_RAW_PROMPT)
 
 
 def task_of(fields: Fields) -> Task:
@@ -126,7 +128,7 @@ def _chat(fields: Fields, model: str, order: roles.RoleRules) -> GenerateRequest
 
 
 def _completion(fields: Fields, model: str, *, wrapped: bool) -> GenerateRequest:
-    raw = params.read((tables.USE_RAW_PROMPT,), fields).get("asked.raw_prompt", not wrapped)
+    raw = params.read(_RAW_PROMPT, fields).get("asked.raw_prompt", not wrapped)
     request = read_completion(fields, READING, model=model)
     _check_texts(request.prompts, "prompt")
     mode: Literal["raw", "server"] = "raw" if raw else "server"

@@ -64,7 +64,7 @@ def read_chat(call: Call, setup: Setup) -> GenerateRequest:
     if not early:
         _chat_logprobs(values)
         for path, got in template.items():
-            values.set(path, got)
+            values[path] = got
         if setup.vllm_validator:  # the server's own passes it over
             form["output"] = _output(fields)
             known = (*known, "response_format")
@@ -86,7 +86,7 @@ def read_chat(call: Call, setup: Setup) -> GenerateRequest:
 def _chat_logprobs(values: Values) -> None:
     top = values.get("asked.top_logprobs")
     if values.get("asked.logprobs") or top is not None:
-        values.set("logprobs.top", top or 0)
+        values["logprobs.top"] = top or 0
 
 
 def _check_length(raw: Raw, limit: int, *, tools: bool) -> None:
@@ -237,7 +237,7 @@ def read_completion(call: Call, setup: Setup) -> GenerateRequest:
     prompt = _prompt(get(fields, "prompt"), setup.profile.limit)
     values = read(tables.COMPLETION, fields)
     if (top := values.get("asked.top_logprobs")) is not None:
-        values.set("logprobs.top", top)
+        values["logprobs.top"] = top
     output = _output(fields)
     count(values, COMPLETION_COUNTING)
     return build(

@@ -100,10 +100,13 @@ def read(table: Table, fields: Mapping[str, Raw]) -> Values:
         if isinstance(step, Check):
             step.run(fields, values)
             continue
+        param = step.param
+        if param.wire not in fields:
+            continue
         try:
-            params.read((step.param,), fields, values)
+            params.take(param, fields[param.wire], values)
         except InvalidParameter as error:
-            got = get(fields, step.param.wire)  # as it was sent: 0 and not 0.0
+            got = get(fields, param.wire)  # as it was sent: 0 and not 0.0
             raise _complaint(step, error, got) from None
     return values
 

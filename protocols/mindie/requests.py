@@ -140,8 +140,8 @@ def count(values: Values, said: Counting) -> None:
     answers = best or n or 1
     if answers > 1 and not values.get("sampling.temperature"):
         raise wrong(said.cold.format(b=b, n=shown), "n", "conflict")
-    values.set("best_of", None)
-    values.set("n", answers if best or n else None)
+    values["best_of"] = None
+    values["n"] = answers if best or n else None
 
 
 def _count_beams(values: Values) -> None:
@@ -154,8 +154,8 @@ def _count_beams(values: Values) -> None:
             "conflict",
         )
     n = values.get("n") or 1
-    values.set("sampling.beam_width", max(values.get("best_of") or 1, n))
-    values.set("best_of", None)
+    values["sampling.beam_width"] = max(values.get("best_of") or 1, n)
+    values["best_of"] = None
 
 
 # --- the way into the internal request ------------------------------------------------------------
@@ -169,12 +169,12 @@ def build(
     ``more`` are fields of the request; ``known`` among them names wire fields read elsewhere.
     """
     if (priority := values.get("priority")) is not None:
-        values.set("priority", (priority - 1) * PRIORITY_STEP)
+        values["priority"] = (priority - 1) * PRIORITY_STEP
     if (seconds := values.get("timeout")) is not None:
-        values.set("timeout", float(seconds))
+        values["timeout"] = float(seconds)
     if setup.max_iter_times is not None:
         asked = values.get("stopping.max_tokens") or setup.max_iter_times
-        values.set("stopping.max_tokens", min(asked, setup.max_iter_times))
+        values["stopping.max_tokens"] = min(asked, setup.max_iter_times)
     known = more.pop("known", ())
     return GenerateRequest(**{**values.fields(), "extra": rest(table, fields, known), **more})
 
@@ -187,11 +187,11 @@ def sampling(values: Values, setup: Setup, *, tokens: int | None) -> None:
     published default of ``do_sample``, not measured).
     """
     if tokens is not None and values.get("stopping.max_tokens") is None:
-        values.set("stopping.max_tokens", tokens)
+        values["stopping.max_tokens"] = tokens
     asked = values.get("sampling.do_sample")
     silent = setup.profile.early and values.get("sampling.temperature") is None
     if asked is False or (asked is None and silent):
-        values.set("sampling.temperature", 0.0)
+        values["sampling.temperature"] = 0.0
 
 
 def want(values: Values, *, token_ids: bool = False, timing: bool = False) -> Want:

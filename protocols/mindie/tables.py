@@ -199,7 +199,7 @@ def _stop(most: int) -> Check:
                 "stop",
             )
         values.given.add("stop")
-        values.set("stopping.stop", tuple(got))
+        values["stopping.stop"] = tuple(got)
 
     return Check("stop", "stopping.stop", run, "strings")
 
@@ -221,7 +221,7 @@ def _stop_token_ids(fields: Mapping[str, Raw], values: Values) -> None:
         raise wrong("Parameter stop_token_ids not list[int]", "stop_token_ids", "type")
     values.given.add("stop_token_ids")
     ids = sorted({token for token in got if 0 <= token <= INT32})
-    values.set("stopping.stop_token_ids", tuple(ids))
+    values["stopping.stop_token_ids"] = tuple(ids)
 
 
 def _include_stop(fields: Mapping[str, Raw], values: Values) -> None:
@@ -235,7 +235,7 @@ def _include_stop(fields: Mapping[str, Raw], values: Values) -> None:
     if not isinstance(got, bool):
         raise wrong(f"{name} must be boolean type.", name, "type")
     values.given.add(name)
-    values.set("stopping.include_stop", got)
+    values["stopping.include_stop"] = got
 
 
 def _logprobs_agree(fields: Mapping[str, Raw], values: Values) -> None:
@@ -264,7 +264,7 @@ def _thinking(fields: Mapping[str, Raw], values: Values) -> None:
         )
     if kwargs.get("enable_thinking"):
         values.given.add("chat_template_kwargs")
-        values.set("reasoning.budget", budget)
+        values["reasoning.budget"] = budget
 
 
 _STOP_TOKEN_IDS = Check("stop_token_ids", "stopping.stop_token_ids", _stop_token_ids, "ints")

@@ -13,6 +13,7 @@ from typing import Any, Final
 from msgspec import Struct
 from msgspec.structs import replace
 
+from protocols import params
 from protocols.mindie import tables
 from protocols.mindie.checks import Table, rows
 from protocols.mindie.profiles import Setup
@@ -36,7 +37,7 @@ class Takes(Struct, frozen=True, kw_only=True):
 
     early: bool
     """See ``protocols.mindie.profiles.Profile``."""
-    text: tuple[Param, ...]
+    text: params.Table
     """The parameters of generate."""
     talk: Profile
     """Of the endpoints in OpenAI's manner."""
@@ -51,9 +52,10 @@ def takes(setup: Setup) -> Takes:
     profile = setup.profile
     early = profile.early
     talk = written(setup.chat)
+    useless = ("watermark", *(("typical_p",) if early else ()))
     return Takes(
         early=early,
-        text=written(profile.text, useless=("watermark", *(("typical_p",) if early else ()))),
+        text=params.Table(*written(profile.text, useless=useless)),
         talk=Profile(
             chat=(*talk, _ONE) if early else talk,
             completion=written(tables.COMPLETION),

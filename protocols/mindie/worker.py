@@ -159,7 +159,7 @@ class Writer:
         return WireRequest(f"{_model(request.model)}/{way}", _encode(body), _JSON)
 
     def _parameters(self, request: GenerateRequest) -> dict[str, Any]:
-        written = {"details": True, **params.write(self._takes.text, request)}
+        written = {"details": True, **params.write(self._takes.text, request.said)}
         written.setdefault("max_new_tokens", self._most(request.model) or INT32)
         if request.priority is not None:
             step = min(max(request.priority, 0) // PRIORITY_STEP, _LAST_PRIORITY - 1)

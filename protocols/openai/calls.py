@@ -44,7 +44,7 @@ class Calls:
 
     def close(self) -> None:
         """The choice has ended. Raises StreamBroken for a call that never got a name."""
-        if any(call.number is None for call in self._calls.values()):
+        if self._calls and any(call.number is None for call in self._calls.values()):
             raise StreamBroken("The worker called a tool without its name.")
 
     def _key(self, wire: WireCall, position: int) -> int:

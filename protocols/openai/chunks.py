@@ -85,11 +85,10 @@ class Chunks:
 
     def template(self, index: int) -> tuple[bytes, bytes]:
         """An ordinary chunk of this choice, cut where its delta or text belongs."""
-        found = self._templates.get(index)
-        if found is None:
+        if index not in self._templates:
             head, _, tail = self.chunk(index, _HOLE).partition(_HOLE)
-            found = self._templates[index] = head, tail
-        return found
+            self._templates[index] = head, tail
+        return self._templates[index]
 
     def chunk(self, index: int, body: bytes, **more: bytes) -> bytes:
         """One chunk; ``more`` are a piece's further keys."""

@@ -32,7 +32,6 @@ from protocols.openai.faults import complain
 from protocols.openai.incoming import (
     WireAnswer,
     WireChoice,
-    WireDelta,
     logprobs_in,
     parts_in,
     read_answer,
@@ -60,10 +59,11 @@ _BOM = b"\xef\xbb\xbf"
 class _Choice:
     """What is known of one choice so far."""
 
-    __slots__ = ("calls", "ended", "prompt")
+    __slots__ = ("calls", "ended", "index", "prompt")
 
-    def __init__(self, calls: Calls, prompt: str | None) -> None:
-        self.calls = calls
+    def __init__(self, index: int, prompt: str | None) -> None:
+        self.index = index
+        self.calls = Calls(index)
         self.ended = False
         self.prompt = prompt
         """What is still to come back of the prompt, where it was asked for."""
@@ -228,9 +228,10 @@ class AnswerDecoder:
             counts = _shares(choices, usage.completion_tokens)
         for position, (choice, count) in enumerate(zip(choices, counts, strict=True)):
             index = position if choice.index is None and whole else choice.index or 0
-            self._piece(choice, index, events, count=count)
-            if (choice.finish_reason or whole) and not self._choice(index).ended:
-                events.append(self._finish(choice, index))
+            known = self._choice(index)
+            self._piece(choice, known, events, count=count)
+            if (choice.finish_reason or whole) and not known.ended:
+                events.append(self._finish(choice, known))
         if usage is not None:
             self._usage = usage
             if self._request.want.usage == "each":
@@ -251,10 +252,9 @@ class AnswerDecoder:
         )
 
     def _choice(self, index: int) -> _Choice:
-        choice = self._choices.get(index)
-        if choice is None:
-            choice = self._choices[index] = _Choice(Calls(index), self._prompt(index))
-        return choice
+        if index not in self._choices:
+            self._choices[index] = _Choice(index, self._prompt(index))
+        return self._choices[index]
 
     def _prompt(self, index: int) -> str | None:
         """The prompt that will come back in front of a choice."""
@@ -265,37 +265,33 @@ class AnswerDecoder:
         prompt = prompts[position]
         return prompt if isinstance(prompt, str) else None
 
-    def _piece(self, wire: WireChoice, index: int, events: list[Event], *, count: int) -> None:
-        choice = self._choice(index)
+    def _piece(self, wire: WireChoice, choice: _Choice, events: list[Event], *, count: int) -> None:
         said: list[Event] = []
-        delta = wire.delta or wire.message
+        text, delta = wire.text or "", wire.delta or wire.message
         if delta is not None:
-            said += self._thoughts(delta, index)
-            content = delta.content
-            text = content if isinstance(content, str) else ""
-            if isinstance(content, list):
-                text = parts_in(content, index, said)
-        else:
-            text = wire.text or ""
-        said += self._texts(wire, index, text, count=count)
+            thought = delta.reasoning_content or delta.reasoning
+            if thought and isinstance(thought, str):
+                said.append(Thought(thought, choice.index))
+            match delta.content:
+                case list() as parts:
+                    text = parts_in(parts, choice.index, said)
+                case content:
+                    text = content or ""
+        said += self._texts(wire, choice, text, count=count)
         if delta is not None:
             if delta.refusal:
-                said.append(Refusal(delta.refusal, index))
+                said.append(Refusal(delta.refusal, choice.index))
             said += choice.calls.read(delta)
         if said and choice.ended:
-            raise StreamBroken(f"The worker went on with choice {index} after its end.")
+            raise StreamBroken(f"The worker went on with choice {choice.index} after its end.")
         events += said
 
-    def _thoughts(self, delta: WireDelta, index: int) -> list[Event]:
-        thought = delta.reasoning_content or delta.reasoning
-        return [Thought(thought, index)] if thought and isinstance(thought, str) else []
-
-    def _texts(self, wire: WireChoice, index: int, text: str, *, count: int) -> list[Event]:
+    def _texts(self, wire: WireChoice, choice: _Choice, text: str, *, count: int) -> list[Event]:
         """The text, and before it the prompt where the worker gave it back."""
         logprobs, ids = logprobs_in(wire.logprobs), tuple(wire.token_ids or ())
         if not text and not logprobs and not ids:
             return []
-        choice = self._choice(index)
+        index = choice.index
         prompt, choice.prompt = choice.prompt, None
         if prompt is not None and text.startswith(prompt):
             at, kept = 0, 0
@@ -309,8 +305,8 @@ class AnswerDecoder:
             return [echo, Text(text, index, len(logprobs) or len(ids) or count, ids, logprobs)]
         return [Text(text, index, len(ids) or len(logprobs) or count, ids, logprobs)]
 
-    def _finish(self, wire: WireChoice, index: int) -> End:
-        choice = self._choice(index)
+    def _finish(self, wire: WireChoice, choice: _Choice) -> End:
+        index = choice.index
         choice.ended = True
         choice.calls.close()
         reason = REASONS.get(wire.finish_reason or "", "unknown")
@@ -330,6 +326,8 @@ def _shares(choices: Sequence[WireChoice], tokens: int) -> list[int]:
 
     Each has its part of it by the length of its text.
     """
+    if len(choices) == 1:
+        return [tokens]
     sizes = [len(_said(choice)) or 1 for choice in choices]
     size = sum(sizes)
     ends = [tokens * end // size for end in accumulate(sizes, initial=0)]

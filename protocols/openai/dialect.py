@@ -111,8 +111,11 @@ def _careful_peek(call: Call, client_id: str | None) -> Envelope:
 
 def timeout_in(headers: Mapping[str, str]) -> float | None:
     """How many seconds the client will wait, as its library tells; a hint, so never wrong."""
+    told = headers.get("x-stainless-read-timeout")
+    if told is None:
+        return None
     try:
-        seconds = float(headers.get("x-stainless-read-timeout", ""))
+        seconds = float(told)
     except ValueError:
         return None
     return seconds if 0 < seconds < 1e9 else None  # noqa: PLR2004 - and no infinity
@@ -240,9 +243,11 @@ class OpenAI:
 
     def losses(self, request: Request, names: Mapping[str, str]) -> tuple[Loss, ...]:
         """See ``gateway.core.ports.WorkerDialect``."""
-        foreign = () if self._own(request) else request.extra
-        told = self._writer.losses(self._known(request), names)
-        return told + tuple(Loss(name, "dropped") for name in foreign)
+        known = self._known(request)
+        told = self._writer.losses(known, names)
+        if known is request:
+            return told
+        return told + tuple(Loss(name, "dropped") for name in request.extra)
 
     def encode(self, request: Request) -> WireRequest:
         """See ``gateway.core.ports.WorkerDialect``."""
@@ -253,12 +258,11 @@ class OpenAI:
         """Whether its clients' own bytes are for any worker: they mean what OpenAI's would."""
         return self._plain and self._reading.unknown == "forward"
 
-    def _own(self, request: Request) -> bool:
-        return request.source in ("", self.name)
-
     def _known(self, request: Request) -> Request:
         """Without what only another dialect's workers may know."""
-        return request if self._own(request) else msgspec.structs.replace(request, extra={})
+        if not request.extra or request.source in ("", self.name):
+            return request
+        return msgspec.structs.replace(request, extra={})
 
     def relay(self, client: Dialect, call: Call, about: About) -> Relay | None:
         """See ``gateway.core.ports.Relaying``."""

@@ -16,7 +16,7 @@ from typing import Any, Literal
 import msgspec
 from msgspec import UNSET, Raw, Struct, UnsetType
 
-from gateway.core.errors import Unsupported
+from gateway.core.errors import InvalidParameter, Unsupported
 from gateway.core.types import (
     Message,
     Part,
@@ -91,20 +91,22 @@ def check_tool_turns(messages: Sequence[Message]) -> None:
             if message.tool_call_id in waiting:
                 waiting.remove(message.tool_call_id)
             continue
-        _check_answered(waiting, at)
+        if waiting:
+            raise _unanswered(waiting, at)
         waiting = [call.id for call in message.tool_calls if call.id]
         open_calls = set(waiting)
-    _check_answered(waiting, f"messages.[{len(messages) - 1}].role")
+    if waiting:
+        raise _unanswered(waiting, f"messages.[{len(messages) - 1}].role")
 
 
-def _check_answered(waiting: Iterable[str], at: str) -> None:
-    if ids := ", ".join(waiting):
-        raise conflict(
-            at,
-            "An assistant message with 'tool_calls' must be followed by tool messages responding "
-            "to each 'tool_call_id'. The following tool_call_ids did not have response messages: "
-            f"{ids[:300]}",
-        )
+def _unanswered(waiting: Iterable[str], at: str) -> InvalidParameter:
+    ids = ", ".join(waiting)
+    return conflict(
+        at,
+        "An assistant message with 'tool_calls' must be followed by tool messages responding to "
+        "each 'tool_call_id'. The following tool_call_ids did not have response messages: "
+        f"{ids[:300]}",
+    )
 
 
 def _message(got: Any, at: str, rules: Rules) -> Message:
@@ -115,8 +117,9 @@ def _message(got: Any, at: str, rules: Rules) -> Message:
         raise wrong_value(f"{at}.role", role, rules.roles)
     calls = _calls(got, at, rules) if role == "assistant" else ()
     aside = _aside(got, at) if role == "assistant" else ()
-    refused = any(isinstance(part, RefusalPart) for part in aside)
-    optional = bool(calls) or refused or role in rules.silent or _nullable(got, role)
+    refused = bool(aside) and isinstance(aside[-1], RefusalPart)
+    nullable = role == "function" and "content" in got
+    optional = bool(calls) or refused or role in rules.silent or nullable
     parts = aside[:-1] if refused else aside
     parts += _content(got, role, at, rules, optional=optional)
     if refused:
@@ -124,10 +127,6 @@ def _message(got: Any, at: str, rules: Rules) -> Message:
     tool_call_id = text_of(got, "tool_call_id", at) if role == "tool" else None
     name = text_of(got, "name", at) if role == "function" else optional_text(got, "name", at)
     return Message(role, parts, name, calls, tool_call_id)  # type: ignore[arg-type]
-
-
-def _nullable(got: Mapping[str, Any], role: str) -> bool:
-    return role == "function" and "content" in got
 
 
 def _aside(got: Mapping[str, Any], at: str) -> tuple[Part, ...]:

@@ -7,7 +7,6 @@ from msgspec.structs import replace
 
 from gateway.core.loss import Loss, Reason
 from gateway.core.types import EmbedRequest, GenerateRequest, Part
-from protocols import params
 
 RequestT = TypeVar("RequestT", GenerateRequest, EmbedRequest)
 
@@ -38,10 +37,16 @@ class Narrowing(Generic[RequestT]):
     def drop(self, *paths: str, detail: str = "") -> None:
         """Leave out what is set at these paths."""
         for path in paths:
-            got = params.get(self.request, path)
+            got = self._at(path)
             if got is not None and got != ():
                 self.set(path, () if isinstance(got, tuple) else None)
                 self.tell(path, "dropped", detail)
+
+    def _at(self, path: str) -> Any:
+        """What is set there; None where a section is absent."""
+        section, _, name = path.rpartition(".")
+        holder = getattr(self.request, section) if section else self.request
+        return getattr(holder, name, None)
 
     def own_extra(self, source: str) -> None:
         """Leave out unknown fields unless they are those of ``source``'s own clients."""

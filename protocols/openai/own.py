@@ -11,7 +11,7 @@ from typing import Any, Final
 from gateway.core.types import AudioPart, FilePart, ImagePart, Part, RefusalPart, VideoPart
 from protocols.openai.requests import READING, Reading
 from protocols.openai.tables import changed
-from protocols.params import Param
+from protocols.params import Param, Table
 
 _MORE: Final = (
     Param(wire="watermark", field="sampling.watermark", type="bool"),
@@ -29,16 +29,16 @@ _WIDER: Final[dict[str, dict[str, Any]]] = {
 _BEST_OF: Final = Param(wire="best_of", field="best_of", type="int", low=1)
 
 OWN: Final[Reading] = Reading(
-    chat=(
+    chat=Table(
         *changed(READING.chat, **_WIDER, top_logprobs={"low": -1, "high": None}),
         *_MORE,
         _BEST_OF,
     ),
-    completion=(
+    completion=Table(
         *changed(READING.completion, **_WIDER, logprobs={"low": -1, "high": None}, best_of=_ANY),
         *_MORE,
     ),
-    embedding=(
+    embedding=Table(
         *READING.embedding,
         Param(wire="instruction", field="instruction", type="str"),
         Param(wire="normalize", field="normalize", type="bool"),

@@ -1,6 +1,7 @@
 """The small shapes inside answers: usage, tool calls, log probabilities, keys in their order."""
 
 from collections.abc import Iterable, Mapping, Sequence
+from functools import lru_cache
 
 import msgspec
 from msgspec import UNSET, Struct, UnsetType
@@ -13,9 +14,16 @@ FLOOR = -9999.0
 """Stands for a log probability that JSON can't say (minus infinity), as in OpenAI's own answers."""
 
 
-def ordered(keys: Iterable[str], values: Mapping[str, bytes]) -> bytes:
+def ordered(keys: tuple[str, ...], values: Mapping[str, bytes]) -> bytes:
     """A JSON object of those ``keys`` that have a value, in their order; values are JSON."""
-    return b"{%b}" % b",".join(b'"%b":%b' % (k.encode(), values[k]) for k in keys if k in values)
+    members = [begin + values[key] for key, begin in _begun(keys) if key in values]
+    return b"{%b}" % b",".join(members)
+
+
+@lru_cache(maxsize=256)
+def _begun(keys: tuple[str, ...]) -> list[tuple[str, bytes]]:
+    """The keys of a style, each with what stands before its value."""
+    return [(key, b'"%b":' % key.encode()) for key in keys]
 
 
 # --- usage ----------------------------------------------------------------------------------------

@@ -16,7 +16,7 @@ from protocols.body import value
 _decode_object = msgspec.json.Decoder(dict[str, Raw]).decode
 _decode_array = msgspec.json.Decoder(list[Raw]).decode
 
-_NULL = Raw(b"null")
+NULL = Raw(b"null")
 
 _KINDS: Mapping[type, str] = {
     str: "a string",
@@ -82,7 +82,7 @@ def conflict(at: str, text: str) -> InvalidParameter:
 
 def given(raw: Raw | None) -> Raw | None:
     """The value, or None where it is ``null``."""
-    return None if raw is None or raw == _NULL else raw
+    return None if raw is None or raw == NULL else raw
 
 
 def as_object(raw: Raw, at: str) -> dict[str, Raw]:

@@ -7,7 +7,7 @@ A family reads with its own ``Reading``, and adds or checks what is its own arou
 """
 
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from typing import Any, Literal
 
 from msgspec import Raw, Struct
@@ -26,12 +26,12 @@ from protocols.body import value
 from protocols.openai.guides import read_structured_outputs
 from protocols.openai.messages import RULES, Rules, read_messages
 from protocols.openai.reading import (
+    NULL,
     as_object,
     as_optional_bool,
     as_text,
     conflict,
     empty,
-    given,
     missing,
     too_long,
     wrong_type,
@@ -51,7 +51,7 @@ from protocols.openai.tools import (
     read_tool_choice,
     read_tools,
 )
-from protocols.params import Param, Values
+from protocols.params import Table, Values
 
 GUIDES = frozenset(
     {"structured_outputs", "guided_json", "guided_regex", "guided_choice", "guided_grammar"}
@@ -63,6 +63,8 @@ CHAT_FIELDS = GUIDES | {
 TEXT_FIELDS = GUIDES | {"model", "prompt", "logit_bias", "stream_options", "response_format"}
 EMBEDDING_FIELDS = frozenset({"model", "input"})
 """What is read by its own function instead of a table's row."""
+_OF_OUTPUT = GUIDES | {"response_format"}
+_OF_TOOLS = frozenset({"tools", "tool_choice", "functions", "function_call"})
 
 METADATA = 16, 64, 512
 IDENTIFIER = 64
@@ -72,9 +74,9 @@ _MOST_INPUTS = 2048
 class Reading(Struct, frozen=True, kw_only=True):
     """What a dialect of this family reads, and how strictly."""
 
-    chat: tuple[Param, ...] = (*CHAT, *CHAT_EXTENSIONS)
-    completion: tuple[Param, ...] = (*COMPLETION, *EXTENSIONS)
-    embedding: tuple[Param, ...] = (*EMBEDDING, *EMBEDDING_EXTENSIONS)
+    chat: Table = Table(*CHAT, *CHAT_EXTENSIONS)
+    completion: Table = Table(*COMPLETION, *EXTENSIONS)
+    embedding: Table = Table(*EMBEDDING, *EMBEDDING_EXTENSIONS)
     rules: Rules = RULES
     most_tools: int = 128
     most_inputs: int = _MOST_INPUTS
@@ -114,13 +116,15 @@ def read_chat(
     values = params.read(reading.chat, fields)
     _shared(values, fields, client_id, timeout)
     _logprobs(values)
-    _modalities(fields)
-    tools, choice, legacy = _tools(fields, reading)
-    if values.get("parallel_tools") is not None and not tools:
+    if "modalities" in values.given:
+        _check_modalities(fields["modalities"])
+    tools, choice, legacy = _tools(values, fields, reading)
+    if not tools and values.get("parallel_tools") is not None:
         text = "'parallel_tool_calls' is only allowed when 'tools' are specified."
         raise conflict("parallel_tool_calls", text)
-    if raw := given(fields.get("chat_template_kwargs")):
-        values.set("templating.arguments", as_object(raw, "chat_template_kwargs"))
+    if "chat_template_kwargs" in values.given:
+        raw = fields["chat_template_kwargs"]
+        values["templating.arguments"] = as_object(raw, "chat_template_kwargs")
     if values.get("templating.continue_final") and values.get("templating.add_generation_prompt"):
         text = "'continue_final_message' and 'add_generation_prompt' can't both be true."
         raise conflict("continue_final_message", text)
@@ -131,16 +135,18 @@ def read_chat(
         tools=tools,
         tool_choice=choice,
         legacy_functions=legacy,
-        output=_output(fields),
+        output=_output(values, fields),
         labels=_labels(values, fields),
-        extra=_extra(fields, reading.chat, CHAT_FIELDS, reading.unknown),
+        extra=_extra(values, fields, reading.chat, CHAT_FIELDS, reading.unknown),
         **values.fields(),
     )
 
 
 def _tools(
-    fields: Mapping[str, Raw], reading: Reading
+    values: Values, fields: Mapping[str, Raw], reading: Reading
 ) -> tuple[tuple[Tool, ...], ToolChoice | None, bool]:
+    if values.given.isdisjoint(_OF_TOOLS):
+        return (), None, False
     tools = read_tools(fields, most=reading.most_tools)
     choice = read_tool_choice(fields, tools)
     functions, called = read_functions(fields)
@@ -156,12 +162,11 @@ def _logprobs(values: Values) -> None:
         text = "'top_logprobs' is only allowed when 'logprobs' is true."
         raise conflict("top_logprobs", text)
     if wanted:
-        values.set("logprobs.top", top or 0)
+        values["logprobs.top"] = top or 0
 
 
-def _modalities(fields: Mapping[str, Raw]) -> None:
-    raw = given(fields.get("modalities"))
-    got = value(raw) if raw is not None else ["text"]
+def _check_modalities(raw: Raw) -> None:
+    got = value(raw)
     if not isinstance(got, list):
         raise wrong_type("modalities", "an array of strings", got)
     for i, one in enumerate(got):
@@ -193,17 +198,17 @@ def read_completion(
     if best_of is not None and best_of > n and values.get("stream"):
         raise conflict("best_of", "'best_of' greater than 'n' can't be streamed.")
     if values.get("stopping.max_tokens") is None and reading.completion_default is not None:
-        values.set("stopping.max_tokens", reading.completion_default)
+        values["stopping.max_tokens"] = reading.completion_default
     if values.get("echo") and (top := values.get("logprobs.top")) is not None:
-        values.set("logprobs.prompt", top)
-    values.set("templating.mode", reading.completion_mode)
+        values["logprobs.prompt"] = top
+    values["templating.mode"] = reading.completion_mode
     return GenerateRequest(
         model=name,
         kind="completion",
         prompts=prompts,
-        output=_output(fields),
+        output=_output(values, fields),
         labels=_labels(values, {}),
-        extra=_extra(fields, reading.completion, TEXT_FIELDS, reading.unknown),
+        extra=_extra(values, fields, reading.completion, TEXT_FIELDS, reading.unknown),
         **values.fields(),
     )
 
@@ -275,7 +280,7 @@ def read_embedding(
         model=name,
         inputs=inputs,
         labels=_labels(values, {}),
-        extra=_extra(fields, reading.embedding, EMBEDDING_FIELDS, reading.unknown),
+        extra=_extra(values, fields, reading.embedding, EMBEDDING_FIELDS, reading.unknown),
         **values.fields(),
     )
 
@@ -286,11 +291,11 @@ def read_embedding(
 def _aside(
     values: Values, fields: Mapping[str, Raw], client_id: str | None, timeout: float | None
 ) -> None:
-    values.given = {name for name, raw in fields.items() if given(raw) is not None}
+    values.given = {name for name, raw in fields.items() if raw != NULL}
     if client_id is not None:
-        values.set("client_id", client_id)
+        values["client_id"] = client_id
     if timeout is not None:
-        values.set("timeout", timeout)
+        values["timeout"] = timeout
 
 
 def _shared(
@@ -301,19 +306,20 @@ def _shared(
         if not stop:
             raise empty("stop", stop)
     if (seed := values.get("sampling.seed")) is not None and seed < 0:
-        values.set("sampling.seed", seed % 2**64)
-    if raw := given(fields.get("logit_bias")):
-        values.set("sampling.logit_bias", _logit_bias(raw))
+        values["sampling.seed"] = seed % 2**64
+    if "logit_bias" in values.given:
+        values["sampling.logit_bias"] = _logit_bias(fields["logit_bias"])
     if values.get("asked.beam_search"):
         width = values.get("sampling.beam_width") or values.get("n") or 1
-        values.set("sampling.beam_width", width)
-    values.set("want.usage", _usage(fields, stream=bool(values.get("stream"))))
+        values["sampling.beam_width"] = width
+    stream = bool(values.get("stream"))
+    if "stream_options" in values.given:
+        values["want.usage"] = _usage(fields["stream_options"], stream=stream)
+    elif stream:
+        values["want.usage"] = "none"
 
 
-def _usage(fields: Mapping[str, Raw], *, stream: bool) -> Literal["none", "final", "each"]:
-    raw = given(fields.get("stream_options"))
-    if raw is None:
-        return "none" if stream else "final"
+def _usage(raw: Raw, *, stream: bool) -> Literal["none", "final", "each"]:
     if not stream:
         text = "The 'stream_options' parameter is only allowed when 'stream' is enabled."
         raise conflict("stream_options", text)
@@ -341,7 +347,9 @@ def _logit_bias(raw: Raw) -> dict[int, float]:
     return biases
 
 
-def _output(fields: Mapping[str, Raw]) -> OutputFormat | None:
+def _output(values: Values, fields: Mapping[str, Raw]) -> OutputFormat | None:
+    if values.given.isdisjoint(_OF_OUTPUT):
+        return None
     output, guide = read_response_format(fields), read_structured_outputs(fields)
     if output is not None and guide is not None:
         text = "'structured_outputs' and 'response_format' can't be given together."
@@ -350,12 +358,12 @@ def _output(fields: Mapping[str, Raw]) -> OutputFormat | None:
 
 
 def _labels(values: Values, fields: Mapping[str, Raw]) -> dict[str, str]:
-    labels = dict(values.section("labels"))
+    labels = values.section("labels")
     identifier = labels.get("safety_identifier", "")
     if len(identifier) > IDENTIFIER:
         raise too_long("safety_identifier", IDENTIFIER, identifier)
-    if raw := given(fields.get("metadata")):
-        labels |= _metadata(raw)
+    if "metadata" in fields and "metadata" in values.given:
+        labels |= _metadata(fields["metadata"])
     return labels
 
 
@@ -378,11 +386,12 @@ def _metadata(raw: Raw) -> dict[str, str]:
 
 
 def _extra(
-    fields: Mapping[str, Raw], table: Iterable[Param], known: frozenset[str], unknown: str
+    values: Values, fields: Mapping[str, Raw], table: Table, known: frozenset[str], unknown: str
 ) -> dict[str, Raw]:
-    wires = {param.wire for param in table} | known
     found = {
-        name: raw for name, raw in fields.items() if name not in wires and given(raw) is not None
+        name: raw
+        for name, raw in fields.items()
+        if name not in table.by_wire and name not in known and name in values.given
     }
     if found and unknown == "reject":
         name = next(iter(found))

@@ -1,10 +1,11 @@
 """The scalar parameters of requests in the manner of OpenAI's API, as rows of ``protocols.params``.
 
-A family of this dialect takes a table, changes the rows that it reads otherwise, and hands it to
+A family of this dialect takes the rows, changes those that it reads otherwise, and hands them to
 ``protocols.params.read``::
 
-    TABLE = changed(CHAT, temperature={"high": 1.0}, top_p={"above_low": True})
-    TABLE = without(TABLE, "store", "seed") + (Param(wire="details", field="want.details", ...),)
+    rows = changed(CHAT, temperature={"high": 1.0}, top_p={"above_low": True})
+    rows = without(rows, "store", "seed")
+    TABLE = Table(*rows, Param(wire="details", field="want.details", ...))
 
 Rows under ``asked.`` stand for no field of the internal request; a reader combines them
 (``Values.get("asked.logprobs")``). Rows under ``labels.`` become the request's labels.

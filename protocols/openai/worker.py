@@ -27,7 +27,7 @@ from protocols.openai.tools import (
     write_tool_choice,
     write_tools,
 )
-from protocols.params import Param
+from protocols.params import Table
 
 _encode = msgspec.json.Encoder().encode
 _JSON = (("Content-Type", "application/json"),)
@@ -66,13 +66,14 @@ class Writer:
         self._prefix = prefix
         self._powers = powers
         more = profile.powers if powers else ()
-        self._chat = (*profile.chat, *more)
-        self._completion = (*profile.completion, *(p for p in more if p.wire != "chat_template"))
-
-        self._carries = {
-            True: params.carries(self._chat),
-            False: params.carries(self._completion),
-        }
+        plain = [param for param in more if param.wire != "chat_template"]
+        self._chat = Table(*profile.chat, *more)
+        self._completion = Table(*profile.completion, *plain)
+        self._embedding = Table(*profile.embedding)
+        self._carries = {chat: self._carried(chat=chat) for chat in (True, False)}
+        self._embeds = params.carries(self._embedding)
+        self._echoes = any(param.field == "echo" for param in profile.completion)
+        self._cuts = any(param.field == "stopping.truncate_prompt" for param in profile.chat)
 
     def encode(self, request: Request) -> WireRequest:
         """See ``gateway.core.ports.WorkerDialect``."""
@@ -82,7 +83,7 @@ class Writer:
     def write(self, request: Request) -> tuple[str, dict[str, Any]]:
         """The path behind the prefix, and the body's fields."""
         if isinstance(request, EmbedRequest):
-            path, body = "embeddings", self._embedding(request)
+            path, body = "embeddings", self._vectors(request)
         elif is_chat(request):
             path, body = "chat/completions", self._conversation(request)
         else:
@@ -95,17 +96,17 @@ class Writer:
     def losses(self, request: Request, names: Mapping[str, str]) -> tuple[Loss, ...]:
         """See ``gateway.core.ports.WorkerDialect``."""
         if isinstance(request, EmbedRequest):
-            carries = params.carries(self._profile.embedding)
-            found = loss.losses(_tolerant(request), carries, names, extra=True)
+            found = loss.losses(_tolerant(request), self._embeds, names, extra=True)
         else:
             found = self._generation_losses(request, names)
+        if not request.extra:
+            return found
         left = tuple(Loss(name, "dropped") for name in request.extra if not self.forwards(name))
         return found + left
 
     def echoes(self, request: GenerateRequest) -> bool:
         """Whether the worker is asked to give the prompt back."""
-        echoed = any(param.field == "echo" for param in self._profile.completion)
-        return bool(request.echo) and echoed and not is_chat(request)
+        return bool(request.echo) and self._echoes and not is_chat(request)
 
     def forwards(self, name: str) -> bool:
         """Whether a worker is given a field that the gateway does not know."""
@@ -115,13 +116,13 @@ class Writer:
 
     # --- bodies -----------------------------------------------------------------------------------
 
-    def _embedding(self, request: EmbedRequest) -> dict[str, Any]:
+    def _vectors(self, request: EmbedRequest) -> dict[str, Any]:
         alone = len(request.inputs) == 1
         body: dict[str, Any] = {
             "model": request.model,
             "input": request.inputs[0] if alone else request.inputs,
         }
-        body |= params.write(self._profile.embedding, request)
+        body |= params.write(self._embedding, request.said)
         if request.encoding != "float":
             body["encoding_format"] = request.encoding
         return body | self._labels(request)
@@ -164,8 +165,8 @@ class Writer:
         takes_format = self._profile.text_format
         return body | self._output(request, takes_format=takes_format) | self._ending(request)
 
-    def _scalars(self, table: tuple[Param, ...], request: GenerateRequest) -> dict[str, Any]:
-        body = params.write(table, request)
+    def _scalars(self, table: Table, request: GenerateRequest) -> dict[str, Any]:
+        body = params.write(table, request.said)
         if "max_completion_tokens" in request.given and "max_tokens" in body and is_chat(request):
             body["max_completion_tokens"] = body.pop("max_tokens")
         if (seed := body.get("seed")) is not None and seed >= 2**63:
@@ -180,14 +181,9 @@ class Writer:
             body["use_beam_search"] = True
         if self._profile.token_ids and request.want.token_ids:
             body["return_token_ids"] = True
-        if self._truncates(request):
+        if self._cuts and request.stopping.overflow == "truncate":
             body.setdefault("truncate_prompt_tokens", -1)
         return body
-
-    def _truncates(self, request: GenerateRequest) -> bool:
-        if request.stopping.overflow != "truncate":
-            return False
-        return any(param.field == "stopping.truncate_prompt" for param in self._profile.chat)
 
     def _output(self, request: GenerateRequest, *, takes_format: bool) -> dict[str, Any]:
         if request.output is None:
@@ -207,6 +203,8 @@ class Writer:
         return body
 
     def _labels(self, request: Request) -> dict[str, Any]:
+        if not request.labels:
+            return {}
         labels = {n: request.labels[n] for n in self._profile.labels if n in request.labels}
         told = {
             name.removeprefix("metadata."): text
@@ -233,37 +231,46 @@ class Writer:
             found.append(Loss(names.get("prompts", "prompt"), "dropped", path="prompts"))
         if request.want.token_ids and not self._profile.token_ids:
             found.append(Loss(names.get("want.token_ids", "return_token_ids"), "dropped"))
-        custom = any(tool.kind == "custom" for tool in request.tools)
-        if chat and custom and not self._profile.custom_tools:
+        custom = chat and request.tools and not self._profile.custom_tools
+        if custom and any(tool.kind == "custom" for tool in request.tools):
             found.append(Loss(names.get("tools", "tools"), "dropped", "custom tools", "tools"))
-        if self._profile.unseen:
-            found.extend(self._passed_over(request, names))
-        if not self._profile.writing.reasoning and any(map(_thinks, request.messages)):
-            found.append(Loss("messages", "dropped", "earlier reasoning"))
+        if request.messages:
+            found += self._passed_over(request, names)
         return tuple(found)
 
     def _passed_over(self, request: GenerateRequest, names: Mapping[str, str]) -> Iterator[Loss]:
+        """The parts of messages that the worker does not see."""
         parts = {type(part) for message in request.messages for part in message.parts}
         if unseen := [told for kind, told in self._profile.unseen.items() if kind in parts]:
             where = names.get("messages", "messages")
             yield Loss(where, "dropped", ", ".join(unseen), "messages")
+        if ReasoningPart in parts and not self._profile.writing.reasoning:
+            yield Loss("messages", "dropped", "earlier reasoning")
 
-    def _structures(self, request: GenerateRequest, *, chat: bool) -> dict[str, Carry]:
-        """What is carried beside the table, by this request."""
+    def _carried(self, *, chat: bool) -> dict[str, Carry]:
+        """What is carried of every request."""
         profile = self._profile
-        carries = {"sampling.logit_bias": Carry("logit_bias"), "sampling.do_sample": Carry("")}
         most = profile.chat_top if chat else profile.text_top
         low = None if most is None else 0
+        carries = params.carries(self._chat if chat else self._completion)
+        carries["sampling.logit_bias"] = Carry("logit_bias")
+        carries["sampling.do_sample"] = Carry("")
         carries["logprobs.top"] = Carry("top_logprobs" if chat else "logprobs", low, most)
         if chat:
             carries["tools"] = Carry("tools")
             if profile.template_arguments:
                 carries["templating.arguments"] = Carry("chat_template_kwargs")
-        elif request.echo:
+        return carries
+
+    def _structures(self, request: GenerateRequest, *, chat: bool) -> dict[str, Carry]:
+        """What is carried beside that, by this request."""
+        profile = self._profile
+        carries = {}
+        if request.echo and not chat:
             carries["logprobs.prompt"] = Carry("logprobs", high=profile.text_top)
         if self._output(request, takes_format=chat or profile.text_format):
             carries["output"] = Carry("response_format")
-        if self._truncates(request):
+        if self._cuts and request.stopping.overflow == "truncate":
             carries["stopping.overflow"] = Carry("truncate_prompt_tokens")
         if profile.beams:
             exact = request.sampling.beam_width == (request.n or 1)
@@ -295,10 +302,6 @@ def _as_messages(request: GenerateRequest) -> tuple[Message, ...]:
         case _:
             text = "Only one prompt at a time can go through a worker's chat template."
             raise Unsupported(text, param="prompt")
-
-
-def _thinks(message: Message) -> bool:
-    return any(isinstance(part, ReasoningPart) for part in message.parts)
 
 
 def _at_most(logprobs: Logprobs, most: int | None) -> int:

@@ -148,9 +148,9 @@ def _read_common(fields: Mapping[str, Raw], values: Values, *, stream: bool) -> 
     tables.read(tables.BEFORE_STOP, fields, values)
     stop = _stop(fields.get("stop"))
     if stop:
-        values.set("stopping.stop", stop)
+        values["stopping.stop"] = stop
         if stream:  # its promise of streams
-            values.set("stopping.include_stop", stream)
+            values["stopping.include_stop"] = stream
     tables.read((tables.INCLUDE_STOP,), fields, values)
     if stream and values.get("stopping.include_stop") is False:
         raise wrong(
@@ -172,7 +172,7 @@ def _read_common(fields: Mapping[str, Raw], values: Values, *, stream: bool) -> 
 def _read_early(fields: Mapping[str, Raw], values: Values) -> None:
     tables.read(tables.EARLY, fields, values)
     if "temperature" not in values.given:
-        values.set("sampling.temperature", 0.0)  # the early release promises greedy decoding
+        values["sampling.temperature"] = 0.0  # the early release promises greedy decoding
     if values.get("stopping.ignore_eos"):
         if values.get("stopping.max_tokens", 0) > IGNORE_EOS_LIMIT:
             raise wrong(
@@ -180,7 +180,7 @@ def _read_early(fields: Mapping[str, Raw], values: Values) -> None:
                 "max_tokens",
             )
         if "max_tokens" not in values.given:
-            values.set("stopping.max_tokens", IGNORE_EOS_LIMIT)
+            values["stopping.max_tokens"] = IGNORE_EOS_LIMIT
     _check_n(values)
 
 
@@ -210,21 +210,21 @@ def _stop(raw: Raw | None) -> tuple[str, ...]:
 
 
 def _read_chat(fields: Mapping[str, Raw], values: Values, *, stream: bool, early: bool) -> None:
-    values.set("messages", read_messages(fields.get("messages")))
+    values["messages"] = read_messages(fields.get("messages"))
     if not early:
         tools, choice = read_tools(fields)
-        values.set("tools", tools)
-        values.set("tool_choice", choice)
+        values["tools"] = tools
+        values["tool_choice"] = choice
         logprobs = _flag(fields, "logprobs")
         if logprobs and stream:
             raise wrong("logprobs are not supported in streaming mode.", "logprobs")
         if logprobs:
-            values.set("logprobs.top", 0)
+            values["logprobs.top"] = 0
         tables.read((tables.MAX_COMPLETION_TOKENS,), fields, values)
     if values.get("stopping.max_tokens") == 0:
         raise wrong("max_tokens value should be greater than 0", "max_tokens")
     if not early:
-        values.set("output", read_format(fields.get("response_format")))
+        values["output"] = read_format(fields.get("response_format"))
         _template_arguments(fields, values)
 
 
@@ -236,15 +236,15 @@ def _read_completion(
         raise wrong("prompt is not a string", "prompt")
     if not prompt:
         raise wrong("prompt is missing", "prompt")
-    values.set("prompts", (prompt,))
-    values.set("templating.mode", "raw")
+    values["prompts"] = (prompt,)
+    values["templating.mode"] = "raw"
     echo = False
     if not early:
         if _completion_logprobs(fields, stream=stream):
-            values.set("logprobs.top", 0)
+            values["logprobs.top"] = 0
         echo = _flag(fields, "echo")
         if echo:
-            values.set("echo", echo)
+            values["echo"] = echo
     if values.get("stopping.max_tokens") == 0 and not echo:
         text = "max_tokens value should be greater than 0"
         raise wrong(text if early else f"{text} unless echo is set", "max_tokens")
@@ -282,7 +282,7 @@ def _template_arguments(fields: Mapping[str, Raw], values: Values) -> None:
         return
     if not isinstance(got, dict):
         raise wrong("chat_template_kwargs must be an object", "chat_template_kwargs")
-    values.set("templating.arguments", msgspec.json.decode(raw, type=dict[str, Raw]))
+    values["templating.arguments"] = msgspec.json.decode(raw, type=dict[str, Raw])
 
 
 def _inputs(raw: Raw | None) -> tuple[Prompt, ...]:

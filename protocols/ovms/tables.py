@@ -10,8 +10,7 @@ from msgspec import Raw, Struct
 
 from gateway.core.errors import InvalidParameter
 from protocols.body import value
-from protocols.params import Param, Values
-from protocols.params import read as read_params
+from protocols.params import Param, Values, take
 
 INT32 = (-(2**31), 2**31 - 1)
 UINT32 = (0, 2**32 - 1)
@@ -189,7 +188,7 @@ def read(rows: Iterable[Row], fields: Mapping[str, Raw], into: Values) -> None:
         if type(got) is int and not low <= got <= high:
             raise _complaint(row, row.wrong_type, got)
         try:
-            read_params((row.param,), fields, into)
+            take(row.param, raw, into)
         except InvalidParameter as error:
             wrong_type = error.problem == "type"
             raise _complaint(row, row.wrong_type if wrong_type else row.out_of_range, got) from None

@@ -29,8 +29,8 @@ def encode(request: GenerateRequest, limits: Limits) -> WireRequest:
     """
     asked = exact(request, limits)
     carried = carries(asked, limits)
-    table = [param for param in tables.generate(limits) if param.field in carried]
-    parameters: dict[str, Any] = params.write(table, asked)
+    said = {path: got for path, got in asked.said.items() if path in carried}
+    parameters: dict[str, Any] = params.write(tables.generate(limits), said)
     parameters |= {"details": True, "return_full_text": False}
     if asked.output is not None and "output" in carried:
         parameters["grammar"] = tables.form(asked.output)

@@ -5,6 +5,7 @@ range that is taken: what lies outside is clamped, and reported.
 """
 
 import re
+from functools import lru_cache
 from typing import Any
 
 from msgspec import Struct
@@ -12,7 +13,7 @@ from msgspec import Struct
 from gateway.core.types import Choice, JsonSchema, OutputFormat, Regex
 from protocols.openai.profiles import Profile
 from protocols.openai.tables import changed
-from protocols.params import Param
+from protocols.params import Param, Table
 
 LEAST = 1e-6
 """The least of what must be above 0."""
@@ -65,9 +66,12 @@ _GENERATE: tuple[Param, ...] = (
 )
 
 
-def generate(limits: Limits) -> tuple[Param, ...]:
+@lru_cache(maxsize=64)
+def generate(limits: Limits) -> Table:
     """The ``parameters`` of ``/generate``."""
-    return changed(_GENERATE, best_of={"high": limits.best_of}, truncate={"high": limits.prompt})
+    highest: dict[str, Any] = {"high": limits.best_of}
+    longest: dict[str, Any] = {"high": limits.prompt}
+    return Table(*changed(_GENERATE, best_of=highest, truncate=longest))
 
 
 def form(output: OutputFormat) -> dict[str, Any] | None:

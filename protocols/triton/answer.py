@@ -31,6 +31,8 @@ from protocols.triton.tensors import flat
 from protocols.triton.vocabulary import Profile
 from protocols.triton.wire import EVENTS, SAID, SAID_AS_EVENTS, encode, fp32, version
 
+_WORDS = Text | Refusal
+
 
 class Generated(Struct, kw_only=True):
     """The answer's object; the fields stand in the order in which they are written."""
@@ -58,8 +60,8 @@ class GenerateEncoder:
         self, request: GenerateRequest, about: About, profile: Profile, *, framed: bool
     ) -> None:
         self._framed = framed
-        self._asked = list(wanted(profile, request.given))
-        self._tells_ends = any(one.name == "finish_reason" for one in self._asked)
+        self._asked = wanted(profile, request.given)
+        self._tells_ends = "finish_reason" in [one.name for one in self._asked]
         self._choices = request.choices
         self._prompt_tokens: int | None = None
         self._totals: dict[int, float] = {}
@@ -82,7 +84,7 @@ class GenerateEncoder:
                 [
                     self._head + encode(event.text) + b"}\n\n"
                     for event in events
-                    if isinstance(event, Text | Refusal)
+                    if isinstance(event, _WORDS)
                 ]
             )
         return b"".join([sse.event(self._object(row)) for row in self._rows(events)])
@@ -106,7 +108,7 @@ class GenerateEncoder:
             values = measures.measure(output.name, row, self._prompt_tokens)
             if values is not None:
                 told[output.name] = _unwrapped(values, output.datatype)
-        text = _unwrapped([piece.text for piece in row], "BYTES")
+        text = _alone([piece.text for piece in row])
         return encode(Generated(**self._same, **told, text_output=text))
 
     def _rows(self, events: Sequence[Event]) -> list[list[Piece]]:
@@ -149,8 +151,11 @@ class GenerateEncoder:
 
 
 def _unwrapped(values: list[Any], datatype: str) -> Any:
-    """A lone element stands without its list; lists in lists become one."""
+    """Lists in lists become one."""
     elements = flat(values)
-    if datatype == "FP32":
-        elements = [fp32(one) for one in elements]
+    return _alone([fp32(one) for one in elements] if datatype == "FP32" else elements)
+
+
+def _alone(elements: list[Any]) -> Any:
+    """A lone element stands without its list."""
     return elements[0] if len(elements) == 1 else elements

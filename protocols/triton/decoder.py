@@ -46,8 +46,8 @@ REASONS: Final[Mapping[str, FinishReason | None]] = {
 class AnswerDecoder:
     """Reads the answer to a GenerateRequest, as a stream of events or as one JSON body.
 
-    Which of the two it is shows in the first byte. ``wires`` are the model's own names for outputs,
-    where they differ. ``prompt`` may stand in front of each choice, and is cut off. ``in_pieces``:
+    Which of the two it is shows in the first byte. ``known`` are the model's ``incoming.outputs``.
+    ``prompt`` may stand in front of each choice, and is cut off. ``in_pieces``:
     each event is a token's, as far as nothing else is told. ``may_be_empty``: a body without events
     is an answer without text.
     """
@@ -55,14 +55,14 @@ class AnswerDecoder:
     def __init__(
         self,
         request: GenerateRequest,
-        wires: Mapping[str, str],
+        known: Mapping[str, str],
         *,
         prompt: str | None = None,
         in_pieces: bool,
         may_be_empty: bool,
     ) -> None:
         self._request = request
-        self._wires = wires
+        self._known = known
         self._in_pieces = in_pieces
         self._choices = request.n or 1
         self._splitter = sse.Splitter(limit=_LARGEST_EVENT)
@@ -98,7 +98,7 @@ class AnswerDecoder:
         if self._body.whole is None and untold:
             self._check_end(untold)
         usage = [] if self._request.want.usage == "each" else self._usage()
-        return [*events, *(End("unknown", i) for i in untold), *usage, Done()]
+        return [*events, *[End("unknown", i) for i in untold], *usage, Done()]
 
     def _check_end(self, untold: Sequence[int]) -> None:
         """Raises unless these choices of a stream are complete, though nothing said so."""
@@ -131,7 +131,7 @@ class AnswerDecoder:
         return events
 
     def _read(self, body: bytes, events: list[Event]) -> None:
-        said = read(body, self._request, self._wires)
+        said = read(body, self._request, self._known)
         self._count(said, events)
         if said.reasons:
             self._tells_ends = True

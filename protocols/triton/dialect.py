@@ -125,6 +125,9 @@ class Triton:
         self._writer = Writer(
             self._profile, fields=fields or {}, max_tokens=max_tokens, renderer=renderer
         )
+        self._names = {
+            streamed: _names(self._profile, streamed=streamed) for streamed in (False, True)
+        }
         self.probe = WireRequest("/v2/health/ready", b"", method="GET")
         self.tables: Mapping[str, tuple[params.Param, ...]] = dict.fromkeys(
             generating, self._profile.parameters
@@ -143,7 +146,7 @@ class Triton:
         del model
         reader = infer if call.endpoint.variant == "infer" else generate
         sent = reader.read(call, self._profile)
-        stream = generate.streams(call, self._profile)
+        stream = generate.streamed(call, self._profile, flag=sent.streaming)
         return meaning.request(sent, self._profile, self._mode, stream=stream)
 
     def encoder(self, call: Call, request: Request, about: About) -> Encoder:
@@ -168,12 +171,7 @@ class Triton:
 
     def names(self, call: Call) -> Mapping[str, str]:
         """The profile's names. A stream never starts with the prompt."""
-        names = params.names(self._profile.parameters)
-        if self._profile.exclude and call.endpoint.variant != "generate_stream":
-            names["echo"] = self._profile.exclude[0]
-        if wires := guided.NAMES[self._profile.guide]:
-            names["output"] = wires[0]
-        return names
+        return self._names[call.endpoint.variant == "generate_stream"]
 
     def describe(self) -> Description:
         """What generate and generate_stream take and answer."""
@@ -221,11 +219,20 @@ class Triton:
         return None
 
 
+def _names(profile: Profile, *, streamed: bool) -> Mapping[str, str]:
+    names = params.names(profile.parameters)
+    if profile.exclude and not streamed:
+        names["echo"] = profile.exclude[0]
+    if wires := guided.NAMES[profile.guide]:
+        names["output"] = wires[0]
+    return names
+
+
 def _version(call: Call) -> str | None:
     """The version without leading zeros. What is no number is no path of ours."""
-    version = call.params.get("version")
-    if version is None:
+    if "version" not in call.params:
         return None
+    version = call.params["version"]
     if not (version.isascii() and version.isdigit()):
         raise PathNotFound("a version is a number")
     if len(version.lstrip("0")) > len(str(_LARGEST_VERSION)) or int(version) > _LARGEST_VERSION:

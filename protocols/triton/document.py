@@ -1,5 +1,6 @@
 """A JSON body as this dialect needs it: its fields in the order they were sent, and all of them."""
 
+from collections.abc import Iterable
 from typing import Any
 
 import msgspec
@@ -8,52 +9,42 @@ from msgspec import Raw
 from protocols.triton import careful, faults
 
 
-class _Name:
+class _Name(str):
     """A field's name that equals no other, so that a dict keeps two fields of one name."""
 
-    __slots__ = ("text",)
-
-    def __init__(self, text: str) -> None:
-        self.text = text
-
-
-def _name(_: type, text: str) -> _Name:
-    return _Name(text)
+    __slots__ = ()
+    __eq__ = object.__eq__
+    __hash__ = object.__hash__
 
 
-_members = msgspec.json.Decoder(dict[_Name, Raw], dec_hook=_name).decode
+_members = msgspec.json.Decoder(dict[_Name, Raw], dec_hook=str.__new__).decode
 _anything = msgspec.json.Decoder().decode
 
 
-class Fields:
+class Fields(dict[str, Raw]):
     """The fields of an object: ``names`` as sent, and of each name the first value."""
 
-    __slots__ = ("_values", "names")
+    __slots__ = ("names",)
 
-    def __init__(self, members: list[tuple[str, Raw]]) -> None:
-        self.names = [name for name, _ in members]
-        self._values: dict[str, Raw] = {}
-        for name, raw in members:
-            self._values.setdefault(name, raw)
-
-    def __getitem__(self, name: str) -> Raw:
-        return self._values[name]
-
-    def get(self, name: str) -> Raw | None:
-        """The first value of this name, as it was sent."""
-        return self._values.get(name)
+    def __init__(self, names: list[str], values: Iterable[Raw]) -> None:
+        self.names = names
+        for name, raw in zip(names, values, strict=True):
+            if name not in self:
+                self[name] = raw
 
 
 def fields(text: bytes) -> Fields:
     """The object that ``text`` holds. Raises Malformed, also when it holds none."""
     try:
-        if not isinstance(_anything(text), dict):
+        if type(_anything(text)) is not dict:
             raise faults.no_object()
-        return Fields([(name.text, raw) for name, raw in _members(text).items()])
+        members = _members(text)
+        return Fields([*map(str, members)], members.values())
     except RecursionError:
         raise faults.too_deep() from None
     except (msgspec.DecodeError, UnicodeDecodeError):
-        return Fields(careful.members(text))
+        found = careful.members(text)
+        return Fields([name for name, _ in found], [raw for _, raw in found])
 
 
 def value(text: bytes) -> Any:

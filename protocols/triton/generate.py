@@ -30,7 +30,7 @@ def read(call: Call, profile: Profile) -> Sent:
 
 def encoded(call: Call) -> bool:
     """Whether the body is compressed, which infer takes and generate does not."""
-    return call.headers.get(faults.ENCODING, "identity") != "identity"
+    return faults.ENCODING in call.headers and call.headers[faults.ENCODING] != "identity"
 
 
 def streams(call: Call, profile: Profile) -> bool:
@@ -38,10 +38,15 @@ def streams(call: Call, profile: Profile) -> bool:
     if call.endpoint.variant != "generate_stream":
         return False
     try:
-        flag = _flag(call, document.fields(call.body), profile)
+        return streamed(call, profile, flag=_flag(call, document.fields(call.body), profile))
     except Malformed:
         return True
-    return profile.streams if flag is None else flag
+
+
+def streamed(call: Call, profile: Profile, *, flag: bool | None) -> bool:
+    """Whether the answer comes in pieces, by the body's flag, where it was sent."""
+    asked = profile.streams if flag is None else flag
+    return asked and call.endpoint.variant == "generate_stream"
 
 
 def _flag(call: Call, fields: Fields, profile: Profile) -> bool | None:
@@ -49,13 +54,11 @@ def _flag(call: Call, fields: Fields, profile: Profile) -> bool | None:
     if b"stream" not in call.body:
         return None
     holders = [fields]
-    nested = fields.get(_NESTED)
-    if nested is not None and bytes(nested).startswith(b"{"):
-        holders.append(document.fields(bytes(nested)))
+    if _NESTED in fields and bytes(fields[_NESTED]).startswith(b"{"):
+        holders.append(document.fields(bytes(fields[_NESTED])))
     for holder in holders:
         for name in profile.streaming:
-            raw = holder.get(name)
-            match tensors.flat(document.value(raw)) if raw is not None else None:
+            match tensors.flat(document.value(holder[name])) if name in holder else None:
                 case [bool() as flag]:
                     return flag
                 case _:
@@ -65,10 +68,9 @@ def _flag(call: Call, fields: Fields, profile: Profile) -> bool | None:
 
 def request_id(fields: Fields) -> str | None:
     """The client's name for the request, up to a NUL. Raises InvalidParameter."""
-    raw = fields.get("id")
-    if raw is None:
+    if "id" not in fields:
         return None
-    found = document.value(raw)
+    found = document.value(fields["id"])
     if not isinstance(found, str):
         text = "Unable to parse 'id': attempt to access JSON non-string as string"
         raise faults.wrong_type("id", text)
@@ -95,9 +97,8 @@ def _nested(sent: Sent, fields: Fields, profile: Profile) -> None:
 def _take(sent: Sent, fields: Fields, name: str, profile: Profile) -> None:
     raw = fields[name]
     what = document.value(raw)
-    spec = profile.inputs.get(name)
-    if spec is not None:
-        sent.add(tensors.schematic(spec, what, profile))
+    if name in profile.inputs:
+        sent.add(tensors.schematic(profile.inputs[name], what, profile))
     elif isinstance(what, str | int | float):
         sent.parameters.setdefault(name, raw)
     else:

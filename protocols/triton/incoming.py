@@ -1,7 +1,7 @@
 """What workers answer: an object of the model's outputs, in one piece or one for each event."""
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
 import msgspec
@@ -17,18 +17,27 @@ from protocols.triton.vocabulary import TEXT
 _CAREFULLY_READ: Final = 1 << 20
 """Bytes of an answer that are worth a second look for numbers which JSON does not have."""
 _decode = msgspec.json.Decoder().decode
+_LOGPROBS: Final = ("logprobs", "output_log_probs")
+_OUTPUTS: Final = (
+    TEXT, "finish_reason", "stop_reason", "num_output_tokens", "num_input_tokens", *_LOGPROBS,
+)  # fmt: skip
+
+
+def outputs(wires: Mapping[str, str]) -> Mapping[str, str]:
+    """A model's names for the outputs that are read; ``wires`` are those that differ."""
+    return {name: wires.get(name, name) for name in _OUTPUTS}
 
 
 class Said(Struct):
     """One answer, or a piece of one: in each list an element for each choice, as far as told."""
 
     texts: list[str]
-    reasons: list[str]
-    stops: list[str]
-    counts: list[int]
-    prompt_tokens: int | None
-    logprobs: list[tuple[TokenLogprob, ...]]
     model: str | None
+    reasons: Sequence[str] = ()
+    stops: Sequence[str] = ()
+    counts: Sequence[int] = ()
+    prompt_tokens: int | None = None
+    logprobs: Sequence[tuple[TokenLogprob, ...]] = ()
 
 
 class _Candidate(Struct):
@@ -40,8 +49,8 @@ class _Candidate(Struct):
 _Column = list[dict[str, _Candidate]]
 
 
-def read(body: bytes, request: GenerateRequest, wires: Mapping[str, str]) -> Said:
-    """What an object holds; ``wires`` are the model's own names for outputs, where they differ.
+def read(body: bytes, request: GenerateRequest, known: Mapping[str, str]) -> Said:
+    """What an object holds; ``known`` are the model's ``outputs``.
 
     Raises what an error in it means, and WorkerFailed for what can't be read.
     """
@@ -49,28 +58,31 @@ def read(body: bytes, request: GenerateRequest, wires: Mapping[str, str]) -> Sai
         got = _decode(body) if len(body) > _CAREFULLY_READ else document.value(body)
     except (Malformed, msgspec.DecodeError, UnicodeDecodeError, RecursionError) as e:
         raise WorkerFailed("The worker's answer can't be read.") from e
-    text = wires.get(TEXT, TEXT)
-    complain(got, text)
-    if not isinstance(got, dict) or not (text in got or "model_name" in got):
-        raise WorkerFailed("The worker's answer is not in its dialect.")
-
-    def output(name: str) -> list[Any]:
-        return flat(got[wire]) if (wire := wires.get(name, name)) in got else []
-
-    texts = output(TEXT)
-    if not all(isinstance(one, str) for one in texts):
+    if not isinstance(got, dict) or known[TEXT] not in got or "error" in got:
+        complain(got, known[TEXT])
+        if not isinstance(got, dict) or not (known[TEXT] in got or "model_name" in got):
+            raise WorkerFailed("The worker's answer is not in its dialect.")
+    told = {name: flat(got[wire]) for name, wire in known.items() if wire in got}
+    texts = told.pop(TEXT, [])
+    if not {str}.issuperset(map(type, texts)):
         raise WorkerFailed("The worker's answer is no text.")
-    prompt = _counts(output("num_input_tokens"))
     name = got.get("model_name")
-    return Said(
-        texts,
-        _strings(output("finish_reason")),
-        _strings(output("stop_reason")),
-        _counts(output("num_output_tokens")),
-        prompt[0] if prompt else None,
-        _logprobs(output("logprobs"), output("output_log_probs"), texts, request),
-        name if isinstance(name, str) else None,
-    )
+    said = Said(texts, name if isinstance(name, str) else None)
+    if told:
+        _read_more(told, said, request)
+    return said
+
+
+def _read_more(told: Mapping[str, list[Any]], said: Said, request: GenerateRequest) -> None:
+    """What is told beside the texts."""
+    said.reasons = _strings(told.get("finish_reason", []))
+    said.stops = _strings(told.get("stop_reason", []))
+    said.counts = _counts(told.get("num_output_tokens", []))
+    prompt = _counts(told.get("num_input_tokens", []))
+    said.prompt_tokens = prompt[0] if prompt else None
+    if request.logprobs is not None and said.texts:
+        columns, numbers = (told.get(name, []) for name in _LOGPROBS)
+        said.logprobs = _logprobs(columns, numbers, said.texts, request.logprobs.top)
 
 
 def _strings(values: list[Any]) -> list[str]:
@@ -82,13 +94,11 @@ def _counts(values: list[Any]) -> list[int]:
 
 
 def _logprobs(
-    told: list[Any], numbers: list[Any], texts: list[str], request: GenerateRequest
+    columns: list[Any], numbers: list[Any], texts: list[str], top: int
 ) -> list[tuple[TokenLogprob, ...]]:
     """For each choice, from either family's output: JSON of candidates, or bare numbers."""
-    if request.logprobs is None or not texts:
-        return []
-    if told:
-        return [_column(one, request.logprobs.top) for one in told]
+    if columns:
+        return [_column(one, top) for one in columns]
     size = len(numbers) // len(texts)
     return [
         _bare(numbers[i * size : (i + 1) * size], text if size == 1 else "")

@@ -132,14 +132,10 @@ def _absent(name: str) -> str:
 
 def _member(holder: Fields | dict[str, Any], name: str, kind: str) -> Any:
     """A member of this kind. Raises InvalidParameter, also when there is none."""
-    raw = holder.get(name) if isinstance(holder, Fields) else None
-    if isinstance(holder, Fields) and raw is not None:
-        found = document.value(raw)
-    elif isinstance(holder, dict) and name in holder:
-        found = holder[name]
-    else:
+    if name not in holder:
         raise faults.wrong_type(name, _absent(name))
-    return _kind(name, found, kind)
+    found = holder[name]
+    return _kind(name, document.value(found) if isinstance(holder, Fields) else found, kind)
 
 
 def _kind(name: str, found: Any, kind: str) -> Any:

@@ -1,15 +1,15 @@
 """From tensors and parameters to the internal request."""
 
 import math
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Mapping
 from typing import Any, Final, Literal
 
 from msgspec import Raw
 
 from gateway.core.errors import InvalidParameter, Malformed, Unsupported
 from gateway.core.types import GenerateRequest, Want
+from protocols import params
 from protocols.params import Param, Values
-from protocols.params import read as read_table
 from protocols.triton import document, faults, guided
 from protocols.triton.tensors import Sent, Tensor
 from protocols.triton.vocabulary import PROMPT, Output, Profile
@@ -36,9 +36,9 @@ def request(sent: Sent, profile: Profile, mode: Mode, *, stream: bool) -> Genera
     values = _sampled(said, profile)
     values.given |= {*sent.inputs, *said} - _declined(said, profile)
     asked = {one.name for one in wanted(profile, values.given)}
-    if _LOGPROBS & asked and values.get("logprobs.top") is None:
-        values.set("logprobs.top", 0)
-    values.set("templating.mode", mode)
+    if _LOGPROBS & asked and "logprobs.top" not in values:
+        values["logprobs.top"] = 0
+    values["templating.mode"] = mode
     echo = _echo(said, profile, streaming=sent.streaming is True)
     return GenerateRequest(
         model=sent.model,
@@ -56,17 +56,14 @@ def request(sent: Sent, profile: Profile, mode: Mode, *, stream: bool) -> Genera
     )
 
 
-def wanted(profile: Profile, given: Collection[str]) -> Iterator[Output]:
+def wanted(profile: Profile, given: Collection[str]) -> list[Output]:
     """The outputs beside the text that were asked for, by flags among ``Request.given``."""
-    for output in profile.outputs:
-        if output.flag in given:
-            yield output
+    return [output for output in profile.outputs if output.flag in given]
 
 
 def _declined(said: Mapping[str, Raw], profile: Profile) -> set[str]:
     """The flags for outputs that were sent, and do not ask for them."""
-    flags = {one.flag for one in profile.outputs}
-    return {name for name, raw in said.items() if name in flags and bytes(raw) != b"true"}
+    return {name for name in profile.flags if name in said and bytes(said[name]) != b"true"}
 
 
 def _said(sent: Sent, profile: Profile) -> dict[str, Raw]:
@@ -74,7 +71,8 @@ def _said(sent: Sent, profile: Profile) -> dict[str, Raw]:
     parameters = sent.parameters
     if _SAMPLING in sent.inputs:
         parameters = _unpacked(sent.inputs[_SAMPLING].values[0], profile)
-    said = {name: raw for name, raw in parameters.items() if name != "id"}
+    said = {**parameters}
+    said.pop("id", None)
     for name, tensor in sent.inputs.items():
         if name not in {PROMPT, _SAMPLING}:
             said[name] = document.compact(_content(tensor, profile))
@@ -98,7 +96,7 @@ def _content(tensor: Tensor, profile: Profile) -> Any:
     first = tensor.values[0]
     if isinstance(first, float) and not math.isfinite(first):
         raise faults.refused_by_model(tensor.name, f"'{tensor.name}' must be a finite number")
-    if any(other != first for other in tensor.values):
+    if tensor.values != [first] * len(tensor.values):
         raise Unsupported(
             f"input '{tensor.name}' must be the same for every prompt of a batch",
             param=tensor.name,
@@ -107,20 +105,19 @@ def _content(tensor: Tensor, profile: Profile) -> Any:
 
 
 def _sampled(said: Mapping[str, Raw], profile: Profile) -> Values:
-    fields: dict[str, Raw] = {}
+    values = Values()
     try:
-        for row in profile.parameters:
-            if row.wire in said:
-                fields[row.wire] = document.compact(_plain(row, said[row.wire], profile))
-        values = read_table(profile.parameters, fields)
+        rows = params.in_order(profile.parameters.by_wire, said)
+        sent = [(row, _plain(row, said[row.wire], profile)) for row in rows]
+        for row, what in sent:
+            params.put(row, what, values)
     except InvalidParameter as e:
         raise faults.refused_by_model(e.param or "", profile.complains + e.message) from None
-    seed = values.get("sampling.seed")
-    if seed is not None and seed < 0:
-        values.set("sampling.seed", seed + 2**64)
+    if "sampling.seed" in values:
+        values["sampling.seed"] %= 2**64
     for path in ("stopping.stop", "sampling.bad_words"):
-        if words := values.get(path):
-            values.set(path, tuple(word for word in words if word))
+        if path in values:
+            values[path] = tuple(word for word in values[path] if word)
     return values
 
 
@@ -139,7 +136,7 @@ def _plain(row: Param, raw: Raw, profile: Profile) -> Any:
                 what = str(what)
     except (ValueError, OverflowError):
         pass  # the table complains of what could not be converted
-    if isinstance(what, float) and not math.isfinite(what):
+    if type(what) is float and not math.isfinite(what):
         raise faults.refused_by_model(row.wire, f"'{row.wire}' must be a finite number")
     return what
 
@@ -156,7 +153,11 @@ def _echo(said: Mapping[str, Raw], profile: Profile, *, streaming: bool) -> bool
 
 
 def _extra(said: Mapping[str, Raw], profile: Profile) -> dict[str, Raw]:
-    read = {row.wire for row in profile.parameters}
-    read.update(profile.streaming, profile.exclude, guided.NAMES[profile.guide])
-    read.update(one.flag for one in profile.outputs if one.flag is not None)
-    return {name: raw for name, raw in said.items() if name not in read}
+    apart = (*profile.streaming, *profile.exclude, *guided.NAMES[profile.guide])
+    return {
+        name: raw
+        for name, raw in said.items()
+        if name not in profile.parameters.by_wire
+        and name not in apart
+        and name not in profile.flags
+    }

@@ -1,15 +1,15 @@
 """How a request is put to one model: which of its wishes are tensors, and which are parameters."""
 
 from collections.abc import Iterator, Mapping
-from typing import Any, Final, NamedTuple
+from typing import Any, Final
 
-from msgspec import UNSET, Raw, structs
+from msgspec import UNSET, Raw, Struct, structs
 
 from gateway.core import loss
 from gateway.core.loss import Carry, Loss
 from gateway.core.types import GenerateRequest
 from protocols import params
-from protocols.params import Param
+from protocols.params import Param, Table
 from protocols.triton import guided
 from protocols.triton.learning import Model, fit
 from protocols.triton.tensors import RANGES
@@ -21,6 +21,7 @@ _EXCLUDE: Final = "exclude_input_in_output"
 _LEAST: Final = 1e-6
 """Stands for a 0 that must not be: of nuclei, the smallest."""
 _MAX_TOKENS: Final = "stopping.max_tokens"
+_TEMPERATURE: Final = "sampling.temperature"
 _TOP: Final = "logprobs.top"
 _SEED: Final = "sampling.seed"
 _LIKELIHOODS: Final = ("logprobs", "output_log_probs")
@@ -30,11 +31,11 @@ _TELLING: Final = ("finish_reason", "stop_reason", "num_input_tokens", "num_outp
 """Outputs that are always asked for: they tell the end, and what was spent."""
 
 
-class Wishes(NamedTuple):
+class Wishes(Struct):
     """What the body holds beside the prompt: the model's tensors, and the request's parameters."""
 
-    tensors: dict[str, Any]
-    parameters: dict[str, Any]
+    tensors: dict[str, Any] = {}
+    parameters: dict[str, Any] = {}
 
 
 class Plan:
@@ -57,7 +58,12 @@ class Plan:
         )
         self._profile = profile
         self._likelihoods = _likelihoods(profile, model)
-        self._rows = tuple(self._known())
+        self._telling = tuple(
+            str(one.flag)
+            for one in profile.outputs
+            if one.name in _TELLING and one.flag in model.inputs
+        )
+        self._rows = Table(*self._known())
         self._carries = params.carries(self._rows)
         slots = [model.inputs.get(row.wire) for row in self._rows if row.field == _MAX_TOKENS]
         insists = any(slot is not None and not slot.optional for slot in slots)
@@ -100,30 +106,36 @@ class Plan:
         for name, raw in request.extra.items():
             if self._forwards(name, raw, request):
                 found[name] = raw
-        inputs = self.model.inputs
-        return Wishes(
-            {name: value for name, value in found.items() if name in inputs},
-            {name: value for name, value in found.items() if name not in inputs},
-        )
+        wishes = Wishes()
+        for name, value in found.items():
+            where = wishes.tensors if name in self.model.inputs else wishes.parameters
+            where[name] = value
+        return wishes
 
-    def losses(self, request: GenerateRequest, names: Mapping[str, str]) -> Iterator[Loss]:
+    def losses(self, request: GenerateRequest, names: Mapping[str, str]) -> list[Loss]:
         """What the model can't be asked for, or does otherwise."""
         unfit = {row.field for row, value in self._values(request) if value is UNSET}
         carries = self._carries | self._more(request)
         for path in unfit:
             del carries[path]
-        yield from loss.losses(request, carries, names, extra=True)
-        if self._default is not None and request.stopping.max_tokens is None:
+        found = [*loss.losses(request, carries, names, extra=True)]
+        if _MAX_TOKENS in self._forced(request):
             why = f"the model needs one: {self._default}"
-            yield Loss(_said(_MAX_TOKENS, names), "defaulted", why, _MAX_TOKENS)
+            found.append(Loss(_said(_MAX_TOKENS, names), "defaulted", why, _MAX_TOKENS))
         if request.want.token_ids:
-            yield Loss(names.get("want.token_ids", "return_token_ids"), "dropped")
+            found.append(Loss(names.get("want.token_ids", "return_token_ids"), "dropped"))
+        return found + self._unheard(request) if request.extra else found
+
+    def _unheard(self, request: GenerateRequest) -> list[Loss]:
+        """The fields of a client's own that come to nothing."""
         heard = set(self._flags(request))
         if self._likelihoods in heard:
             heard |= {str(one.flag) for one in self._profile.outputs if one.name in _SUMS}
-        for name, raw in request.extra.items():
-            if name not in heard and not self._forwards(name, raw, request):
-                yield Loss(name, "dropped")
+        return [
+            Loss(name, "dropped")
+            for name, raw in request.extra.items()
+            if name not in heard and not self._forwards(name, raw, request)
+        ]
 
     # --- the table --------------------------------------------------------------------------------
 
@@ -158,19 +170,26 @@ class Plan:
 
     # --- one request ------------------------------------------------------------------------------
 
-    def _values(self, request: GenerateRequest) -> Iterator[tuple[Param, Any]]:
-        """What is sent of each row; UNSET where the model can't take what was asked."""
-        written = params.write(self._rows, request)
-        for row in self._rows:
-            value = written.get(row.wire, UNSET)
-            if row.field == _MAX_TOKENS and value is UNSET and self._default is not None:
-                value = self._default
-            if row.field == "sampling.temperature" and request.sampling.do_sample is False:
-                value = 0.0
-            if value is not UNSET:
-                yield row, self._value(row, value)
+    def _forced(self, request: GenerateRequest) -> dict[str, Any]:
+        """What is sent beside what was said, or in its place, by path."""
+        forced: dict[str, Any] = {}
+        if self._default is not None and request.stopping.max_tokens is None:
+            forced[_MAX_TOKENS] = self._default
+        if request.sampling.do_sample is False:
+            forced[_TEMPERATURE] = 0.0
+        return forced
 
-    def _value(self, row: Param, value: Any) -> Any:
+    def _values(self, request: GenerateRequest) -> list[tuple[Param, Any]]:
+        """What is sent of each row; UNSET where the model can't take what was asked."""
+        forced = self._forced(request)
+        said = {**request.said, **forced}
+        return [
+            (row, self._value(row, said[row.field], exact=row.field in forced))
+            for row in params.in_order(self._rows.by_field, said)
+        ]
+
+    def _value(self, row: Param, value: Any, *, exact: bool) -> Any:
+        value = value if exact else params.clamped(row, value)
         slot = self.model.inputs.get(row.wire)
         if row.field == _SEED:
             value = _seed(value, "INT64" if slot is None else slot.datatype)
@@ -188,18 +207,16 @@ class Plan:
         missing = [name for name in written if name not in self.model.inputs]
         return {} if missing and not self._profile.loose else written
 
-    def _flags(self, request: GenerateRequest) -> Iterator[str]:
+    def _flags(self, request: GenerateRequest) -> tuple[str, ...]:
         """The flags that are set to learn what the answer must tell."""
-        for one in self._profile.outputs:
-            if one.name in _TELLING and one.flag in self.model.inputs:
-                yield str(one.flag)
-        if request.logprobs is not None and self._likelihoods is not None:
-            yield self._likelihoods
+        if request.logprobs is None or self._likelihoods is None:
+            return self._telling
+        return (*self._telling, self._likelihoods)
 
     def _more(self, request: GenerateRequest) -> dict[str, Carry]:
         """What is carried beside the table, by this request."""
         carries = {}
-        if "sampling.temperature" in self._carries:
+        if _TEMPERATURE in self._carries:
             carries["sampling.do_sample"] = Carry("")
         if self._guide(request):
             carries["output"] = Carry("")

@@ -22,7 +22,7 @@ from protocols.triton.worker import name_of, path_of
 
 _NESTED: Final = "parameters"
 _NO_PROMPT: Final = frozenset({"id", _NESTED})
-_NOTHING: Final = Fields([])
+_NOTHING: Final = Fields([], [])
 
 
 def relay(call: Call, about: About, profile: Profile) -> Relay | None:

@@ -2,9 +2,10 @@
 
 import math
 from collections.abc import Mapping
+from functools import lru_cache
 from typing import Any, Final
 
-from msgspec import Raw, Struct, field
+from msgspec import Raw, Struct
 
 from gateway.core.errors import InvalidParameter
 from protocols.triton import faults
@@ -27,8 +28,8 @@ class Sent(Struct):
 
     model: str
     id: str | None = None
-    inputs: dict[str, Tensor] = field(default_factory=dict[str, Tensor])
-    parameters: dict[str, Raw] = field(default_factory=dict[str, Raw])
+    inputs: dict[str, Tensor] = {}
+    parameters: dict[str, Raw] = {}
     streaming: bool | None = None
     """Whether the model is told to stream, whatever the endpoint then makes of it."""
     priority: int | None = None
@@ -54,6 +55,18 @@ RANGES: Final[Mapping[str, range]] = {
     "UINT32": range(2**32),
     "UINT64": range(2**64),
 }
+_TAKEN: Final[Mapping[str, tuple[frozenset[type], range | None]]] = {
+    "BYTES": (frozenset({str}), None),
+    "BOOL": (frozenset({bool}), None),
+    "FP32": (frozenset({int, float}), None),
+    "INT32": (frozenset({int}), RANGES["INT64"]),
+    "INT64": (frozenset({int}), RANGES["INT64"]),
+    "UINT32": (frozenset({int}), RANGES["UINT64"]),
+    "UINT64": (frozenset({int}), RANGES["UINT64"]),
+}
+"""What JSON's values may be; an integer beyond the range is none to the original."""
+_REMEMBERED: Final = 1024
+"""Shapes."""
 _SIGNED: Final = (
     "Unable to parse 'data': attempt to access JSON non-signed-integer as signed-integer"
 )
@@ -79,10 +92,15 @@ _BATCH_NOTE: Final = (
 
 def flat(what: Any) -> list[Any]:
     """The elements of a scalar or of an array, however nested."""
-    found, rest = [], [what]
+    if type(what) is not list:
+        return [what]
+    if list not in set(map(type, what)):
+        return what
+    found: list[Any] = []
+    rest: list[Any] = [what]
     while rest:
         one = rest.pop()
-        if isinstance(one, list):
+        if type(one) is list:
             rest.extend(reversed(one))
         else:
             found.append(one)
@@ -94,54 +112,49 @@ def typed(name: str, datatype: str, values: list[Any]) -> list[Any]:
 
     The original cuts an integer that is too long for its type; we refuse it.
     """
+    kinds, widest = _TAKEN[datatype]
     for one in values:
-        if not _fits(datatype, one):
+        if type(one) not in kinds or (widest is not None and one not in widest):
             raise faults.wrong_type(name, _WRONG[datatype])
-        if datatype in RANGES and one not in RANGES[datatype]:
+        if widest is not None and one not in RANGES[datatype]:
             text = f"input '{name}' has a value out of the range of {datatype}"
             raise faults.wrong_value(name, text)
     return values
 
 
-def _fits(datatype: str, one: Any) -> bool:
-    match datatype:
-        case "BYTES":
-            return isinstance(one, str)
-        case "BOOL":
-            return isinstance(one, bool)
-        case "FP32":
-            return isinstance(one, int | float) and not isinstance(one, bool)
-        case _:
-            widest = RANGES["INT64" if datatype.startswith("INT") else "UINT64"]
-            return type(one) is int and one in widest
-
-
 def schematic(spec: Input, what: Any, profile: Profile) -> Tensor:
-    """A tensor from a plain value, which tells no shape. Raises InvalidParameter.
-
-    The elements fill the fixed dimensions from the innermost outwards; what remains goes to the
-    innermost free one.
-    """
+    """A tensor from a plain value, which tells no shape. Raises InvalidParameter."""
     values = flat(what)
     if spec.datatype == "BYTES":
         typed(spec.name, spec.datatype, values)
-    count = len(what) if isinstance(what, list) else 1
-    dims = list(profile.shape(spec.dims))
-    fixed = math.prod(d for d in dims if d >= 0)
-    count, rest = divmod(count, fixed)
-    for i in reversed(range(len(dims))):
-        if dims[i] < 0:
-            dims[i], count = count, 1
-    if rest or count != 1:
+    count = len(what) if type(what) is list else 1
+    shape = _filled(profile.shapes[spec.name], count)
+    if shape is None:
         text = f"The schema can not convert input '{spec.name}' to tensor with proper shape"
         raise faults.wrong_value(spec.name, text)
-    typed(spec.name, spec.datatype, values)
-    return Tensor(spec.name, spec.datatype, tuple(dims), values)
+    if spec.datatype != "BYTES":
+        typed(spec.name, spec.datatype, values)
+    return Tensor(spec.name, spec.datatype, shape, values)
+
+
+@lru_cache(maxsize=_REMEMBERED)
+def _filled(dims: Shape, count: int) -> Shape | None:
+    """The shape of so many elements, or None where they have none in these dimensions.
+
+    They fill the fixed dimensions from the innermost outwards; what remains goes to the innermost
+    free one.
+    """
+    count, rest = divmod(count, math.prod(d for d in dims if d >= 0))
+    shape = list(dims)
+    for i in reversed(range(len(dims))):
+        if dims[i] < 0:
+            shape[i], count = count, 1
+    return None if rest or count != 1 else tuple(shape)
 
 
 def complete(sent: Sent, profile: Profile) -> None:
     """Raises InvalidParameter unless the model can be called with these inputs."""
-    required = [one.name for one in profile.inputs.values() if not one.optional]
+    required = profile.required
     missing = [name for name in required if name not in sent.inputs]
     if len(sent.inputs) < len(required):
         raise _missing(sent, profile, missing)
@@ -149,14 +162,24 @@ def complete(sent: Sent, profile: Profile) -> None:
         if name not in profile.inputs:
             text = f"unexpected inference input '{name}' for model '{sent.model}'"
             raise faults.wrong_value(name, text)
-        _check_type(sent, tensor, profile.inputs[name])
+        if tensor.datatype != profile.inputs[name].datatype:
+            raise _wrong_type(sent, tensor, profile.inputs[name])
     if missing:
         raise _missing(sent, profile, missing)
     if profile.batch:
         _check_batch(sent, profile)
-    for tensor in sent.inputs.values():
-        _check_shape(sent, tensor, profile)
-        _check_count(sent, tensor)
+    for name, tensor in sent.inputs.items():
+        wanted = profile.shapes[name]
+        if tensor.shape != wanted and not _agree(wanted, tensor.shape):
+            raise _wrong_shape(sent, tensor, profile)
+        if len(tensor.values) != math.prod(tensor.shape):
+            raise _wrong_count(sent, tensor)
+
+
+def _agree(wanted: Shape, got: Shape) -> bool:
+    return len(wanted) == len(got) and all(
+        want in {-1, one} for want, one in zip(wanted, got, strict=True)
+    )
 
 
 def _missing(sent: Sent, profile: Profile, missing: list[str]) -> InvalidParameter:
@@ -176,13 +199,12 @@ def _quoted(names: Any) -> str:
     return ",".join(f"'{name}'" for name in names)
 
 
-def _check_type(sent: Sent, tensor: Tensor, spec: Input) -> None:
-    if tensor.datatype != spec.datatype:
-        text = (
-            f"{faults.tag(sent.id)}inference input '{spec.name}' data-type is '{tensor.datatype}',"
-            f" but model '{sent.model}' expects '{spec.datatype}'"
-        )
-        raise faults.wrong_value(spec.name, text)
+def _wrong_type(sent: Sent, tensor: Tensor, spec: Input) -> InvalidParameter:
+    text = (
+        f"{faults.tag(sent.id)}inference input '{spec.name}' data-type is '{tensor.datatype}',"
+        f" but model '{sent.model}' expects '{spec.datatype}'"
+    )
+    return faults.wrong_value(spec.name, text)
 
 
 def _check_batch(sent: Sent, profile: Profile) -> None:
@@ -204,35 +226,29 @@ def _check_batch(sent: Sent, profile: Profile) -> None:
         raise faults.wrong_value("text_input", faults.tag(sent.id) + text)
 
 
-def _check_shape(sent: Sent, tensor: Tensor, profile: Profile) -> None:
-    wanted = profile.shape(profile.inputs[tensor.name].dims)
-    if len(wanted) == len(tensor.shape) and all(
-        want in {-1, got} for want, got in zip(wanted, tensor.shape, strict=True)
-    ):
-        return
+def _wrong_shape(sent: Sent, tensor: Tensor, profile: Profile) -> InvalidParameter:
+    wanted = profile.shapes[tensor.name]
     text = (
         f"{faults.tag(sent.id)}unexpected shape for input '{tensor.name}' for model"
         f" '{sent.model}'. Expected {_dims(wanted)}, got {_dims(tensor.shape)}."
     )
-    raise faults.wrong_value(tensor.name, text + (_BATCH_NOTE if profile.batch else ""))
+    return faults.wrong_value(tensor.name, text + (_BATCH_NOTE if profile.batch else ""))
 
 
 def _dims(shape: Shape) -> str:
     return "[" + ",".join(map(str, shape)) + "]"
 
 
-def _check_count(sent: Sent, tensor: Tensor) -> None:
+def _wrong_count(sent: Sent, tensor: Tensor) -> InvalidParameter:
     count, wanted = len(tensor.values), math.prod(tensor.shape)
-    if count == wanted:
-        return
     if tensor.datatype in SIZES:
-        raise _wrong_size(sent, tensor, wanted)
+        return _wrong_size(sent, tensor, wanted)
     where = f"inference input '{tensor.name}' for model '{sent.model}'"
     if count > wanted:
         text = f"unexpected number of string elements {count} for {where}, expecting {wanted}"
     else:
         text = f"expected {wanted} string elements for {where}, got {count}"
-    raise faults.wrong_value(tensor.name, faults.tag(sent.id) + text)
+    return faults.wrong_value(tensor.name, faults.tag(sent.id) + text)
 
 
 def _wrong_size(sent: Sent, tensor: Tensor, wanted: int) -> InvalidParameter:

@@ -6,11 +6,12 @@ backends publish. ``Profile.parameters`` is the table for ``protocols.params``, 
 """
 
 from collections.abc import Mapping
+from functools import cached_property
 from typing import Final, Literal
 
 from msgspec import Struct
 
-from protocols.params import Param
+from protocols.params import Param, Table
 
 Datatype = Literal["BYTES", "BOOL", "INT32", "INT64", "UINT32", "UINT64", "FP32"]
 
@@ -38,7 +39,7 @@ class Output(Struct, frozen=True):
     dims: tuple[int, ...] = (-1,)
 
 
-class Profile(Struct, frozen=True, kw_only=True):
+class Profile(Struct, frozen=True, kw_only=True, dict=True):
     """The vocabulary of one family of models."""
 
     name: str
@@ -46,7 +47,7 @@ class Profile(Struct, frozen=True, kw_only=True):
     backend: str
     inputs: Mapping[str, Input]
     outputs: tuple[Output, ...]
-    parameters: tuple[Param, ...]
+    parameters: Table
     streaming: tuple[str, ...] = ("stream",)
     """The flags that ask for a stream; without one, even generate_stream tells all in one event."""
     streams: bool = False
@@ -73,6 +74,21 @@ class Profile(Struct, frozen=True, kw_only=True):
     """As a worker: whether a stop string may stay in the text."""
     obsolete: tuple[str, ...] = ()
     """As a worker: parameters that releases of today refuse."""
+
+    @cached_property
+    def required(self) -> tuple[str, ...]:
+        """The inputs that no request is without."""
+        return tuple(one.name for one in self.inputs.values() if not one.optional)
+
+    @cached_property
+    def flags(self) -> frozenset[str]:
+        """The inputs that ask for an output."""
+        return frozenset(one.flag for one in self.outputs if one.flag is not None)
+
+    @cached_property
+    def shapes(self) -> Mapping[str, tuple[int, ...]]:
+        """The shape of each input."""
+        return {name: self.shape(one.dims) for name, one in self.inputs.items()}
 
     def shape(self, dims: tuple[int, ...]) -> tuple[int, ...]:
         """The whole shape, with the batch where the model knows one."""
@@ -159,7 +175,7 @@ VLLM: Final = Profile(
         Output("num_input_tokens", "UINT32", "return_num_input_tokens", (1,)),
         Output("num_output_tokens", "UINT32", "return_num_output_tokens"),
     ),
-    parameters=(*_SAMPLED, *_VLLM_ONLY),
+    parameters=Table(*_SAMPLED, *_VLLM_ONLY),
     exclude=("exclude_input_in_output",),
     echo=True,
     insists=True,
@@ -236,7 +252,7 @@ TRTLLM: Final = Profile(
         Output("num_input_tokens", "INT32", "return_num_input_tokens", (1,)),
         Output("num_output_tokens", "INT32", "return_num_output_tokens", (1,)),
     ),
-    parameters=_TRTLLM_ROWS,
+    parameters=Table(*_TRTLLM_ROWS),
     exclude=("exclude_input_in_output",),
     echo=True,
     guide="pair",
@@ -292,7 +308,7 @@ LLMAPI: Final = Profile(
         Output("stop_reason", "BYTES", "return_stop_reason"),
         Output("cumulative_logprob", "FP32", "return_cumulative_logprob"),
     ),
-    parameters=_LLMAPI_ROWS,
+    parameters=Table(*_LLMAPI_ROWS),
     streaming=("streaming", "stream"),
     exclude=(_PREFIX + "exclude_input_from_output", "exclude_input_in_output"),
     cancel="stop",
@@ -306,7 +322,7 @@ PLAIN: Final = Profile(
     backend="python",
     inputs=table(_TEXT),
     outputs=(_ANSWER,),
-    parameters=_SAMPLED,
+    parameters=Table(*_SAMPLED),
     streams=True,
     loose=True,
     leaves_stops=True,

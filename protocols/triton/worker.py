@@ -2,6 +2,7 @@
 
 import re
 from collections.abc import Mapping
+from functools import lru_cache
 from typing import Any, Final
 from urllib.parse import quote
 
@@ -12,7 +13,7 @@ from gateway.core.loss import Loss
 from gateway.core.ports import Renderer, WireRequest
 from gateway.core.types import GenerateRequest, Request
 from protocols import rendering
-from protocols.triton import guided, learning
+from protocols.triton import guided, incoming, learning
 from protocols.triton.decoder import AnswerDecoder
 from protocols.triton.plan import PACK, Plan
 from protocols.triton.vocabulary import PROMPT, Profile
@@ -22,7 +23,7 @@ _encode = msgspec.json.Encoder().encode
 _VERSIONED: Final = re.compile(r"([^/]+)(/versions/[0-9]+)")
 """A target's model name that holds a version."""
 _MOST: Final = 1024
-"""Models whose configuration is remembered."""
+"""Models of which anything is remembered."""
 
 
 class Writer:
@@ -43,9 +44,11 @@ class Writer:
         _check(fields, profile)
         self._profile = profile
         self._wires = fields
+        self._outputs = incoming.outputs(fields)
         self._own = {own: name for name, own in fields.items()}
         self._max_tokens = max_tokens
         self._renderer = renderer
+        self._carried = rendering.carries(renderer)
         self._unknown = Plan(profile, learning.of_profile(profile), max_tokens)
         self._plans: dict[str, Plan] = {}
 
@@ -70,21 +73,19 @@ class Writer:
         if plan.exclude is not None:
             body[plan.exclude] = True
         body |= wishes.tensors
-        parameters = {self._wires.get(n, n): value for n, value in wishes.parameters.items()}
+        parameters = self._named(wishes.parameters)
         if plan.packed:
             # Even empty it keeps the model from taking the other fields for parameters.
             body[PACK] = _encode(parameters).decode()
         elif parameters:
             body["parameters"] = parameters
         end = "generate_stream" if plan.framed(request) else "generate"
-        named = {self._wires.get(name, name): value for name, value in body.items()}
-        return WireRequest(f"{path_of(request.model)}/{end}", _encode(named), JSON)
+        return WireRequest(f"{path_of(request.model)}/{end}", _encode(self._named(body)), JSON)
 
     def losses(self, request: Request, names: Mapping[str, str]) -> tuple[Loss, ...]:
         """See ``gateway.core.ports.WorkerDialect``."""
         request, plan = self._planned(request)
-        carried = rendering.carries(self._renderer)
-        found = [loss for loss in plan.losses(request, names) if loss.path not in carried]
+        found = [one for one in plan.losses(request, names) if one.path not in self._carried]
         found += rendering.rendering_losses(request, self._renderer, names)
         if len(request.prompts) > 1:
             found.append(Loss(names.get("prompts", "prompt"), "dropped", path="prompts"))
@@ -102,11 +103,16 @@ class Writer:
         prompt = rendering.prompt_of(request, self._renderer) if plan.cuts(request) else None
         return AnswerDecoder(
             request,
-            self._wires,
+            self._outputs,
             prompt=prompt,
             in_pieces=plan.streams(request),
             may_be_empty=plan.may_be_empty(request),
         )
+
+    def _named(self, values: dict[str, Any]) -> dict[str, Any]:
+        """The values by the model's own names."""
+        wires = self._wires
+        return {wires.get(name, name): value for name, value in values.items()} if wires else values
 
     def _planned(self, request: Request) -> tuple[GenerateRequest, Plan]:
         if not isinstance(request, GenerateRequest):
@@ -114,6 +120,7 @@ class Writer:
         return request, self._plans.get(request.model, self._unknown)
 
 
+@lru_cache(maxsize=_MOST)
 def path_of(model: str) -> str:
     """The model's path. Its name is one segment, but for a version at its end."""
     name, version = _cut(model)

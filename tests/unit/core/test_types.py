@@ -1,10 +1,21 @@
 """The vocabulary says what it means."""
 
 import pytest
+from msgspec.structs import replace
 
 from gateway.core import errors
 from gateway.core.catalog import ModelInfo, VersionInfo
-from gateway.core.types import GenerateRequest, ImagePart, Message, TextPart
+from gateway.core.types import (
+    EmbedRequest,
+    GenerateRequest,
+    ImagePart,
+    Logprobs,
+    Message,
+    Sampling,
+    Templating,
+    TextPart,
+    Want,
+)
 
 
 def test_the_text_of_a_message_is_its_text_parts() -> None:
@@ -22,6 +33,47 @@ def test_choices_are_n_for_each_prompt(
     request = GenerateRequest(model="m", kind="completion", prompts=prompts, n=n)
 
     assert request.choices == choices
+
+
+def test_what_was_said_is_found_by_its_path() -> None:
+    request = GenerateRequest(
+        model="m",
+        kind="chat",
+        echo=False,
+        sampling=Sampling(top_k=5, do_sample=False),
+        templating=Templating(mode="raw"),
+        logprobs=Logprobs(),
+        want=Want("each"),
+    )
+
+    said = {path: value for path, value in request.said.items() if value}
+    unsaid = {path for path, value in request.said.items() if value is False}
+
+    assert said == {
+        "model": "m",
+        "kind": "chat",
+        "templating.mode": "raw",
+        "sampling.top_k": 5,
+        "want.usage": "each",
+    }
+    assert {"echo", "sampling.do_sample"} < unsaid
+    assert request.said["logprobs.top"] == 0
+
+
+def test_what_was_never_said_has_no_path() -> None:
+    said = EmbedRequest(model="m", inputs=("a",), dimensions=3).said
+
+    assert said["inputs"] == ("a",)
+    assert said["dimensions"] == 3
+    assert "normalize" not in said
+    assert not [path for path in GenerateRequest(model="m", kind="chat").said if "." in path]
+
+
+def test_what_is_said_in_place_of_something_else_is_found() -> None:
+    request = GenerateRequest(model="m", kind="chat", n=2)
+
+    assert request.said["n"] == 2
+    assert replace(request, n=3).said["n"] == 3
 
 
 def test_a_model_is_ready_when_one_version_is() -> None:

@@ -1,13 +1,27 @@
 """Scalar parameters by table: what a row takes, what it refuses, and what is written from it."""
 
+from importlib import import_module
 from typing import Any
 
 import pytest
 from msgspec import Raw, json
 
 from gateway.core.errors import InvalidParameter
-from gateway.core.types import EmbedRequest, GenerateRequest, Sampling, Stopping
-from protocols.params import Param, Type, Values, carries, check, get, names, read, write
+from gateway.core.types import SECTIONS, EmbedRequest, GenerateRequest, Sampling, Stopping
+from protocols import DIALECTS
+from protocols.params import (
+    Param,
+    Table,
+    Tabled,
+    Type,
+    Values,
+    carries,
+    check,
+    names,
+    read,
+    take,
+    write,
+)
 
 TAKEN: list[tuple[Type, Any, Any]] = [
     ("int", 5, 5),
@@ -79,7 +93,7 @@ def test_what_is_out_of_range(limits: dict[str, Any], got: Any, problem: str, sa
     assert caught.value.message.startswith(said)
 
 
-TABLE = (
+TABLE = Table(
     Param(wire="top_k", field="sampling.top_k", type="int", low=1, high=50, off=(-1,)),
     Param(wire="temp", field="sampling.temperature", type="float", low=0.1, high=2),
     Param(wire="stop", field="stopping.stop", type="strings"),
@@ -104,6 +118,42 @@ def test_a_request_is_read_in_the_tables_order() -> None:
     }
 
 
+def test_the_first_wrong_one_of_the_table_is_told_however_they_were_sent() -> None:
+    with pytest.raises(InvalidParameter) as caught:
+        read(TABLE, fields(n="x", stop=1, temp="x"))
+
+    assert caught.value.param == "temp"
+
+
+@pytest.mark.parametrize("sent", [{"n": 1, "many": 2}, {"many": 2, "n": 1}])
+def test_the_last_of_the_table_wins_however_they_were_sent(sent: dict[str, int]) -> None:
+    twice = Table(TABLE[3], Param(wire="many", field="n", type="int"))
+
+    assert read(twice, fields(**sent)) == {"n": 2}
+
+
+def test_what_stands_for_no_field_of_a_request_is_none_of_its_fields() -> None:
+    values = Values()
+    values |= {"asked.logprobs": True, "labels.user": "a", "labels.session": "b", "adapter": "c"}
+
+    assert values.fields() == {"adapter": "c", "given": frozenset()}
+    assert values.section("labels") == {"user": "a", "session": "b"}
+
+
+@pytest.mark.parametrize("name", DIALECTS)
+def test_every_row_has_a_field_to_be_read_into(name: str) -> None:
+    module, _, kind = DIALECTS[name].partition(":")
+    made = getattr(import_module(module), kind)()
+    tables = made.tables if isinstance(made, Tabled) else {}
+    apart = ("asked", "kept", "labels")
+    own = {*GenerateRequest.__struct_fields__, *EmbedRequest.__struct_fields__}
+
+    for row in (row for table in tables.values() for row in table):
+        section, _, field = row.field.rpartition(".")
+        known = SECTIONS[section].__struct_fields__ if section in SECTIONS else own
+        assert section in apart or field in known, row
+
+
 def test_a_value_that_switches_off_is_said_and_not_set() -> None:
     values = read(TABLE, fields(top_k=-1))
 
@@ -120,11 +170,11 @@ def test_null_where_it_is_not_taken() -> None:
     assert caught.value.message == "'parameters.n' must be an integer, got null"
 
 
-def test_two_tables_are_read_into_one() -> None:
+def test_one_parameter_after_another_is_read_into_the_same() -> None:
     into = Values()
 
-    read(TABLE[:1], fields(top_k=5), into)
-    read(TABLE[3:], fields(n=2), into)
+    take(TABLE[0], Raw(b"5"), into)
+    take(TABLE[3], Raw(b"2"), into)
 
     assert (into.get("sampling.top_k"), into.get("n"), into.get("echo", 7)) == (5, 2, 7)
 
@@ -135,19 +185,24 @@ def test_what_is_written_is_clamped_to_the_rows() -> None:
         model="m", kind="completion", sampling=sampling, stopping=Stopping(stop=("a",)), echo=True
     )
 
-    assert write(TABLE, request) == {"top_k": 50, "temp": 0.1, "stop": ["a"], "loud": True}
+    written = write(TABLE, request.said)
+
+    assert written == {"top_k": 50, "temp": 0.1, "stop": ["a"], "loud": True}
+    assert [*written] == ["top_k", "temp", "stop", "loud"]
 
 
 def test_what_is_not_carried_is_not_written() -> None:
     dropped = Param(wire="n", field="n", type="int", reason="dropped")
 
-    assert write((dropped,), GenerateRequest(model="m", kind="chat", n=2)) == {}
+    assert write(Table(dropped), GenerateRequest(model="m", kind="chat", n=2).said) == {}
     assert carries((dropped,))["n"].reason == "dropped"
     assert names(TABLE)["stopping.stop"] == "stop"
 
 
-def test_a_path_that_a_request_has_not() -> None:
-    embed = EmbedRequest(model="m", inputs=("a",))
+def test_rows_of_one_field_are_written_each() -> None:
+    twice = Table(TABLE[3], Param(wire="many", field="n", type="int"))
 
-    assert get(embed, "model") == "m"
-    assert get(embed, "sampling.top_k") is None
+    request = EmbedRequest(model="m", inputs=("a",))
+
+    assert write(twice, {"n": 2}) == {"n": 2, "many": 2}
+    assert write(twice, request.said) == {}

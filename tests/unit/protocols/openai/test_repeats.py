@@ -273,6 +273,14 @@ def test_likeness_is_not_sought_for_ever() -> None:
     assert decoder.feed(said("y")) == [Text("y")]
 
 
+@pytest.mark.parametrize(("text", "heard"), [("", []), ("x", [Text("x")])])
+def test_a_chunk_that_comes_in_pieces_is_known_too(text: str, heard: list[Event]) -> None:
+    decoder, data = AnswerDecoder(STREAMED), said(text)
+    decoder.feed(said("a") + said("b"))
+
+    assert [*decoder.feed(data[:50]), *decoder.feed(data[50:])] == heard
+
+
 def test_an_end_is_remembered() -> None:
     decoder = AnswerDecoder(STREAMED)
     decoder.feed(said("a") + said("b") + said("c"))

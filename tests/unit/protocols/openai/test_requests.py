@@ -4,6 +4,7 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
 
 from gateway.core.errors import UnknownParameter
 from gateway.core.ports import Call
@@ -93,6 +94,12 @@ def test_the_smallest_chat(make_call: MakeCall) -> None:
         given=frozenset({"model", "messages"}),
     )
     assert request.want.usage == "final"
+
+
+def test_words_are_all_that_is_answered_with(make_call: MakeCall) -> None:
+    asked = chat(make_call, modalities=["text"])
+
+    assert replace(asked, given=asked.given - {"modalities"}, extra={}) == chat(make_call)
 
 
 def test_scalars_find_their_place(make_call: MakeCall) -> None:

@@ -120,6 +120,8 @@ WHOLES: dict[str, tuple[str, str, Any]] = {
                                 [Text("a"), End("unknown"), Done()]),
     "an end that we do not know": ("vllm", json.dumps(told("a", "bored")),
                                    [Text("a"), End("unknown"), Done()]),
+    "an error that is none": ("vllm", json.dumps(told("a", "stop", error=None)),
+                              [Text("a"), End("eos"), Done()]),
     "no text": ("vllm", json.dumps(told("", "stop", 0)), [End("eos"), Done()]),
     "spaces": ("vllm", f" \r\n{json.dumps(told('a', 'stop'))}\n", [Text("a"), End("eos"), Done()]),
     "byte order mark": ("vllm", "\ufeff" + json.dumps(told("a", "stop")),
