@@ -218,7 +218,8 @@ async def test_what_the_dead_held_comes_back(stores: Sequence[Store]) -> None:
     a, b, _ = stores
     rate, day, slots = new(SLOW, 7), new(DAY, 7), new(SLOTS, 7)
     assert await lent(a, rate, day, slots) == [7, 7, 7]
-    assert await lent(a, again(rate, 0, held=5, used=2), again(day, 0, held=5, used=2)) == [0, 0]
+    wishes = [again(rate, 0, held=5, used=2), again(day, 0, held=5, used=2)]
+    assert await lent(a, *wishes, again(slots, 7, held=7)) == [0, 0, 7]
     wishes = [again(one, 10) for one in (rate, day, slots)]
     assert await lent(b, *wishes) == [3, 3, 3]
     wishes = [again(rate, 10, held=3), again(day, 10, held=3), again(slots, 10, held=3)]
