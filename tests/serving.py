@@ -7,6 +7,8 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from weakref import WeakSet
 
+_TURNS = 4
+"""Of the loop, until what was accepted is met: it gets a transport, a protocol and a task."""
 Answer = Callable[[asyncio.StreamReader, asyncio.StreamWriter], Awaitable[object]]
 
 
@@ -45,8 +47,10 @@ async def serving(
     try:
         yield f"{'https' if tls else 'http'}://{host}:{port}"
     finally:
+        asyncio.get_running_loop().remove_reader(listener)
+        for _ in range(_TURNS):  # a server that is closed meanwhile leaves it to the collector
+            await asyncio.sleep(0)
         server.close()
-        await asyncio.sleep(0)  # what was just accepted begins
         for task in running:
             task.cancel()
         await asyncio.gather(*running, return_exceptions=True)

@@ -4,7 +4,8 @@ import ast
 import importlib
 import re
 import tomllib
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from functools import cache
 from pathlib import Path
 from typing import Any, Final
 
@@ -242,16 +243,20 @@ def test_every_dialect_and_backend_has_its_line(
 # ── names ────────────────────────────────────────────────────────────────────────────────────────
 
 
-def literals(module: ast.Module) -> Iterator[tuple[int, str]]:
-    """Every string that the program uses. A string standing alone is documentation."""
+@cache
+def literals(path: Path) -> Sequence[tuple[int, str]]:
+    """Every string that a module uses. A string standing alone is documentation."""
+    module = tree(path)
     prose = {
         id(node.value)
         for node in ast.walk(module)
         if isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant)
     }
-    for node in ast.walk(module):
-        if isinstance(node, ast.Constant) and isinstance(node.value, str) and id(node) not in prose:
-            yield node.lineno, node.value
+    return [
+        (node.lineno, node.value)
+        for node in ast.walk(module)
+        if isinstance(node, ast.Constant) and isinstance(node.value, str) and id(node) not in prose
+    ]
 
 
 def mentions(package: str, name: str, tops: tuple[str, ...]) -> Iterator[tuple[str, str, int, str]]:
@@ -264,7 +269,7 @@ def mentions(package: str, name: str, tops: tuple[str, ...]) -> Iterator[tuple[s
         for path in sources(*tops):
             if path in allowed or not set(owns).isdisjoint(path.parents):
                 continue
-            for line, text in literals(tree(path)):
+            for line, text in literals(path):
                 if word.search(text):
                     yield short(path), key, line, text
 

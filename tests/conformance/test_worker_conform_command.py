@@ -95,7 +95,7 @@ def test_a_key_comes_from_elsewhere_and_is_never_shown(
 
     told = probe(url, "--model", "parrot", *arguments)
 
-    assert told.returncode == 0
+    assert told.returncode == 0, told.stdout
     assert SECRET not in told.stdout + told.stderr
 
 

@@ -12,6 +12,7 @@ from gateway.config.dialects import Dialects
 from gateway.core.ports import Endpoint
 from protocols import DIALECTS
 from tests.conftest import CONFORMANCE, Running, Serve
+from tests.serving import serving
 
 REGISTERED = Dialects(DIALECTS)
 CHAT = "/v1/chat/completions"
@@ -127,11 +128,9 @@ async def canary() -> AsyncIterator[tuple[str, list[bytes]]]:
 
     async def hear(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         told.append(await reader.read(1 << 16))
-        writer.close()
 
-    server = await asyncio.start_server(hear, "127.0.0.1", 0)
-    async with server:
-        yield f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}", told
+    async with serving(hear) as url:
+        yield url, told
 
 
 @pytest.mark.parametrize("worker", ["openai", "triton"])

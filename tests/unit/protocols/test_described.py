@@ -6,6 +6,7 @@ import pytest
 
 from protocols.databricks import Databricks
 from protocols.mindie import MindIE
+from protocols.openai import OpenAI
 from protocols.ovms import OVMS
 from protocols.triton import Triton
 
@@ -24,6 +25,15 @@ def asked(dialect: Any, variant: str) -> dict[str, Any]:
 def kinds(dialect: Any, variant: str, status: str) -> set[str]:
     """The media types of an operation's answer."""
     return set(operations(dialect)[variant]["responses"][status].get("content", {}))
+
+
+def test_openai_tells_how_long_who_asks_may_be_and_how_many_stops_there_may_be() -> None:
+    fields = asked(OpenAI(), "chat")["properties"]
+
+    assert fields["safety_identifier"] == {
+        "anyOf": [{"type": "string", "maxLength": 64}, {"type": "null"}]
+    }
+    assert fields["stop"]["anyOf"][0]["anyOf"][1]["maxItems"] == 4
 
 
 @pytest.mark.parametrize(
