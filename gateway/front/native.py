@@ -35,6 +35,8 @@ class Front:
         self._busy = 0
         self._idle: asyncio.Event | None = None
         """That nothing is served, once somebody waits for it."""
+        self._closed = False
+        """It meets nobody any more, whoever was let in before its door was shut."""
         self._gone = asyncio.Event()
         self._looking: asyncio.TimerHandle | None = None
 
@@ -91,6 +93,7 @@ class Front:
 
     async def close(self) -> None:
         """Cut what is left."""
+        self._closed = True
         if self._looking is not None:
             self._looking.cancel()
         self.shut()
@@ -107,7 +110,7 @@ class Front:
         """See Owner."""
         limits, at = self.limits, connection.peer
         here = self._addresses[at] = self._addresses.get(at, 0) + 1
-        room = limits.per_address is None or here <= limits.per_address
+        room = not self._closed and (limits.per_address is None or here <= limits.per_address)
         room = room and (len(self._connections) < limits.connections or self._make_room())
         self._connections[connection] = self._waiting[connection] = None
         return room
