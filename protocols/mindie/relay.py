@@ -80,7 +80,11 @@ class ServerRelays:
         self._early = setup.profile.early
         taken = takes(setup)
         self._relays = Relays(
-            _forms(setup, taken, chats), read=self._talk, whole=errors.JSON, stream=_EVENTS
+            _forms(setup, taken, chats),
+            read=self._talk,
+            glance=None,
+            whole=errors.JSON,
+            stream=_EVENTS,
         )
         self._wires = {param.wire for param in rows(setup.profile.text)}
         table = rows(setup.profile.text)
@@ -181,10 +185,12 @@ class ServerRelays:
         first = _EVENTS if request.stream else errors.JSON
         names = {"model_name": about.model, "id": request.client_id or ""}
 
+        def read() -> Decoder:
+            return _Counted(TextDecoder(request, early=self._early), tally)
+
         def passed() -> Passage:
             tally.tokens = 0
-            decoder = TextDecoder(request, early=self._early)
-            return passage(request, _Counted(decoder, tally), names, end=b"")
+            return passage(request, read, names, end=b"")
 
         def encoder() -> Encoder:
             made = TextEncoder(self._setup.profile, request, about, headers)

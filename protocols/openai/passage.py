@@ -2,6 +2,7 @@
 
 import re
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import Any, Final
 
 import msgspec
@@ -17,6 +18,8 @@ from protocols.openai.incoming import WireUsage, usage_in
 
 Names = Mapping[str, str]
 """What the client is to read in an answer, by its key: ``id``, or a key of the model's name."""
+Glance = Callable[[GenerateRequest, bytes], Sequence[Event] | None]
+"""The events of a usual answer in one piece; None where it must be read."""
 
 _encode = msgspec.json.Encoder().encode
 _fields = msgspec.json.Decoder(dict[str, Raw]).decode
@@ -35,14 +38,23 @@ def reader(request: Request, complaint: Callable[[bytes], None] = complain) -> D
     return AnswerDecoder(request, complaint=complaint)
 
 
-def passage(request: Request, decoder: Decoder, names: Names, end: bytes = sse.DONE) -> Passage:
-    """What passes on the answer to ``request``, read by ``decoder``.
+def passage(
+    request: Request,
+    read: Callable[[], Decoder],
+    names: Names,
+    *,
+    end: bytes = sse.DONE,
+    glance: Glance | None = None,
+) -> Passage:
+    """What passes on the answer to ``request``; ``read`` makes what reads it.
 
     ``end`` is what a stream ends with; empty where its last event says so.
     """
-    if isinstance(request, GenerateRequest) and request.stream:
-        return StreamPassage(decoder, names, request.model, end)
-    return WholePassage(decoder, names)
+    if request.stream:
+        return StreamPassage(read(), names, request.model, end)
+    if glance is None or type(request) is not GenerateRequest:
+        return WholePassage(read, names)
+    return WholePassage(read, names, partial(glance, request))
 
 
 def _renamed(names: Names, served: Served) -> dict[str, tuple[str, str]]:
@@ -58,9 +70,16 @@ def _renamed(names: Names, served: Served) -> dict[str, tuple[str, str]]:
 class WholePassage:
     """An answer in one piece; a stream that comes in its place is for the encoder."""
 
-    def __init__(self, decoder: Decoder, names: Names) -> None:
-        self._decoder = decoder
-        self._whole = decoder.whole if isinstance(decoder, AnswerDecoder) else _unlike
+    def __init__(
+        self,
+        read: Callable[[], Decoder],
+        names: Names,
+        glance: Callable[[bytes], Sequence[Event] | None] | None = None,
+    ) -> None:
+        """``glance`` is asked first what the whole of it tells."""
+        self._read = read
+        self._decoder: Decoder | None = None
+        self._glance = glance
         self._names = names
         self._body = bytearray()
         self._waits = False
@@ -71,15 +90,15 @@ class WholePassage:
         if not self._body:
             self._waits = data.startswith(b"{")
         self._body += data
-        return b"", () if self._waits else self._decoder.feed(data)
+        return b"", () if self._waits else self._reading().feed(data)
 
     def close(self) -> tuple[bytes | None, Sequence[Event]]:
         """See ``gateway.core.ports.Passage``."""
         body = bytes(self._body).strip()
-        events = self._whole(body) if self._waits else None
+        events = None if self._glance is None or not self._waits else self._glance(body)
         if events is None:
-            said = self._decoder.feed(body) if self._waits else ()
-            events = [*said, *self._decoder.close()]
+            said = self._reading().feed(body) if self._waits else ()
+            events = [*said, *self._reading().close()]
         if not body.startswith(b"{"):
             return None, events
         for event in events:
@@ -87,6 +106,11 @@ class WholePassage:
                 fields = _fields(body)
                 body = _encode(fields | {key: new for key, (_, new) in renamed.items()})
         return body, events
+
+    def _reading(self) -> Decoder:
+        if self._decoder is None:
+            self._decoder = self._read()
+        return self._decoder
 
 
 class StreamPassage:
@@ -162,11 +186,6 @@ class StreamPassage:
         for old, new in self._pairs.items():
             data = data.replace(old, new)
         return data
-
-
-def _unlike(body: bytes) -> None:
-    """The same for a whole answer."""
-    del body
 
 
 def _none(held: bytes, start: int, events: list[Event]) -> int:

@@ -19,7 +19,8 @@ from gateway.core.errors import Malformed
 from gateway.core.ports import About, Call, Decoder, Headers, Relay, WireRequest
 from gateway.core.types import EmbedRequest, GenerateRequest, Message, Request, TextPart
 from protocols.body import read_object
-from protocols.openai.passage import Names, passage, reader
+from protocols.openai import wholes
+from protocols.openai.passage import Glance, Names, passage, reader
 from protocols.openai.profiles import Profile
 from protocols.openai.requests import Reading
 from protocols.openai.style import Style
@@ -194,7 +195,8 @@ class Relays:
     """Makes relays for workers of one dialect and profile.
 
     ``forms`` are the kinds of calls; ``read`` makes what reads an answer beside its being passed
-    on; ``whole`` and ``stream`` are the first headers of answers of either kind.
+    on, and ``glance`` reads a usual one in one piece without it; ``whole`` and ``stream`` are the
+    first headers of answers of either kind.
     """
 
     def __init__(
@@ -202,12 +204,14 @@ class Relays:
         forms: Mapping[str, Form],
         *,
         read: Callable[[Any], Decoder] = reader,
+        glance: Glance | None = wholes.whole,
         whole: Headers = JSON,
         stream: Headers = _STREAM,
     ) -> None:
         made = ((name, form, checker(form)) for name, form in forms.items())
         self._forms = {name: (form, check, names(check)) for name, form, check in made}
         self._read = read
+        self._glance = glance
         self._whole = whole
         self._stream = stream
 
@@ -249,7 +253,7 @@ class Relays:
             wire,
             request,
             lambda: first + headers(),
-            lambda: passage(request, self._read(request), shown),
+            lambda: passage(request, partial(self._read, request), shown, glance=self._glance),
         )
 
 
