@@ -17,7 +17,7 @@ from gateway.config import load
 from gateway.telemetry import Record
 
 settings.register_profile("quick", max_examples=100, deadline=None)
-settings.register_profile("thorough", max_examples=300, deadline=None)
+settings.register_profile("thorough", max_examples=2000, deadline=None)
 settings.load_profile("thorough" if os.environ.get("CI") else "quick")
 
 HERE = Path(__file__).parent

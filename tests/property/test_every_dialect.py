@@ -16,7 +16,6 @@ from gateway.core.ports import About, Call, Dialect, Endpoint
 from gateway.core.types import Done, EmbedRequest, End, Event, GenerateRequest, Text, Usage
 from gateway.making import load, make_dialect
 from protocols import DIALECTS
-from tests.property.often import law
 
 _PARAM = re.compile(r"\{(\w+)\}")
 
@@ -91,7 +90,6 @@ bodies = st.builds(
 
 
 @every_dialect
-@law
 @given(data=st.data(), body=bodies)
 def test_whatever_is_json_is_read_or_refused_in_the_dialects_words(
     dialect: Dialect, data: st.DataObject, body: dict[str, Any]
@@ -102,7 +100,6 @@ def test_whatever_is_json_is_read_or_refused_in_the_dialects_words(
 
 
 @every_dialect
-@law
 @given(data=st.data(), body=st.binary(max_size=60))
 def test_whatever_is_sent_is_read_or_refused_in_the_dialects_words(
     dialect: Dialect, data: st.DataObject, body: bytes

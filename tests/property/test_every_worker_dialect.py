@@ -29,7 +29,6 @@ from gateway.making import load, make_dialect
 from gateway.paths import Mount, Paths
 from protocols import DIALECTS
 from protocols.rendering import prompt_of
-from tests.property.often import law
 
 
 class BothWays(Dialect, WorkerDialect, Protocol):
@@ -101,7 +100,6 @@ requests = st.builds(
 
 
 @every_worker_dialect
-@law
 @given(request=requests)
 def test_what_is_not_reported_as_lost_survives_the_round_trip(
     dialect: BothWays, request: GenerateRequest
@@ -126,7 +124,6 @@ def test_what_is_not_reported_as_lost_survives_the_round_trip(
 
 
 @every_worker_dialect
-@law
 @given(
     texts=st.lists(text, max_size=6),
     size=st.integers(1, 40),
@@ -163,7 +160,6 @@ ENDING_WITH_THE_BODY = {"triton-trtllm", "triton-plain"}
 @pytest.mark.parametrize(
     "dialect", [one for one in every_profile() if one.id not in ENDING_WITH_THE_BODY]
 )
-@law
 @given(texts=st.lists(text, min_size=1, max_size=4), share=st.floats(0, 1))
 def test_a_stream_that_is_cut_anywhere_is_never_taken_for_whole(
     dialect: BothWays, texts: list[str], share: float

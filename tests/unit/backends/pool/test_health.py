@@ -209,6 +209,23 @@ def test_good_answers_all_the_while_end_an_ejection() -> None:
     assert (health.state(25.0), health.share(25.0)) == ("up", 0.1)
 
 
+def happens(health: Health, what: str, now: float) -> None:
+    match what:
+        case "ok":
+            health.succeeded(now)
+        case "bad":
+            health.failed(now)
+        case "none":
+            health.unreachable(now)
+        case "429":
+            health.pressed(now, 5.0)
+        case "429 of one":
+            health.limit(None, 1)
+            health.pressed(now, 60.0)
+        case _:
+            health.probed(now, what == "probe")
+
+
 @given(
     st.integers(0, 100),
     st.lists(st.tuples(st.floats(0, 40), st.sampled_from(["ok", "bad", "none", "429"]))),
@@ -217,15 +234,7 @@ def test_nobody_is_out_for_ever(seed: int, steps: list[tuple[float, str]]) -> No
     health, now = Health(), float(seed)
     for pause, what in steps:
         now += pause
-        match what:
-            case "ok":
-                health.succeeded(now)
-            case "bad":
-                health.failed(now)
-            case "none":
-                health.unreachable(now)
-            case _:
-                health.pressed(now, 5.0)
+        happens(health, what, now)
         until = health.until(now)
         assert (until is not None) == (health.state(now) == "out")
         assert until is None or now < until <= now + 300.0
@@ -241,7 +250,7 @@ def test_nobody_is_out_for_ever(seed: int, steps: list[tuple[float, str]]) -> No
     st.lists(
         st.tuples(
             st.sampled_from([0.0, 0.1, 0.9, 1.0, 8.0, 40.0, 61.0]),
-            st.sampled_from(["ok", "bad", "bad", "none", "429", "429 long", "probe", "no probe"]),
+            st.sampled_from(["ok", "bad", "bad", "none", "429", "429 of one", "probe", "no probe"]),
         )
     ),
 )
@@ -251,18 +260,7 @@ def test_a_worker_that_is_well_stays_so_until_something_happens(
     health, now = Health(), float(seed)
     for pause, what in steps:
         now += pause
-        match what:
-            case "ok":
-                health.succeeded(now)
-            case "bad":
-                health.failed(now)
-            case "none":
-                health.unreachable(now)
-            case "429" | "429 long":
-                health.limit(None, 1)
-                health.pressed(now, 60.0 if what == "429 long" else None)
-            case _:
-                health.probed(now, what == "probe")
+        happens(health, what, now)
         for later in (now, now + 1.0, now + 400.0) if health.well else ():
             assert health.state(later) == "up"
             assert not health.rests(later)
