@@ -7,6 +7,8 @@ from collections.abc import Callable, Sequence
 from typing import Any, Final
 
 _BACKLOG: Final = 1024
+_TURNS: Final = 2
+"""Of the loop, until who was let in is met."""
 
 
 class Door:
@@ -16,6 +18,7 @@ class Door:
         self._make = make
         self._servers: list[asyncio.Server] = []
         self._tls: ssl.SSLContext | None = None
+        self._shutting: asyncio.Task[None] | None = None
 
     def trust(self, tls: ssl.SSLContext | None) -> None:
         """With which certificate new connections are met; None where they are plain."""
@@ -56,7 +59,28 @@ class Door:
         return [one.fileno() for server in self._servers for one in server.sockets]
 
     def shut(self) -> None:
-        """Let no more connections in."""
+        """Let no more connections in. Who was let in already is met."""
+        loop = asyncio.get_running_loop()
+        if not isinstance(loop, asyncio.SelectorEventLoop):
+            self._close()
+        elif self._shutting is None:
+            # Until Python 3.12 it loses whom it lets in as it closes, and does not hang up either.
+            for descriptor in self.descriptors:
+                loop.remove_reader(descriptor)
+            self._shutting = loop.create_task(self._close_soon())
+
+    async def closed(self) -> None:
+        """Shut it, and wait until it is."""
+        self.shut()
+        if self._shutting is not None:
+            await asyncio.shield(self._shutting)
+
+    async def _close_soon(self) -> None:
+        for _ in range(_TURNS):
+            await asyncio.sleep(0)
+        self._close()
+
+    def _close(self) -> None:
         for server in self._servers:
             server.close()
 

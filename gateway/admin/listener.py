@@ -102,7 +102,8 @@ class Admin:
 
     async def close(self) -> None:
         """Take no more requests, and let go of those that run."""
-        self.shut()
+        if self._door is not None:
+            await self._door.closed()
         await self._runner.cleanup()
 
     @web.middleware

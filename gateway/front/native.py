@@ -81,7 +81,7 @@ class Front:
     async def drain(self, seconds: float) -> None:
         """Leave and shut, end what rests, and wait for what runs, so long at most."""
         self.leaving = True
-        self.shut()
+        await self._door.closed()
         for connection in list(self._connections):
             if connection.resting:
                 connection.end()
@@ -96,7 +96,7 @@ class Front:
         self._closed = True
         if self._looking is not None:
             self._looking.cancel()
-        self.shut()
+        await self._door.closed()
         while self._connections:
             self._gone.clear()
             for connection in list(self._connections):

@@ -211,7 +211,7 @@ class Front:
     async def drain(self, seconds: float) -> None:
         """Leave and shut, end what rests, and wait for what runs, so long at most."""
         self.leaving = True
-        self.shut()
+        await self._door.closed()
         self._server.pre_shutdown()
         try:
             async with asyncio.timeout(seconds):
@@ -221,7 +221,7 @@ class Front:
 
     async def close(self) -> None:
         """Cut what is left."""
-        self.shut()
+        await self._door.closed()
         await self._server.shutdown(_LAST_WORDS)
 
     async def _answer(self, raw: web.BaseRequest) -> web.StreamResponse:

@@ -16,6 +16,7 @@ from msgspec import Struct
 from yarl import URL
 
 from gateway.config.addresses import split_address
+from gateway.door import Door
 from gateway.processes.member import Member
 from gateway.processes.merging import Page, cancelled, joined
 from gateway.processes.passing import pass_on
@@ -83,6 +84,7 @@ class Desk:
         self._config = config
         self._gone = Page()
         self._last: dict[Member, Page] = {}
+        self._door: Door | None = None
         made = web.Application(client_max_size=_BODY)
         made.router.add_route("*", "/{path:.*}", self._serve)
         self._runner = web.AppRunner(
@@ -99,12 +101,16 @@ class Desk:
         """Bind; gives the URL. Raises OSError."""
         host, port = split_address(self._address)
         await self._runner.setup()
-        await web.TCPSite(self._runner, host, port).start()
+        assert self._runner.server is not None  # noqa: S101 - it was set up
+        self._door = Door(self._runner.server)
+        bound = await self._door.open(host, port)
         shown = f"[{host}]" if ":" in host else host
-        return f"http://{shown}:{self._runner.addresses[0][1]}"
+        return f"http://{shown}:{bound}"
 
     async def close(self) -> None:
         """Take no more requests."""
+        if self._door is not None:
+            await self._door.closed()
         await self._runner.cleanup()
 
     def bury(self, member: Member) -> None:
