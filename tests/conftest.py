@@ -46,6 +46,28 @@ def pytest_runtest_teardown(item: pytest.Item, nextitem: pytest.Item | None) -> 
     yield
     if getattr(nextitem, "path", None) != item.path:
         gc.collect()
+        found = item.config.pluginmanager.get_plugin("unraisableexception")
+        assert found is not None
+        found.pytest_runtest_teardown(item)
+
+
+class Told:
+    """Tells a failure when it happens: whoever watches a long run need not wait for its end."""
+
+    def __init__(self, terminal: pytest.TerminalReporter) -> None:
+        self._terminal = terminal
+
+    def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
+        if report.failed:
+            self._terminal.write_line(f"\n{report.when} of {report.nodeid}\n{report.longreprtext}")
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_configure(config: pytest.Config) -> None:
+    """Workers of xdist have no terminal; what fails there is told by the process that has one."""
+    terminal = config.pluginmanager.get_plugin("terminalreporter")
+    if isinstance(terminal, pytest.TerminalReporter):
+        config.pluginmanager.register(Told(terminal))
 
 
 class Running(Struct):
