@@ -138,7 +138,7 @@ class StreamPassage:
             return None, self._decoder.feed(held)
         events, clean = list[Event](), True
         end = self._run(held, 0, events)
-        while (found := _BOUNDARY.search(held, end)) is not None:
+        while end < len(held) and (found := _BOUNDARY.search(held, end)) is not None:
             block = held[end : found.end()]
             clean = clean and sse.plain(block) is not None
             try:
@@ -151,13 +151,13 @@ class StreamPassage:
             self._begun = True
             if events and type(events[-1]) is Done:
                 self._held = b""
-                passed = self._passed(held[: found.end()], events)
+                passed = self._passed(held[: found.end()])
                 return passed if clean else _STRAY.sub(b"", passed), events
             end = self._run(held, found.end(), events)
         self._held = held[end:]
         if len(self._held) > _LARGEST:
             raise WorkerFailed(f"The worker sent an event of more than {_LARGEST} bytes.")
-        passed = self._passed(held[:end], events)
+        passed = self._passed(held[:end])
         return passed if clean else _STRAY.sub(b"", passed), events
 
     def close(self) -> tuple[bytes | None, Sequence[Event]]:
@@ -165,24 +165,28 @@ class StreamPassage:
         if self._failed is not None:
             raise self._failed
         rest = self._decoder.feed(self._held)
-        events = [*rest, *self._decoder.close()]
+        events = self._named([*rest, *self._decoder.close()])
         if self._strange:
             return None, events
         if self._end:
             return self._end, events
-        return _STRAY.sub(b"", self._passed(self._held.strip() + b"\n\n", events)), events
+        return _STRAY.sub(b"", self._passed(self._held.strip() + b"\n\n")), events
 
     def _event(self, block: bytes) -> Sequence[Event]:
         """What an event tells. Raises also what its decoder would have told only afterwards."""
-        events = self._decoder.feed(block)
+        events = self._named(self._decoder.feed(block))
         self._decoder.feed(b"")
         return events
 
-    def _passed(self, data: bytes, events: Sequence[Event]) -> bytes:
-        """Whole events as the client may have them."""
+    def _named(self, events: Sequence[Event]) -> Sequence[Event]:
+        """These, of which one may tell what the worker calls itself."""
         for event in events:
             if type(event) is Served:
                 self._pairs |= _pairs(_renamed(self._names, event))
+        return events
+
+    def _passed(self, data: bytes) -> bytes:
+        """Whole events as the client may have them."""
         for old, new in self._pairs.items():
             data = data.replace(old, new)
         return data

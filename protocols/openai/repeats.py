@@ -95,6 +95,12 @@ class Repeats:
         head, tail = self._head, self._tail
         if not head or not data.startswith(head, start):
             return start
+        if data.endswith(tail) and (end := len(data) - len(tail)) >= start + self._head_size:
+            only = data[start + self._head_size : end]  # most reads bring one event
+            if only.isascii() and _ODD.search(only) is None:
+                if only:
+                    texts.append(only.decode())
+                return len(data)
         parts, between, at = list[bytes](), self._between, start + self._head_size
         while data.startswith(between, end := data.find(b'"', at)):
             parts.append(data[at:end])
