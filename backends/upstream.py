@@ -8,7 +8,7 @@ WorkerFailed        what came is not HTTP
 """
 
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Final, Protocol, runtime_checkable
 from urllib.parse import urlsplit
 
@@ -73,6 +73,13 @@ class Reading(Protocol):
 
     async def read(self) -> bytes:
         """What has come, as soon as something has; b"" at a clean end. Raises StreamBroken."""
+
+    async def listen(self, take: Callable[[bytes], bool]) -> bool:
+        """Give ``take`` what comes, at once, for as long as it says so; True once all has come.
+
+        It is called while the connection reads, so that no task is woken for each piece. Raises
+        StreamBroken, and what ``take`` raises.
+        """
 
     def abort(self) -> None:
         """Close the connection at once, whatever is still on its way. May be called again."""

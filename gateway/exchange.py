@@ -20,7 +20,7 @@ from gateway.core.errors import (
     StreamBroken,
 )
 from gateway.core.loss import Loss
-from gateway.core.ports import Encoder, Headers, Pieces, Reply
+from gateway.core.ports import Encoder, Headers, Pieces, Reply, Take
 from gateway.core.types import (
     CallStart,
     Done,
@@ -59,8 +59,11 @@ class Answering(Protocol):
     def whole(self, answer: Answer, body: bytes | None) -> Reply:
         """An answer in one piece; ``body`` where a worker wrote it already."""
 
-    def pieces(self) -> Pieces:
-        """The answer; ends with Done or raises. Closing it stops the work at once."""
+    def pieces(self, take: Take | None = None) -> Pieces:
+        """The answer; ends with Done or raises. Closing it stops the work at once.
+
+        See ``gateway.core.ports.Pouring`` for ``take``.
+        """
 
 
 class Exchange:
@@ -84,6 +87,10 @@ class Exchange:
         """Since when the client is to take what was written, by the loop's clock."""
         self._timer: asyncio.TimerHandle | None = None
         self._deaf = False
+        self._said = False
+        """Whether some of the answer itself was written."""
+        self._done = False
+        self._ended: list[FinishReason] = []
 
     @property
     def record(self) -> Record:
@@ -159,38 +166,41 @@ class Exchange:
 
         The answer is opened by its first bytes, so that what fails before them gets a true status.
         """
-        sink, record, answering = self._sink, self._record, self._answering
-        done = said = False
-        ended: list[FinishReason] = []
-        pieces = answering.pieces()
+        sink = self._sink
+        pieces = self._answering.pieces(self._take)
         try:
             async for data, events in pieces:
-                out = answering.encoder().write(events) if data is None else data
-                for event in events:
-                    if type(event) is Text:
-                        record.tokens += event.tokens
-                    elif type(event) is Usage:
-                        record.usage = event
-                    elif type(event) is End:
-                        ended.append(event.reason)
-                    elif type(event) is Done:
-                        done = True
-                if out:
-                    if not said:
-                        said = self._begin(events)
-                    sink.write(out)
-                    if sink.pressure:
-                        self._since = self._loop.time()
-                        await sink.drain()
-                        self._since = math.inf
+                if not self._take(data, events):
+                    self._since = self._loop.time()
+                    await sink.drain()
+                    self._since = math.inf
         finally:
             await pieces.aclose()
-        if not done:
+        if not self._done:
             raise StreamBroken("the answer stopped before its end")
-        record.finish = tuple(ended)
+        self._record.finish = tuple(self._ended)
         if not sink.started:
             self._open()
         sink.finish()
+
+    def _take(self, data: bytes | None, events: Sequence[Event]) -> bool:
+        """Write what came; whether the client takes more at once."""
+        out = self._answering.encoder().write(events) if data is None and events else data
+        record = self._record
+        for event in events:
+            if type(event) is Text:
+                record.tokens += event.tokens
+            elif type(event) is Usage:
+                record.usage = event
+            elif type(event) is End:
+                self._ended.append(event.reason)
+            elif type(event) is Done:
+                self._done = True
+        if out:
+            if not self._said:
+                self._said = self._begin(events)
+            self._sink.write(out)
+        return not (self._sink.started and self._sink.pressure)
 
     async def _whole(self) -> None:
         fold = Fold()

@@ -9,7 +9,7 @@ from msgspec import Struct
 
 from gateway.core.context import Clock
 from gateway.core.loss import Loss
-from gateway.core.ports import Pieces
+from gateway.core.ports import Pieces, Take
 from gateway.core.types import (
     CallArguments,
     CallStart,
@@ -167,10 +167,16 @@ class Overheard:
         """See ``gateway.exchange.Answering``."""
         return self._answering.request
 
-    async def pieces(self) -> Pieces:
+    async def pieces(self, take: Take | None = None) -> Pieces:
         """See ``gateway.exchange.Answering``."""
-        self._noted.begin()
-        async with aclosing(self._answering.pieces()) as pieces:
+        noted = self._noted
+        noted.begin()
+
+        def taken(data: bytes | None, events: Sequence[Event]) -> bool:
+            noted.take(events)
+            return take is not None and take(data, events)
+
+        async with aclosing(self._answering.pieces(take and taken)) as pieces:
             async for data, events in pieces:
                 self._noted.take(events)
                 yield data, events

@@ -20,6 +20,7 @@ from gateway.core.ports import (
     Relay,
     Relayer,
     Reply,
+    Take,
 )
 from gateway.core.types import Event, GenerateRequest, Request
 from gateway.emulation import Count
@@ -62,11 +63,11 @@ class Relaying:
             return Reply(200, body, self._relay.headers())
         return self._translate().whole(answer, None)
 
-    def pieces(self) -> Pieces:
+    def pieces(self, take: Take | None = None) -> Pieces:
         """See ``gateway.exchange.Answering``."""
         relay = self._relay
         counted = replace(relay, passage=lambda: _Counted(relay.passage(), relay.request))
-        return self._backend.relay(counted, self._context)
+        return self._backend.relay(counted, self._context, take)
 
 
 class _Counted:

@@ -9,7 +9,7 @@ from gateway.core import loss
 from gateway.core.aggregate import Answer
 from gateway.core.errors import Unsupported
 from gateway.core.loss import Loss
-from gateway.core.ports import About, Call, Dialect, Encoder, Headers, Pieces, Reply
+from gateway.core.ports import About, Call, Dialect, Encoder, Headers, Pieces, Reply, Take
 from gateway.core.types import Event
 from gateway.emulation import answer, planned
 from gateway.fitting import fit
@@ -52,9 +52,9 @@ class Translation:
         headers = (*reply.headers, *self._encoder.headers(), *self._told())
         return replace(reply, headers=headers)
 
-    def pieces(self) -> Pieces:
+    def pieces(self, take: Take | None = None) -> Pieces:
         """See ``gateway.exchange.Answering``."""
-        return _unwritten(answer(self._backend, self.request, self._context, self.plan))
+        return _unwritten(answer(self._backend, self.request, self._context, self.plan, take))
 
     def _told(self) -> Headers:
         return (("x-interlingua-loss", loss.header(self.losses)),) if self.losses else ()

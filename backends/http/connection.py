@@ -44,6 +44,7 @@ class Answer:
         "_fault",
         "_loop",
         "_over",
+        "_take",
         "_waiter",
         "complete",
         "headers",
@@ -63,12 +64,17 @@ class Answer:
         """What of the body came and nobody has taken yet."""
         self.held = 0
         """How many bytes that is."""
-        self._waiter: asyncio.Future[None] | None = None
+        self._take: Callable[[bytes], bool] | None = None
+        """Who takes what comes, at once."""
+        self._waiter: asyncio.Future[bool] | None = None
         self._fault: _Fault | None = None
         self._over = False
 
-    def more(self) -> asyncio.Future[None]:
-        """What is done when something has come. Raises StreamBroken or WorkerFailed."""
+    def more(self) -> asyncio.Future[bool]:
+        """What is done when something has come. Raises StreamBroken or WorkerFailed.
+
+        It is False where who listens takes no more.
+        """
         if self._fault is not None:
             raise self._fault.error()
         self._waiter = self._loop.create_future()
@@ -80,12 +86,23 @@ class Answer:
             if self.complete:
                 return b""
             await self.more()
-        data = b"".join(self.parts)
-        self.parts = []
-        self.held = 0
-        if self._connection.paused:
-            self._connection.go_on()
-        return data
+        return self._taken()
+
+    async def listen(self, take: Callable[[bytes], bool]) -> bool:
+        """See ``backends.upstream.Reading``."""
+        while True:
+            if self.parts:
+                if not take(self._taken()):
+                    return False
+            elif self.complete:
+                return True
+            else:
+                self._take = take
+                try:
+                    if not await self.more():
+                        return False
+                finally:
+                    self._take = None
 
     def abort(self) -> None:
         """See ``backends.upstream.Reading``."""
@@ -107,13 +124,40 @@ class Answer:
         """No more comes, and it is not whole: the connection has ended, unless it is a fault."""
         if not self.complete and self._fault is None:
             self._fault = fault or (_STOPPED if self.status else _CLOSED)
-        self.wake()
+        self._wake(None)
 
-    def wake(self) -> None:
-        """Something has come."""
+    def came(self) -> None:
+        """Something has come: who listens gets it now; else, and at the end, who waits is woken."""
+        take, more = self._take, True
+        if take is not None:
+            try:
+                more = not self.parts or take(self._taken())
+            except Exception as error:  # noqa: BLE001 - raised where it is waited for
+                self._wake(error)
+                return
+            if more and not self.complete:
+                return
+        self._wake(None, more=more)
+
+    def _wake(self, error: Exception | None, *, more: bool = True) -> None:
         waiter, self._waiter = self._waiter, None
-        if waiter is not None and not waiter.done():
-            waiter.set_result(None)
+        self._take = None
+        if waiter is None or waiter.done():
+            return
+        if error is None:
+            waiter.set_result(more)
+        else:
+            waiter.set_exception(error)
+
+    def _taken(self) -> bytes:
+        """What came; nothing of it is held any more."""
+        parts = self.parts
+        data = parts[0] if len(parts) == 1 else b"".join(parts)
+        parts.clear()
+        self.held = 0
+        if self._connection.paused:
+            self._connection.go_on()
+        return data
 
 
 class Connection(asyncio.Protocol):
@@ -232,7 +276,7 @@ class Connection(asyncio.Protocol):
         elif answer.held > _BUFFER and not self.paused and self._transport is not None:
             self.paused = True
             self._transport.pause_reading()
-        answer.wake()
+        answer.came()
 
     def connection_lost(self, exc: Exception | None) -> None:
         """See asyncio.Protocol."""

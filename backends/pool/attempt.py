@@ -22,7 +22,7 @@ from gateway.core.errors import (
     StreamBroken,
     WorkerFailed,
 )
-from gateway.core.ports import Decoder, Passage, WireRequest
+from gateway.core.ports import Decoder, Passage, Take, WireRequest
 from gateway.core.types import (
     Done,
     EmbedRequest,
@@ -98,6 +98,7 @@ class Attempt:
         self._size = 0
         self._pushed_back = False
         self._sent = False
+        self._take: Take = _nothing
         self.over = False
         """All is told: the last event was Done, or an error."""
         self.accepted = False
@@ -133,12 +134,22 @@ class Attempt:
         self._timed()
         return held
 
-    async def more(self) -> Piece:
-        """The next piece; its last event is Done if it is the last. Raises as ``begin`` does."""
-        assert self._reading is not None  # noqa: S101 - it has begun
+    async def more(self, take: Take | None = None) -> Piece:
+        """The next piece; its last event is Done if it is the last. Raises as ``begin`` does.
+
+        With ``take``, that gets the pieces as they come, and what is returned is an empty one: it
+        takes no more at once, or the last has come.
+        """
+        reading = self._reading
+        assert reading is not None  # noqa: S101 - it has begun
         try:
+            if take is not None:
+                self._take = take
+                if await self._watch.listen(reading, self._heard):
+                    take(*self._read(b""))
+                return None, ()
             while True:
-                piece = self._read(await self._watch.read(self._reading))
+                piece = self._read(await self._watch.read(reading))
                 if piece[0] or piece[1]:
                     return piece
         except GatewayError as error:
@@ -203,6 +214,17 @@ class Attempt:
         self._pushed_back = "retry-after" in headers or b"overloaded" in told.lower()
         return self._work.read_error(status, headers, told)
 
+    def _heard(self, data: bytes) -> bool:
+        """Pass on what the next bytes mean; whether more is taken at once."""
+        raw, events = self._passage.feed(data)
+        if events and type(events[-1]) is Done:
+            self._succeeded()
+            self._take(raw, events)
+            return False
+        more = self._take(raw, events) if raw or events else True
+        self._watch.heard()
+        return more
+
     def _read(self, data: bytes) -> Piece:
         """What the next bytes mean, of which there are none at the body's end."""
         if data:
@@ -213,9 +235,12 @@ class Attempt:
                 events = [*events, Done()]
             piece = raw, events
         if piece[1] and type(piece[1][-1]) is Done:
-            self.over = True
-            self._member.succeeded()
+            self._succeeded()
         return piece
+
+    def _succeeded(self) -> None:
+        self.over = True
+        self._member.succeeded()
 
     def _weigh(self, size: int) -> None:
         """Bound what is kept of an answer before any of it is passed on."""
@@ -250,6 +275,12 @@ class Attempt:
             self._means.tally.failures[kind(error)] += 1
         if not self._work.aside:
             self._member.failed(error, pushed_back=self._pushed_back)
+
+
+def _nothing(data: bytes | None, events: Sequence[Event]) -> bool:
+    """Nobody takes anything at once."""
+    del data, events
+    return False
 
 
 class Translated:

@@ -11,7 +11,7 @@ import msgspec
 from msgspec.structs import replace
 
 from backends.http import HttpUpstream
-from backends.pool.attempt import Attempt, Means, Piece, Translated, Work
+from backends.pool.attempt import Attempt, Means, Translated, Work
 from backends.pool.budget import Budget
 from backends.pool.discovery import Discovery, Dns, File, Source
 from backends.pool.discovery.file import Read
@@ -39,6 +39,7 @@ from gateway.core.ports import (
     Pieces,
     Relay,
     Relaying,
+    Take,
     WireRequest,
     WorkerDialect,
 )
@@ -186,8 +187,12 @@ class PoolBackend:
         await self._stopping.aclose()
         await self._upstream.aclose()
 
-    async def answer(
-        self, request: Request, context: Context
+    def answer(self, request: Request, context: Context) -> AsyncGenerator[Sequence[Event], None]:
+        """See ``pour``."""
+        return self.pour(request, context, None)
+
+    async def pour(
+        self, request: Request, context: Context, take: Take | None
     ) -> AsyncGenerator[Sequence[Event], None]:
         """The events of a worker's answer, one batch for each read that held any.
 
@@ -215,7 +220,7 @@ class PoolBackend:
             deadline,
             aside=context.give_way is not None,
         )
-        pieces = self._pieces(work, context)
+        pieces = self._pieces(work, context, take)
         try:
             async for _, events in pieces:
                 yield events
@@ -226,19 +231,19 @@ class PoolBackend:
         """See ``gateway.core.ports.Relayer``."""
         return None if self._relaying is None else self._relaying.relay(client, call, about)
 
-    def relay(self, relay: Relay, context: Context) -> Pieces:
+    def relay(self, relay: Relay, context: Context, take: Take | None = None) -> Pieces:
         """See ``gateway.core.ports.Relayer``."""
         wire = _allowed(relay.wire, context)
         read_error = relay.read_error or self._dialect.read_error
         work = Work(relay.request, wire, relay.passage, read_error, self._deadline(context))
-        return self._pieces(work, context)
+        return self._pieces(work, context, take)
 
     def _deadline(self, context: Context) -> Deadline:
         most = self._settings.timeouts.total
         sooner = context.deadline.remaining() > most
         return Deadline(context.clock, most) if sooner else context.deadline
 
-    async def _pieces(self, work: Work, context: Context) -> Pieces:
+    async def _pieces(self, work: Work, context: Context, take: Take | None) -> Pieces:
         """The answer to ``work``, of the first worker that gives one."""
         retry = Retry(self._settings.retries, self._budget, tally=self.tally)
         wish = self._wish(work.request, context, retry.tried)
@@ -250,13 +255,13 @@ class PoolBackend:
             show.asked(place.member)
             asks = work if context.trace is None else _traced(work, context.trace, place.member)
             attempt = Attempt(place, asks, self._means)
-            begun: Sequence[Piece] = ()
+            begun = False
             try:
-                begun = await attempt.begin()
-                for piece in begun:
+                for piece in await attempt.begin():
+                    begun = True
                     yield piece
                 while not attempt.over:
-                    yield await attempt.more()
+                    yield await attempt.more(take)
                 await attempt.end()
             except GatewayError as error:
                 if context.trace is not None:

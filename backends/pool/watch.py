@@ -46,7 +46,7 @@ class Watch:
         cancelled = task.cancelling()
         self._cut = task.cancel
         try:
-            self._set()
+            self.heard()
             reading = await opening
         except asyncio.CancelledError:
             if self._ran_out and task.uncancel() <= cancelled:  # nobody else wants it to end
@@ -62,9 +62,24 @@ class Watch:
         """The next bytes, b"" at the end. Raises DeadlineExceeded or StreamBroken."""
         if reading.complete:
             return await reading.read()  # it does not wait
-        self._set()
+        self.heard()
         try:
             return await reading.read()
+        except StreamBroken:
+            if self._ran_out:
+                raise self._exceeded() from None
+            raise
+        finally:
+            self._due = math.inf
+
+    async def listen(self, reading: Reading, take: Callable[[bytes], bool]) -> bool:
+        """Give ``take`` the next bytes as they come; it calls ``heard`` each time.
+
+        True once all has come, False if it took no more. Raises as ``read`` does, and as it does.
+        """
+        self.heard()
+        try:
+            return await reading.listen(take)
         except StreamBroken:
             if self._ran_out:
                 raise self._exceeded() from None
@@ -95,7 +110,7 @@ class Watch:
         if self._timer is not None:
             self._timer.cancel()
 
-    def _set(self) -> None:
+    def heard(self) -> None:
         """Have it cut off when the next bytes are late. Raises DeadlineExceeded."""
         now = self._clock()
         if self._begun:

@@ -11,6 +11,7 @@ Cancelling     a worker dialect with a request that stops another
 Relaying       a worker dialect that takes a client's own bytes
 Backend        something that answers a request
 Warming        a backend that takes a while until it is at its best
+Pouring        a backend that gives its events to who takes them at once
 Relayer        a backend whose workers take a client's own bytes
 Choosing       a backend that tells how it chooses one of its workers
 Tokenizer      a backend that knows the tokens of a text
@@ -352,6 +353,21 @@ class Warming(Protocol):
 
 Pieces = AsyncGenerator[tuple[bytes | None, Sequence[Event]], None]
 """Events, each batch with its bytes in the client's dialect where a worker wrote them already."""
+Take = Callable[[bytes | None, Sequence[Event]], bool]
+"""Takes such a batch, at once; whether it takes another before anything else is done."""
+
+
+@runtime_checkable
+class Pouring(Protocol):
+    """What a backend may also be: one that gives its events to who takes them at once."""
+
+    def pour(
+        self, request: Request, context: Context, take: Take
+    ) -> AsyncGenerator[Sequence[Event], None]:
+        """As ``Backend.answer``; but ``take`` may get batches, each as it comes, until it is full.
+
+        An empty batch tells that to the one who reads.
+        """
 
 
 @runtime_checkable
@@ -361,8 +377,8 @@ class Relayer(Protocol):
     def relayed(self, client: Dialect, call: Call, about: About) -> Relay | None:
         """See ``Relaying.relay``."""
 
-    def relay(self, relay: Relay, context: Context) -> Pieces:
-        """The answer, as ``Backend.answer`` gives it."""
+    def relay(self, relay: Relay, context: Context, take: Take | None = None) -> Pieces:
+        """The answer, as ``Backend.answer`` gives it; with ``take``, as ``Pouring.pour`` does."""
 
 
 @runtime_checkable

@@ -9,9 +9,10 @@ from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import aclosing, asynccontextmanager
 from random import Random
 from time import monotonic
-from typing import Any
+from typing import Any, Protocol
 
 import msgspec
+import pytest
 
 from backends.pool import PoolBackend
 from backends.pool.settings import PoolSettings
@@ -119,6 +120,14 @@ def context(total: float = 20.0, **more: Any) -> Context:
     return Context("req-1", Deadline(monotonic, total), monotonic, **more)
 
 
+class Hear(Protocol):
+    """``heard`` or ``poured``."""
+
+    async def __call__(
+        self, backend: PoolBackend, request: Request = STREAMED, into: list[Event] | None = None
+    ) -> list[Event]: ...
+
+
 async def heard(
     backend: PoolBackend, request: Request = STREAMED, into: list[Event] | None = None
 ) -> list[Event]:
@@ -128,6 +137,26 @@ async def heard(
         async for batch in batches:
             events += batch
     return events
+
+
+async def poured(
+    backend: PoolBackend, request: Request = STREAMED, into: list[Event] | None = None
+) -> list[Event]:
+    """As ``heard``, by one who takes what comes at once."""
+    events: list[Event] = [] if into is None else into
+
+    def take(data: bytes | None, batch: Sequence[Event]) -> bool:
+        assert data is None
+        events.extend(batch)
+        return True
+
+    async with aclosing(backend.pour(request, context(), take)) as batches:
+        async for batch in batches:
+            events += batch
+    return events
+
+
+either_way = pytest.mark.parametrize("hear", [heard, poured])
 
 
 def text(events: Sequence[Event]) -> str:

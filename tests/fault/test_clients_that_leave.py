@@ -10,7 +10,7 @@ from backends.pool import PoolBackend
 from gateway.core.errors import StreamBroken
 from gateway.core.types import Event, GenerateRequest
 from tests.fakes import CHUNKED, HANG, Reply, ScriptedWorker, chunk, chunked, whole
-from tests.fault.lines import STREAMED, UNARY, context, heard, pool, say, text
+from tests.fault.lines import STREAMED, UNARY, Hear, context, either_way, heard, pool, say, text
 
 GOOD = [chunked(say("Hello"), b"end\n")]
 SAYS = chunk(say("Hello"))
@@ -24,15 +24,19 @@ WAITING: list[tuple[str, Reply, GenerateRequest]] = [
 ]
 
 
+@either_way
 @pytest.mark.parametrize(
     ("reply", "request_"), [one[1:] for one in WAITING], ids=[one[0] for one in WAITING]
 )
 async def test_a_cancelled_request_closes_the_connection(
-    reply: Reply, request_: GenerateRequest, record_property: Callable[[str, object], None]
+    reply: Reply,
+    request_: GenerateRequest,
+    hear: Hear,
+    record_property: Callable[[str, object], None],
 ) -> None:
     async with ScriptedWorker(reply, GOOD) as worker, pool(worker.url) as backend:
         events: list[Event] = []
-        task = asyncio.get_running_loop().create_task(heard(backend, request_, events))
+        task = asyncio.get_running_loop().create_task(hear(backend, request_, events))
         await worker.until_asked()
         await asyncio.sleep(0.05)
         task.cancel()

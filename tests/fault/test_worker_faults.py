@@ -35,9 +35,11 @@ from tests.fakes import (
 from tests.fault.lines import (
     STREAMED,
     UNARY,
+    Hear,
     LineDecoder,
     Lines,
     context,
+    either_way,
     heard,
     pool,
     say,
@@ -48,14 +50,15 @@ GOOD = [chunked(say("Hello"), say(" world"), b"end\n")]
 HASTY = Timeouts(connect=1.0, first_token=0.2, idle=0.2, total=10.0)
 
 
-async def ask(*replies: Reply) -> list[Event]:
+async def ask(*replies: Reply, hear: Hear = heard) -> list[Event]:
     """The events of one streamed request to one worker of this script."""
     async with ScriptedWorker(*replies) as worker, pool(worker.url) as backend:
-        return await heard(backend)
+        return await hear(backend)
 
 
-async def test_a_good_answer_ends_in_exactly_one_done() -> None:
-    events = await ask(GOOD)
+@either_way
+async def test_a_good_answer_ends_in_exactly_one_done(hear: Hear) -> None:
+    events = await ask(GOOD, hear=hear)
 
     assert text(events) == "Hello world"
     assert [type(event) for event in events[-2:]] == [End, Done]
@@ -125,13 +128,14 @@ BROKEN = [
 ]  # fmt: skip
 
 
+@either_way
 @pytest.mark.parametrize("case", BROKEN, ids=lambda case: case.name)
-async def test_a_broken_answer_is_an_error_after_what_was_said(case: Broken) -> None:
+async def test_a_broken_answer_is_an_error_after_what_was_said(case: Broken, hear: Hear) -> None:
     events: list[Event] = []
     quick = Timeouts(connect=1.0, first_token=1.0, idle=1.0, total=10.0)
     async with ScriptedWorker(case.reply) as worker, pool(worker.url, timeouts=quick) as backend:
         with pytest.raises(case.error) as caught:
-            await heard(backend, into=events)
+            await hear(backend, into=events)
 
     assert text(events) == case.said
     assert not any(isinstance(event, Done) for event in events)
@@ -192,9 +196,10 @@ class Briefly(Lines):
         return Curt()
 
 
-async def test_the_body_s_end_is_an_answer_s_where_the_dialect_has_no_other() -> None:
+@either_way
+async def test_the_body_s_end_is_an_answer_s_where_the_dialect_has_no_other(hear: Hear) -> None:
     async with ScriptedWorker(GOOD) as worker, pool(worker.url, dialect=Briefly()) as backend:
-        events = await heard(backend)
+        events = await hear(backend)
 
     assert sum(isinstance(event, Done) for event in events) == 1
     assert isinstance(events[-1], Done)
@@ -213,6 +218,50 @@ async def test_a_consumer_that_stops_reading_stops_the_worker() -> None:
                 taken += len(batch)
 
     assert taken == 20_002, "each line, End and Done"
+
+
+async def test_one_who_takes_no_more_at_once_gets_the_rest_later() -> None:
+    """Whoever reads is told by an empty batch, each time."""
+    said = [chunk(say(f"{number} ")) for number in range(5)]
+    slowly: Reply = [step for one in said for step in (one, 0.05)]
+    taken: list[Sequence[Event]] = []
+    told = 0
+
+    def take(data: bytes | None, batch: Sequence[Event]) -> bool:
+        del data
+        taken.append(batch)
+        return False
+
+    script = [CHUNKED, *slowly, chunk(b"end\n"), END]
+    async with (
+        ScriptedWorker(script) as worker,
+        pool(worker.url) as backend,
+        aclosing(backend.pour(STREAMED, context(), take)) as batches,
+    ):
+        first = await anext(batches)
+        async for batch in batches:
+            assert not batch
+            told += 1
+
+    assert text(first) == "0 "
+    assert text([event for batch in taken for event in batch]) == "1 2 3 4 "
+    assert isinstance(taken[-1][-1], Done)
+    assert told == len(taken)
+
+
+async def test_what_went_wrong_in_the_taking_is_not_the_worker_s_fault() -> None:
+    def take(data: bytes | None, batch: Sequence[Event]) -> bool:
+        raise LookupError(data, batch)
+
+    script: Reply = [CHUNKED + SAYS, 0.05, SAYS, HANG]
+    async with ScriptedWorker(script) as worker, pool(worker.url) as backend:
+        with pytest.raises(LookupError):
+            async for _ in backend.pour(STREAMED, context(), take):
+                pass
+        await worker.until_left()
+        [report] = backend.snapshot()
+
+    assert (report.state, report.error, report.in_flight) == ("up", "", 0)
 
 
 # ── time limits ─────────────────────────────────────────────────────────────────────────────────
@@ -237,12 +286,13 @@ SILENT = [
 ]
 
 
+@either_way
 @pytest.mark.parametrize("case", SILENT, ids=lambda case: case.name)
-async def test_fault_02_05_a_silent_worker_is_left(case: Silent) -> None:
+async def test_fault_02_05_a_silent_worker_is_left(case: Silent, hear: Hear) -> None:
     events: list[Event] = []
     async with ScriptedWorker(case.reply) as worker, pool(worker.url, timeouts=HASTY) as backend:
         with pytest.raises(DeadlineExceeded) as caught:
-            await heard(backend, into=events)
+            await hear(backend, into=events)
         await worker.until_left()
 
     assert caught.value.which == case.which
@@ -260,7 +310,8 @@ async def test_the_deadline_ends_everything(asked: GenerateRequest) -> None:
     assert caught.value.which == "total"
 
 
-async def test_the_limit_between_events_does_not_wait_for_that_of_the_first() -> None:
+@either_way
+async def test_the_limit_between_events_does_not_wait_for_that_of_the_first(hear: Hear) -> None:
     limits = Timeouts(connect=1.0, first_token=9.0, idle=0.2, total=20.0)
     async with (
         ScriptedWorker([CHUNKED + SAYS, HANG]) as worker,
@@ -268,7 +319,7 @@ async def test_the_limit_between_events_does_not_wait_for_that_of_the_first() ->
         asyncio.timeout(3),
     ):
         with pytest.raises(DeadlineExceeded, match="fell silent"):
-            await heard(backend)
+            await hear(backend)
 
 
 async def test_a_slow_consumer_is_no_silent_worker() -> None:
@@ -295,8 +346,9 @@ async def test_a_whole_answer_may_take_longer_than_a_first_token() -> None:
         assert text(await heard(backend, UNARY)) == "Hello"
 
 
-async def test_a_pause_within_the_limit_does_no_harm() -> None:
+@either_way
+async def test_a_pause_within_the_limit_does_no_harm(hear: Hear) -> None:
     limits = Timeouts(connect=1.0, first_token=1.0, idle=1.0, total=10.0)
     reply: Reply = [CHUNKED + SAYS, 0.6, SAYS, 0.6, chunk(b"end\n"), 0.3, END]
     async with ScriptedWorker(reply) as worker, pool(worker.url, timeouts=limits) as backend:
-        assert text(await heard(backend)) == "HelloHello"
+        assert text(await hear(backend)) == "HelloHello"

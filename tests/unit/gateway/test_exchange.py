@@ -7,7 +7,7 @@ import pytest
 from gateway.core.aggregate import Answer
 from gateway.core.context import Context, Deadline
 from gateway.core.loss import Loss
-from gateway.core.ports import Encoder, Headers, Pieces, Reply
+from gateway.core.ports import Encoder, Headers, Pieces, Reply, Take
 from gateway.core.types import (
     CallStart,
     Done,
@@ -34,11 +34,14 @@ class Clock:
 
 
 class Batches:
-    """An answer whose every batch has its bytes."""
+    """An answer whose every batch has its bytes; all but the first are given, if it ``pours``."""
 
     losses: tuple[Loss, ...] = ()
 
-    def __init__(self, clock: Clock, *batches: tuple[bytes, Sequence[Event]]) -> None:
+    def __init__(
+        self, clock: Clock, *batches: tuple[bytes, Sequence[Event]], pours: bool = False
+    ) -> None:
+        self._pours = pours
         self._clock = clock
         self._batches = batches
 
@@ -55,10 +58,15 @@ class Batches:
     def whole(self, answer: Answer, body: bytes | None) -> Reply:
         raise AssertionError
 
-    async def pieces(self) -> Pieces:
-        for batch in self._batches:
+    async def pieces(self, take: Take | None = None) -> Pieces:
+        for number, batch in enumerate(self._batches):
             self._clock.now += 1
-            yield batch
+            if number and self._pours:
+                assert take is not None
+                assert take(*batch)
+            else:
+                yield batch
+        yield None, ()
 
 
 class Sink:
@@ -93,13 +101,18 @@ END = (b"end", [End("stop"), End("length", 1), Usage(1, 2), Done()])
         ([(b"h", [Start()]), END], 1.0, None),
     ],
 )
+@pytest.mark.parametrize("pours", [False, True], ids=["read", "poured"])
 async def test_the_first_token_is_not_the_heading(
-    batches: list[tuple[bytes, Sequence[Event]]], first_byte: float, first_token: float | None
+    batches: list[tuple[bytes, Sequence[Event]]],
+    first_byte: float,
+    first_token: float | None,
+    *,
+    pours: bool,
 ) -> None:
     clock, record = Clock(), Record("r")
     context = Context("r", Deadline(clock, 60.0), clock, began=100.0)
 
-    await Exchange(Batches(clock, *batches), context, Sink(), record).run(stream=True)
+    await Exchange(Batches(clock, *batches, pours=pours), context, Sink(), record).run(stream=True)
 
     assert (record.first_byte, record.first_token) == (first_byte, first_token)
     assert record.finish == ("stop", "length")

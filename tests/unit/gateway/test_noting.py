@@ -5,6 +5,7 @@ from typing import Any
 
 import pytest
 
+from gateway.core.ports import Take
 from gateway.core.types import (
     CallArguments,
     CallStart,
@@ -131,9 +132,13 @@ class Answer:
     def whole(self, *given: object) -> tuple[object, ...]:
         return given
 
-    async def pieces(self) -> AsyncGenerator[tuple[bytes | None, Sequence[Event]], None]:
+    async def pieces(
+        self, take: Take | None = None
+    ) -> AsyncGenerator[tuple[bytes | None, Sequence[Event]], None]:
         try:
             yield b"a", [Text("a")]
+            if take is not None:
+                take(b"b", [Text("b")])
             yield None, [Done()]
         finally:
             self.closed = True
@@ -152,3 +157,19 @@ async def test_an_answer_passes_as_it_is() -> None:
     assert heard.request is answer.request
     assert (heard.encoder(), heard.opening(), heard.losses) == ("encoder", "opening", ())
     assert heard.whole(1, 2) == (1, 2)
+
+
+async def test_what_is_taken_at_once_is_noted_too() -> None:
+    noted = Noted(lambda: 0.0)
+    made: Any = Overheard
+    taken = list[tuple[bytes | None, Sequence[Event]]]()
+
+    def take(data: bytes | None, events: Sequence[Event]) -> bool:
+        taken.append((data, events))
+        return True
+
+    read = [piece async for piece in made(Answer(), noted).pieces(take)]
+
+    assert read == [(b"a", [Text("a")]), (None, [Done()])]
+    assert taken == [(b"b", [Text("b")])]
+    assert arm(noted).length == 2

@@ -1,7 +1,7 @@
 """What a pool counts of what it does."""
 
 import asyncio
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from types import MappingProxyType
 from typing import Any
 
@@ -121,6 +121,12 @@ class Reads:
         self._clock.now += next(self._takes)
         return b"x"
 
+    async def listen(self, take: Callable[[bytes], bool]) -> bool:
+        for seconds in self._takes:
+            self._clock.now += seconds
+            assert take(b"x")
+        return True
+
     def abort(self) -> None:
         raise AssertionError
 
@@ -143,6 +149,23 @@ async def test_the_first_wait_is_no_pause(takes: list[float], longest: float) ->
     watch.hurry(1.0)
     watch.stop()
     assert watch.longest == pytest.approx(longest)
+
+
+async def test_a_pause_counts_for_one_who_listens_too() -> None:
+    clock = FakeClock()
+    watch = Watch(Deadline(clock, 60), clock, first=30.0, idle=30.0)
+    reads = Reads(clock, [5.0, 0.1, 2.0, 0.2])
+
+    def take(data: bytes) -> bool:
+        watch.heard()
+        return bool(data)
+
+    await watch.read(reads)
+    watch.begun()
+    await watch.listen(reads, take)
+    watch.hurry(1.0)
+    watch.stop()
+    assert watch.longest == pytest.approx(2.0)
 
 
 @pytest.mark.parametrize(
