@@ -95,8 +95,9 @@ class Repeats:
         head, tail = self._head, self._tail
         if not head or not data.startswith(head, start):
             return start
-        if data.endswith(tail) and (end := len(data) - len(tail)) >= start + self._head_size:
-            only = data[start + self._head_size : end]  # most reads bring one event
+        left = len(data) - start
+        if self._size <= left < 2 * self._size and data.endswith(tail):  # most bring one event
+            only = data[start + self._head_size : -len(tail)]
             if only.isascii() and _ODD.search(only) is None:
                 if only:
                     texts.append(only.decode())
