@@ -99,6 +99,7 @@ class Attempt:
         self._pushed_back = False
         self._sent = False
         self._take: Take = _nothing
+        self._last: Piece = None, ()
         self.over = False
         """All is told: the last event was Done, or an error."""
         self.accepted = False
@@ -137,8 +138,8 @@ class Attempt:
     async def more(self, take: Take | None = None) -> Piece:
         """The next piece; its last event is Done if it is the last. Raises as ``begin`` does.
 
-        With ``take``, that gets the pieces as they come, and what is returned is an empty one: it
-        takes no more at once, or the last has come.
+        With ``take``, that gets the pieces as they come, and what is returned is the last one; or
+        an empty one where it takes no more at once.
         """
         reading = self._reading
         assert reading is not None  # noqa: S101 - it has begun
@@ -146,8 +147,8 @@ class Attempt:
             if take is not None:
                 self._take = take
                 if await self._watch.listen(reading, self._heard):
-                    take(*self._read(b""))
-                return None, ()
+                    return self._read(b"")
+                return self._last
             while True:
                 piece = self._read(await self._watch.read(reading))
                 if piece[0] or piece[1]:
@@ -219,7 +220,7 @@ class Attempt:
         raw, events = self._passage.feed(data)
         if events and type(events[-1]) is Done:
             self._succeeded()
-            self._take(raw, events)
+            self._last = raw, events  # its reader writes it together with the end
             return False
         more = self._take(raw, events) if raw or events else True
         self._watch.heard()
