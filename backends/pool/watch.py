@@ -7,7 +7,7 @@ from typing import Any
 
 from backends.upstream import Reading
 from gateway.core.context import Clock, Deadline
-from gateway.core.errors import DeadlineExceeded, StreamBroken
+from gateway.core.errors import DeadlineExceeded, GatewayError, StreamBroken
 
 
 class Watch:
@@ -65,10 +65,8 @@ class Watch:
         self.heard()
         try:
             return await reading.read()
-        except StreamBroken:
-            if self._ran_out:
-                raise self._exceeded() from None
-            raise
+        except StreamBroken as broken:
+            raise self._cause(broken) from None
         finally:
             self._due = math.inf
 
@@ -80,10 +78,8 @@ class Watch:
         self.heard()
         try:
             return await reading.listen(take)
-        except StreamBroken:
-            if self._ran_out:
-                raise self._exceeded() from None
-            raise
+        except StreamBroken as broken:
+            raise self._cause(broken) from None
         finally:
             self._due = math.inf
 
@@ -144,6 +140,10 @@ class Watch:
             return
         self._ran_out = True
         self._cut()
+
+    def _cause(self, broken: StreamBroken) -> GatewayError:
+        """What broke it: a limit that ran out cuts it off itself."""
+        return self._exceeded() if self._ran_out else broken
 
     def _exceeded(self) -> DeadlineExceeded:
         return DeadlineExceeded(_SAID[self._which], which=self._which)
