@@ -117,7 +117,7 @@ async def test_fault_02_its_only_place_is_free_again(serve: Serve, *, stream: bo
 
 
 async def test_fault_02_whoever_never_answers_is_left_after_a_while(serve: Serve) -> None:
-    limits = TIMEOUTS | {"first_token": "300ms"}
+    limits = TIMEOUTS | {"first_token": "100ms"}
     async with raw([HANG]) as silent, raw(good(stream=True)) as well:
         front = await before(serve, silent, well, timeouts=limits, breaker={"failures": 3})
         answers = [await ask(front, CLIENTS[0], stream=True) for _ in range(10)]
