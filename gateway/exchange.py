@@ -10,7 +10,6 @@ import math
 from collections.abc import Sequence
 from typing import Any, Protocol
 
-from gateway.core.aggregate import Answer, Fold
 from gateway.core.context import Context
 from gateway.core.errors import (
     ClientError,
@@ -56,8 +55,14 @@ class Answering(Protocol):
     def opening(self) -> Headers:
         """A stream's headers, once its first events are there."""
 
-    def whole(self, answer: Answer, body: bytes | None) -> Reply:
-        """An answer in one piece; ``body`` where a worker wrote it already."""
+    def heard(self, events: Sequence[Event]) -> Sequence[Event]:
+        """What these pieces' events come to; each batch is told once, in its turn."""
+
+    def whole(self, events: Sequence[Event], body: bytes | None) -> Reply:
+        """An answer in one piece; ``body`` where a worker wrote it already.
+
+        Raises StreamBroken where the events are not those of a whole answer.
+        """
 
     def pieces(self, take: Take | None = None) -> Pieces:
         """The answer; ends with Done or raises. Closing it stops the work at once.
@@ -176,26 +181,16 @@ class Exchange:
                     self._since = math.inf
         finally:
             await pieces.aclose()
-        if not self._done:
-            raise StreamBroken("the answer stopped before its end")
-        self._record.finish = tuple(self._ended)
+        self._check()
         if not sink.started:
             self._open()
         sink.finish()
 
     def _take(self, data: bytes | None, events: Sequence[Event]) -> bool:
         """Write what came; whether the client takes more at once."""
+        events = self._answering.heard(events)
         out = self._answering.encoder().write(events) if data is None and events else data
-        record = self._record
-        for event in events:
-            if type(event) is Text:
-                record.tokens += event.tokens
-            elif type(event) is Usage:
-                record.usage = event
-            elif type(event) is End:
-                self._ended.append(event.reason)
-            elif type(event) is Done:
-                self._done = True
+        self._record.tokens += self._note(events)
         if out:
             if not self._said:
                 self._said = self._begin(events)
@@ -203,20 +198,37 @@ class Exchange:
         return not (self._sink.started and self._sink.pressure)
 
     async def _whole(self) -> None:
-        fold = Fold()
-        body: bytes | None = None
+        said, body = list[Event](), None
         pieces = self._answering.pieces()
         try:
             async for data, events in pieces:
-                fold.add(events)
-                if data:
-                    body = data
+                said += self._answering.heard(events)
+                body = data or body
         finally:
             await pieces.aclose()
-        answer = fold.result()
-        self._record.usage = answer.usage
-        self._record.finish = tuple([choice.reason for choice in answer.choices])
-        send(self._sink, self._answering.whole(answer, body), self._record)
+        self._note(said)
+        self._check()
+        send(self._sink, self._answering.whole(said, body), self._record)
+
+    def _check(self) -> None:
+        """Raises StreamBroken unless all has been said."""
+        if not self._done:
+            raise StreamBroken("the answer stopped before its end")
+        self._record.finish = tuple(self._ended)
+
+    def _note(self, events: Sequence[Event]) -> int:
+        """Keep what an exchange is told by; gives how many tokens were said."""
+        tokens = 0
+        for event in events:
+            if type(event) is Text:
+                tokens += event.tokens
+            elif type(event) is Usage:
+                self._record.usage = event
+            elif type(event) is End:
+                self._ended.append(event.reason)
+            elif type(event) is Done:
+                self._done = True
+        return tokens
 
     def _begin(self, events: Sequence[Event]) -> bool:
         """Open the answer, if it is not open; whether these events say something of it."""

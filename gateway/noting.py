@@ -2,7 +2,6 @@
 
 import hashlib
 from collections.abc import Callable, Sequence
-from contextlib import aclosing
 from typing import Literal
 
 from msgspec import Struct
@@ -167,16 +166,13 @@ class Overheard:
         """See ``gateway.exchange.Answering``."""
         return self._answering.request
 
-    async def pieces(self, take: Take | None = None) -> Pieces:
+    def heard(self, events: Sequence[Event]) -> Sequence[Event]:
         """See ``gateway.exchange.Answering``."""
-        noted = self._noted
-        noted.begin()
+        events = self._answering.heard(events)
+        self._noted.take(events)
+        return events
 
-        def taken(data: bytes | None, events: Sequence[Event]) -> bool:
-            noted.take(events)
-            return take is not None and take(data, events)
-
-        async with aclosing(self._answering.pieces(take and taken)) as pieces:
-            async for data, events in pieces:
-                self._noted.take(events)
-                yield data, events
+    def pieces(self, take: Take | None = None) -> Pieces:
+        """See ``gateway.exchange.Answering``."""
+        self._noted.begin()
+        return self._answering.pieces(take)

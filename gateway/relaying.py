@@ -4,9 +4,6 @@ import functools
 from collections.abc import Callable, Sequence
 from typing import cast
 
-from msgspec.structs import replace
-
-from gateway.core.aggregate import Answer
 from gateway.core.context import Context
 from gateway.core.loss import Loss
 from gateway.core.ports import (
@@ -15,14 +12,13 @@ from gateway.core.ports import (
     Dialect,
     Encoder,
     Headers,
-    Passage,
     Pieces,
     Relay,
     Relayer,
     Reply,
     Take,
 )
-from gateway.core.types import Event, GenerateRequest, Request
+from gateway.core.types import Event, GenerateRequest
 from gateway.emulation import Count
 from gateway.router import Route
 from gateway.translation import Translation
@@ -45,6 +41,8 @@ class Relaying:
         self._context = context
         self._translate = translate
         self._encoder: Encoder | None = None
+        self.heard = Count(relay.request).apply
+        """See ``gateway.exchange.Answering``: with usage where the worker tells none."""
 
     def encoder(self) -> Encoder:
         """See ``gateway.exchange.Answering``."""
@@ -57,37 +55,15 @@ class Relaying:
         """See ``gateway.exchange.Answering``."""
         return self._relay.headers()
 
-    def whole(self, answer: Answer, body: bytes | None) -> Reply:
+    def whole(self, events: Sequence[Event], body: bytes | None) -> Reply:
         """See ``gateway.exchange.Answering``."""
-        if body is not None:
-            return Reply(200, body, self._relay.headers())
-        return self._translate().whole(answer, None)
+        if body is None:
+            return self._translate().whole(events, None)
+        return Reply(200, body, self._relay.headers())
 
     def pieces(self, take: Take | None = None) -> Pieces:
         """See ``gateway.exchange.Answering``."""
-        relay = self._relay
-        counted = replace(relay, passage=lambda: _Counted(relay.passage(), relay.request))
-        return self._backend.relay(counted, self._context, take)
-
-
-class _Counted:
-    """A passage whose usage is counted where the worker tells none."""
-
-    __slots__ = ("_count", "_passage")
-
-    def __init__(self, passage: Passage, request: Request) -> None:
-        self._passage = passage
-        self._count = Count(request)
-
-    def feed(self, data: bytes) -> tuple[bytes | None, Sequence[Event]]:
-        """See ``gateway.core.ports.Passage``."""
-        raw, events = self._passage.feed(data)
-        return raw, self._count.apply(events)
-
-    def close(self) -> tuple[bytes | None, Sequence[Event]]:
-        """See ``gateway.core.ports.Passage``."""
-        raw, events = self._passage.close()
-        return raw, self._count.apply(events)
+        return self._backend.relay(self._relay, self._context, take)
 
 
 def relaying(

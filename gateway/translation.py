@@ -6,7 +6,7 @@ from contextlib import aclosing
 from msgspec.structs import replace
 
 from gateway.core import loss
-from gateway.core.aggregate import Answer
+from gateway.core.aggregate import folded
 from gateway.core.errors import Unsupported
 from gateway.core.loss import Loss
 from gateway.core.ports import About, Call, Dialect, Encoder, Headers, Pieces, Reply, Take
@@ -45,10 +45,14 @@ class Translation:
         encoder = self._encoder
         return (("Content-Type", encoder.content_type), *encoder.headers(), *self._told())
 
-    def whole(self, answer: Answer, body: bytes | None) -> Reply:
+    def heard(self, events: Sequence[Event]) -> Sequence[Event]:
+        """See ``gateway.exchange.Answering``."""
+        return events
+
+    def whole(self, events: Sequence[Event], body: bytes | None) -> Reply:
         """See ``gateway.exchange.Answering``."""
         del body
-        reply = self._encoder.whole(answer)
+        reply = self._encoder.whole(folded(events))
         headers = (*reply.headers, *self._encoder.headers(), *self._told())
         return replace(reply, headers=headers)
 

@@ -133,3 +133,10 @@ class Fold:
             raise StreamBroken(f"arguments for tool call {call}, which has not begun")
         old = choice.calls[call]
         choice.calls[call] = ToolCall(old.id, old.name, old.arguments + text, old.kind)
+
+
+def folded(events: Iterable[Event]) -> Answer:
+    """The whole answer that these are. Raises StreamBroken where they are none."""
+    fold = Fold()
+    fold.add(events)
+    return fold.result()

@@ -5,7 +5,7 @@ A dialect that clients speak, too, can write what such a worker would. Of others
 
 from typing import Final, cast
 
-from gateway.core.aggregate import Fold
+from gateway.core.aggregate import folded
 from gateway.core.context import Context, Deadline
 from gateway.core.errors import GatewayError, InvalidParameter, Malformed
 from gateway.core.ports import About, Call, Dialect, WorkerDialect
@@ -54,9 +54,7 @@ def _written(client: Dialect, dialect: WorkerDialect, request: GenerateRequest) 
     encoder = client.encoder(call, client.decode(call), about)
     if request.stream:
         return encoder.write(_SAID)
-    fold = Fold()
-    fold.add(_SAID)
-    return encoder.whole(fold.result()).body
+    return encoder.whole(folded(_SAID)).body
 
 
 def _still() -> float:

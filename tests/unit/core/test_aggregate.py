@@ -2,7 +2,7 @@
 
 import pytest
 
-from gateway.core.aggregate import Answer, Fold
+from gateway.core.aggregate import Answer, folded
 from gateway.core.errors import StreamBroken
 from gateway.core.types import (
     CallArguments,
@@ -25,9 +25,7 @@ from gateway.core.types import (
 
 
 def fold(*events: Event) -> Answer:
-    whole = Fold()
-    whole.add(events)
-    return whole.result()
+    return folded(events)
 
 
 def test_text_and_all_that_belongs_to_it() -> None:

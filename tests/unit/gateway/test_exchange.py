@@ -4,7 +4,6 @@ from collections.abc import Sequence
 
 import pytest
 
-from gateway.core.aggregate import Answer
 from gateway.core.context import Context, Deadline
 from gateway.core.loss import Loss
 from gateway.core.ports import Encoder, Headers, Pieces, Reply, Take
@@ -55,7 +54,10 @@ class Batches:
     def opening(self) -> Headers:
         return ()
 
-    def whole(self, answer: Answer, body: bytes | None) -> Reply:
+    def heard(self, events: Sequence[Event]) -> Sequence[Event]:
+        return events
+
+    def whole(self, events: Sequence[Event], body: bytes | None) -> Reply:
         raise AssertionError
 
     async def pieces(self, take: Take | None = None) -> Pieces:

@@ -129,6 +129,9 @@ class Answer:
     def opening(self) -> str:
         return "opening"
 
+    def heard(self, events: Sequence[Event]) -> Sequence[Event]:
+        return [*events, Usage(0, len(events))]
+
     def whole(self, *given: object) -> tuple[object, ...]:
         return given
 
@@ -151,7 +154,6 @@ async def test_an_answer_passes_as_it_is() -> None:
     pieces = heard.pieces()
 
     assert await anext(pieces) == (b"a", [Text("a")])
-    assert arm(noted).length == 1
     await pieces.aclose()
     assert answer.closed
     assert heard.request is answer.request
@@ -159,8 +161,30 @@ async def test_an_answer_passes_as_it_is() -> None:
     assert heard.whole(1, 2) == (1, 2)
 
 
-async def test_what_is_taken_at_once_is_noted_too() -> None:
+async def test_what_is_heard_of_it_is_noted() -> None:
     noted = Noted(lambda: 0.0)
+    made: Any = Overheard
+    overheard = made(Answer(), noted)
+
+    overheard.pieces()
+
+    assert overheard.heard([Text("a")]) == [Text("a"), Usage(0, 1)]
+    assert arm(noted).length == 1
+    assert arm(noted).tokens == 1
+
+
+async def test_what_another_target_said_before_is_not() -> None:
+    noted = Noted(lambda: 0.0)
+    made: Any = Overheard
+    overheard = made(Answer(), noted)
+    overheard.heard([Text("a")])
+
+    overheard.pieces()
+
+    assert arm(noted).length == 0
+
+
+async def test_what_is_taken_at_once_is_given_to_who_takes_it() -> None:
     made: Any = Overheard
     taken = list[tuple[bytes | None, Sequence[Event]]]()
 
@@ -168,8 +192,7 @@ async def test_what_is_taken_at_once_is_noted_too() -> None:
         taken.append((data, events))
         return True
 
-    read = [piece async for piece in made(Answer(), noted).pieces(take)]
+    read = [piece async for piece in made(Answer(), Noted(lambda: 0.0)).pieces(take)]
 
     assert read == [(b"a", [Text("a")]), (None, [Done()])]
     assert taken == [(b"b", [Text("b")])]
-    assert arm(noted).length == 2
