@@ -8,7 +8,7 @@ import msgspec
 
 from tests.bench import micro, report, results, running
 from tests.bench.loads import FULL, QUICK
-from tests.bench.ours import DIRECT, ECHO, OURS, REFERENCE
+from tests.bench.ours import DIRECT, ECHO, OURS, REFERENCE, TWO
 from tests.bench.peers import ENVIRONMENTS, NGINX, PEERS
 
 _HERE = {peer.name: peer for peer in PEERS}
@@ -41,8 +41,9 @@ def run(
         raise click.UsageError(f"--peers: there is no {unknown[0]}; there are {', '.join(_HERE)}")
     others = [_HERE[name] for name in names if name != NGINX.name]
     baseline = [NGINX] if NGINX.name in names else []
+    more = [] if quick else [TWO]
     plan = running.Plan(
-        gateways=[*baseline, ECHO, *([] if quick else [DIRECT]), OURS, REFERENCE, *others],
+        gateways=[*baseline, ECHO, *([] if quick else [DIRECT]), OURS, REFERENCE, *more, *others],
         loads=QUICK if quick else FULL,
         rounds=rounds or (2 if quick else 3),
         seconds=minutes * 60,

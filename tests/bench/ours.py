@@ -40,7 +40,7 @@ keys:
 _TEMPLATE: Final = "{% for m in messages %}<|{{ m.role }}|>{{ m.content }}{% endfor %}<|assistant|>"
 
 
-def start(seat: Seat, front: str = "") -> Start:
+def start(seat: Seat, front: str = "", processes: int = 1) -> Start:
     """``interlingua serve`` with keys, limits, retries, metrics and a log line for each request.
 
     ``front`` is what the listener says of it; nothing leaves the one that everybody gets.
@@ -53,7 +53,8 @@ def start(seat: Seat, front: str = "") -> Start:
         port=seat.port, worker=seat.worker, template=template, digest=digest, front=front
     )
     file.write_text(told, "utf-8")
-    return Start([sys.executable, "-m", "gateway", "serve", str(file)])
+    more = ["--processes", str(processes)] if processes > 1 else []
+    return Start([sys.executable, "-m", "gateway", "serve", str(file), *more])
 
 
 def echo(seat: Seat) -> Start:
@@ -74,6 +75,12 @@ REFERENCE: Final = Gateway(
     name="interlingua, reference front",
     start=partial(start, front=", front: reference"),
     version=always(f"aiohttp {version('aiohttp')} in the place of our own listener"),
+    ways=(OPENAI,),
+)
+TWO: Final = Gateway(
+    name="interlingua, two processes",
+    start=partial(start, processes=2),
+    version=always("--processes 2; here they share a core"),
     ways=(OPENAI,),
 )
 ECHO: Final = Gateway(

@@ -158,7 +158,14 @@ def test_an_unknown_peer_is_refused() -> None:
         (["--quick", "--peers", "envoy"], ["bare protocol", *OURS, "envoy"], 2, False),
         (
             ["--peers", "haproxy,nginx", "--rounds", "5"],
-            ["nginx", "bare protocol", "no gateway", *OURS, "haproxy"],
+            [
+                "nginx",
+                "bare protocol",
+                "no gateway",
+                *OURS,
+                "interlingua, two processes",
+                "haproxy",
+            ],
             5,
             True,
         ),
