@@ -138,7 +138,7 @@ class Pair:
         )
         self._noted.begin()
         async with aclosing(answer(backend, request, context, self._plan)) as batches:
-            async for batch in batches:
+            async for _, batch in batches:
                 self._noted.take(batch)
         if not self._noted.complete:
             raise StreamBroken("the answer stopped before its end")

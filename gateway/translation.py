@@ -1,9 +1,6 @@
 """How a target answers a client of another dialect: by way of the one internal request."""
 
-from collections.abc import AsyncGenerator, Sequence
-from contextlib import aclosing
-
-from msgspec.structs import replace
+from collections.abc import Sequence
 
 from gateway.core import loss
 from gateway.core.aggregate import folded
@@ -54,17 +51,11 @@ class Translation:
         del body
         reply = self._encoder.whole(folded(events))
         headers = (*reply.headers, *self._encoder.headers(), *self._told())
-        return replace(reply, headers=headers)
+        return Reply(reply.status, reply.body, headers)
 
     def pieces(self, take: Take | None = None) -> Pieces:
         """See ``gateway.exchange.Answering``."""
-        return _unwritten(answer(self._backend, self.request, self._context, self.plan, take))
+        return answer(self._backend, self.request, self._context, self.plan, take)
 
     def _told(self) -> Headers:
         return (("x-interlingua-loss", loss.header(self.losses)),) if self.losses else ()
-
-
-async def _unwritten(batches: AsyncGenerator[Sequence[Event], None]) -> Pieces:
-    async with aclosing(batches):
-        async for batch in batches:
-            yield None, batch

@@ -4,8 +4,9 @@ A dialect declares its rows once. From them come the reading of a client's reque
 worker's request, the report of what a pair of dialects loses, and the reference pages.
 """
 
-from collections.abc import Iterable, Mapping
-from typing import Any, Literal, Protocol, Self, runtime_checkable
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import lru_cache, partial
+from typing import Any, Final, Literal, Protocol, Self, runtime_checkable
 
 import msgspec
 from msgspec import Raw, Struct
@@ -19,6 +20,8 @@ Type = Literal["int", "strict int", "float", "bool", "str", "strings", "string l
 """``int`` also takes 5.0; ``strings`` is one string or a list; the others are what they say."""
 
 _UNSET: Any = msgspec.UNSET
+_REMEMBERED: Final = 128
+"""Sets of names, for each table: most requests set the same few fields."""
 _NUMBERS = (int, float)
 """Without bool, which is a number to Python and none to JSON."""
 
@@ -62,8 +65,33 @@ class Tabled(Protocol):
     tables: Mapping[str, tuple[Param, ...]]
 
 
-Found = Mapping[str, list[tuple[int, Param]]]
+_Places = dict[str, list[tuple[int, Param]]]
 """Rows by a name, each with its place in its table."""
+
+
+class Found(_Places):
+    """Rows by a name, and which they are for several."""
+
+    __slots__ = ("ordered",)
+
+    ordered: Callable[[tuple[str, ...]], Sequence[Param]]
+    """The rows that have one of these names, in their table's order.
+
+    What is asked is remembered: names are not to be a client's own inventions.
+    """
+
+    def __init__(self, key: Literal["wire", "field"], rows: Iterable[Param]) -> None:
+        """``key``: what of a row names it."""
+        places: _Places = {}
+        for place, row in enumerate(rows):
+            places.setdefault(getattr(row, key), []).append((place, row))
+        super().__init__(places)
+        self.ordered = lru_cache(_REMEMBERED)(partial(_ordered, places))
+
+
+def _ordered(places: _Places, names: tuple[str, ...]) -> Sequence[Param]:
+    found = [one for name in names if name in places for one in places[name]]
+    return tuple([row for _, row in sorted(found)])
 
 
 class Table(tuple[Param, ...]):  # noqa: SLOT001 - nothing that is made of a tuple can have slots
@@ -75,21 +103,20 @@ class Table(tuple[Param, ...]):  # noqa: SLOT001 - nothing that is made of a tup
     def __new__(cls, *rows: Param) -> Self:
         """The table of these rows."""
         made = super().__new__(cls, rows)
-        made.by_wire = _found_by("wire", rows)
-        made.by_field = _found_by("field", rows)
+        made.by_wire = Found("wire", rows)
+        made.by_field = Found("field", rows)
         return made
 
 
-def _found_by(key: str, rows: Iterable[Param]) -> Found:
-    found: dict[str, list[tuple[int, Param]]] = {}
-    for place, row in enumerate(rows):
-        found.setdefault(getattr(row, key), []).append((place, row))
-    return found
+def sent(table: Table, fields: Iterable[str]) -> Sequence[Param]:
+    """The rows of what a client sent, in the table's order."""
+    rows = table.by_wire
+    return rows.ordered(tuple([name for name in fields if name in rows]))
 
 
-def in_order(rows: Found, names: Iterable[str]) -> list[Param]:
-    """The rows that have one of these names, in their table's order."""
-    return [row for _, row in sorted([one for n in names if n in rows for one in rows[n]])]
+def asked(table: Table, said: Iterable[str]) -> Sequence[Param]:
+    """The rows of what a request has ``said``, in the table's order."""
+    return table.by_field.ordered(tuple(said))
 
 
 class Values(dict[str, Any]):
@@ -137,8 +164,8 @@ def read(table: Table, fields: Mapping[str, Raw], *, at: str = "") -> Values:
     with the row as ``expected``.
     """
     values = Values()
-    for param in in_order(table.by_wire, fields):
-        take(param, fields[param.wire], values, at=at)
+    for param in sent(table, fields):
+        put(param, value(fields[param.wire]), values, at=at)
     return values
 
 
@@ -220,14 +247,22 @@ _TYPES: Mapping[Type, str] = {
 }
 
 
+_AS_SENT: Mapping[Type, type] = {
+    "int": int,
+    "strict int": int,
+    "float": float,
+    "bool": bool,
+    "str": str,
+}
+"""What JSON gives for the types that need no conversion."""
+
+
 def _convert(param: Param, got: Any) -> Any:
+    if type(got) is _AS_SENT.get(param.type):
+        return got
     match param.type, got:
-        case ("bool", bool()) | ("str", str()):
-            return got
         case (_, bool()):
             return _UNSET
-        case (("int" | "strict int"), int()) | ("float", float()):
-            return got
         case ("int", float()) if got.is_integer():
             return int(got)
         case ("float", int()):
@@ -256,7 +291,7 @@ def write(table: Table, said: Mapping[str, Any]) -> dict[str, Any]:
     """The fields of ``table`` for what is ``said`` in a request, clamped to the rows' ranges."""
     return {
         row.wire: clamped(row, said[row.field])
-        for row in in_order(table.by_field, said)
+        for row in asked(table, said)
         if row.reason != "dropped"
     }
 

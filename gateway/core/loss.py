@@ -51,6 +51,7 @@ _NEVER_LOST = frozenset(
      "tool_choice", *(f"want.{name}" for name in Want.__struct_fields__)}
 )  # fmt: skip
 """What every target carries in some way, what is ours alone, and what is judged on its own."""
+_NUMBERS: Final = (int, float)
 _NOWHERE: Final = Carry("", reason="dropped")
 
 
@@ -79,7 +80,7 @@ def losses(
     for path, value in set_fields(request):
         carry = carries.get(path, _NOWHERE)
         reason, detail = carry.reason, ""
-        if reason is None and type(value) in (int, float):
+        if reason is None and type(value) in _NUMBERS:
             if carry.low is not None and value < carry.low:
                 reason, detail = "clamped", f"{value} to {carry.low}"
             elif carry.high is not None and value > carry.high:

@@ -6,7 +6,6 @@ is kept in ``extra`` as the client wrote it, for a worker of the same mind.
 """
 
 from collections.abc import Mapping
-from functools import cached_property
 from typing import Any, Final, Literal
 
 from msgspec import Raw, Struct
@@ -87,11 +86,10 @@ class Message(Struct, frozen=True, omit_defaults=True):
     @property
     def text(self) -> str:
         """The text parts, joined."""
-        match self.parts:
-            case (TextPart(text),):
-                return text
-            case parts:
-                return "".join([part.text for part in parts if isinstance(part, TextPart)])
+        parts = self.parts
+        if len(parts) == 1 and type(parts[0]) is TextPart:
+            return parts[0].text
+        return "".join([part.text for part in parts if type(part) is TextPart])
 
 
 class Tool(Struct, frozen=True):
@@ -270,12 +268,19 @@ _SILENT: Final[Mapping[str, Struct | None]] = {
 class _Fields(Struct, frozen=True, dict=True):
     """What every request has."""
 
-    @cached_property
+    @property
     def said(self) -> Mapping[str, Any]:
         """Every value that is neither None nor empty, by its path, such as ``sampling.top_k``.
 
         A section has none while it is as it is for a client that says nothing.
         """
+        kept = self.__dict__  # what functools would keep it in, behind a lock
+        if "said" not in kept:
+            kept["said"] = self._said()
+        found: Mapping[str, Any] = kept["said"]
+        return found
+
+    def _said(self) -> Mapping[str, Any]:
         found = {}
         for name, value in zip(self.__struct_fields__, astuple(self), strict=True):
             if value is None or value == ():

@@ -24,11 +24,11 @@ class Around:
         """These events, with what belongs around them."""
         out: list[Event] = []
         for event in events:
-            if isinstance(event, Text | End):
+            if type(event) is Text or type(event) is End:
                 if self._prompts and event.index not in self._begun:
                     self._begun.add(event.index)
                     out.append(PromptEcho(event.index, str(self._prompts[event.index // self._n])))
-                if self._suffix and isinstance(event, End):
+                if self._suffix and type(event) is End:
                     out.append(Text(self._suffix, event.index, tokens=0))
             out.append(event)
         return out
@@ -44,4 +44,4 @@ def around(request: Request) -> tuple[Request, Around | None]:
 
 
 def _texts(request: GenerateRequest) -> bool:
-    return bool(request.prompts) and all(isinstance(prompt, str) for prompt in request.prompts)
+    return bool(request.prompts) and {str}.issuperset(map(type, request.prompts))

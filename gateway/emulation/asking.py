@@ -2,7 +2,7 @@
 
 import asyncio
 import functools
-from collections.abc import AsyncGenerator, Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import aclosing
 from functools import partial
 from typing import Final, cast
@@ -10,7 +10,7 @@ from typing import Final, cast
 from msgspec.structs import replace
 
 from gateway.core.context import Context
-from gateway.core.ports import Backend, Pouring, Take
+from gateway.core.ports import Backend, Pieces, Pouring, Take
 from gateway.core.types import Done, Event, GenerateRequest, Request, Stopping
 from gateway.emulation import fanout, stops
 from gateway.emulation.affixes import Around, around
@@ -19,8 +19,7 @@ from gateway.emulation.fanout import Merge, Part, Spread
 from gateway.emulation.planning import Plan
 from gateway.emulation.stops import Stops
 
-Batches = AsyncGenerator[Sequence[Event], None]
-Ask = Callable[[Request, Context, Take | None], Batches]
+Ask = Callable[[Request, Context], Pieces]
 _News = tuple[Part, Sequence[Event]] | Exception | None
 """What a part says; what ended it; or None when there are no parts left."""
 
@@ -30,25 +29,26 @@ AT_ONCE: Final = 8
 
 def answer(
     backend: Backend, request: Request, context: Context, plan: Plan, take: Take | None = None
-) -> Batches:
+) -> Pieces:
     """The events of ``backend.answer``, with what ``plan`` says; there is always usage among them.
 
-    ``request`` is as the client sent it. Raises what the backend raises. Closing the generator, or
-    cancelling its task, stops all the work at once. ``take``: see ``gateway.core.ports.Pouring``.
+    ``request`` is as the client sent it. No batch has bytes of its own. Raises what the backend
+    raises. Closing the generator, or cancelling its task, stops all the work at once. ``take``: see
+    ``gateway.core.ports.Pouring``.
     """
     inner, outside = around(request)
     stopping = None
-    if isinstance(inner, GenerateRequest) and inner.stopping.stop:
-        stopping = None if plan.does.isdisjoint(stops.PATHS) else inner.stopping
-    if "stopping.include_stop" in plan.does:
-        inner = stops.without_stops(inner)
-    ask = partial(_one, backend, stopping)
-    taken = take if take is None or outside is None else partial(_outside, take, outside)
-    if plan.does.isdisjoint(fanout.PATHS):
-        batches = ask(inner, context, taken)
-    else:
-        batches = _spread(ask, inner, context, plan, taken)
-    return batches if outside is None else _within(batches, outside)
+    if plan.does:
+        stopping = _stopping(inner, plan)
+        if "stopping.include_stop" in plan.does:
+            inner = stops.without_stops(inner)
+        if not plan.does.isdisjoint(fanout.PATHS):
+            spread = Spread(inner, plan.does)
+            if len(spread) > 1:
+                ask = partial(_part, backend, stopping)
+                return _parts(ask, spread, _merge(spread, inner), context, outside)
+            inner = next(iter(spread)).request
+    return _one(backend, inner, context, _Heard(inner, stopping, outside, take))
 
 
 def parts(request: Request, plan: Plan) -> int:
@@ -57,71 +57,78 @@ def parts(request: Request, plan: Plan) -> int:
     return 1 if plan.does.isdisjoint(fanout.PATHS) else len(Spread(inner, plan.does))
 
 
-async def _within(batches: Batches, outside: Around) -> Batches:
-    async with aclosing(batches):
-        async for batch in batches:
-            yield outside.apply(batch)
-
-
-def _outside(take: Take, outside: Around, data: bytes | None, batch: Sequence[Event]) -> bool:
-    return take(data, outside.apply(batch))
+def _stopping(request: Request, plan: Plan) -> Stopping | None:
+    """What ends the choices here, if anything does."""
+    if not isinstance(request, GenerateRequest) or plan.does.isdisjoint(stops.PATHS):
+        return None
+    return request.stopping if request.stopping.stop else None
 
 
 class _Heard:
-    """One answer of a backend, as far as it has come."""
+    """One answer of a backend, as far as it has come.
 
-    def __init__(self, request: Request, stopping: Stopping | None) -> None:
+    ``stopping`` ends its choices, and ``outside`` is put around them. ``taker`` takes at once what
+    there is to say.
+    """
+
+    def __init__(
+        self,
+        request: Request,
+        stopping: Stopping | None,
+        outside: Around | None = None,
+        taker: Take | None = None,
+    ) -> None:
+        self.taker = taker
         self.over = False
         """All that is wanted of it has come."""
         self._count = Count(request)
         self._cut: Stops | None = None
         if stopping is not None and isinstance(request, GenerateRequest):
             self._cut = Stops(stopping, request.choices)
+        self._outside = outside
         self._last: Sequence[Event] = ()
 
     def apply(self, batch: Sequence[Event]) -> Sequence[Event]:
         """What is wanted of it, before it is over."""
         events = self._count.apply(batch)
         if self._cut is not None:
-            events = self._last = self._cut.apply(events)
-            self.over = self._cut.over
-        return events
+            events = self._cut.apply(events)
+            if self._cut.over:
+                self.over, self._last = True, events
+                return ()
+        return events if self._outside is None else self._outside.apply(events)
+
+    def take(self, data: bytes | None, batch: Sequence[Event]) -> bool:
+        """Give it to ``taker``; see ``gateway.core.ports.Take``."""
+        events = self.apply(batch)
+        if self.over or self.taker is None:
+            return False
+        return self.taker(data, events) if events else True
 
     def end(self) -> Sequence[Event]:
         """The last events, once it is over."""
-        return [*self._last, *self._count.missing(), Done()]
+        events = [*self._last, *self._count.missing(), Done()]
+        return events if self._outside is None else self._outside.apply(events)
 
 
-async def _one(
-    backend: Backend,
-    stopping: Stopping | None,
-    request: Request,
-    context: Context,
-    take: Take | None,
-) -> Batches:
+async def _one(backend: Backend, request: Request, context: Context, heard: _Heard) -> Pieces:
     """One answer of the backend. It is left as soon as all that is wanted of it has come."""
-    heard = _Heard(request, stopping)
-
-    def taken(data: bytes | None, batch: Sequence[Event]) -> bool:
-        events = heard.apply(batch)
-        if heard.over or take is None:
-            return False
-        return take(data, events) if events else True
-
-    if take is not None and _pours(type(backend)):
-        answering = cast("Pouring", backend).pour(request, context, taken)
+    if heard.taker is not None and _pours(type(backend)):
+        batches = cast("Pouring", backend).pour(request, context, heard.take)
     else:
-        answering = backend.answer(request, context)
-    async with aclosing(answering) as batches:
+        batches = backend.answer(request, context)
+    try:
         async for batch in batches:
             events = () if heard.over else heard.apply(batch)
             if heard.over:
                 break
             if events or not batch:
-                yield events
+                yield None, events
         else:
             return
-    yield heard.end()
+    finally:
+        await batches.aclose()
+    yield None, heard.end()
 
 
 @functools.cache
@@ -133,15 +140,20 @@ def _pours(kind: type) -> bool:
 # --- several at a time ----------------------------------------------------------------------------
 
 
-def _spread(ask: Ask, request: Request, context: Context, plan: Plan, take: Take | None) -> Batches:
-    spread = Spread(request, plan.does)
-    if len(spread) == 1:
-        return ask(next(iter(spread)).request, context, take)
+def _part(
+    backend: Backend, stopping: Stopping | None, request: Request, context: Context
+) -> Pieces:
+    return _one(backend, request, context, _Heard(request, stopping))
+
+
+def _merge(spread: Spread, request: Request) -> Merge:
     running = isinstance(request, GenerateRequest) and request.want.usage == "each"
-    return _parts(ask, spread, Merge(spread, running=running), context)
+    return Merge(spread, running=running)
 
 
-async def _parts(ask: Ask, spread: Spread, merge: Merge, context: Context) -> Batches:
+async def _parts(
+    ask: Ask, spread: Spread, merge: Merge, context: Context, outside: Around | None
+) -> Pieces:
     """The answers of all parts as one. The first that fails ends the others."""
     news: asyncio.Queue[_News] = asyncio.Queue(AT_ONCE)
     left = iter(spread)
@@ -158,8 +170,8 @@ async def _parts(ask: Ask, spread: Spread, merge: Merge, context: Context) -> Ba
             elif isinstance(one, Exception):
                 raise one
             elif events := merge.apply(*one):
-                yield events
-        yield merge.end()
+                yield None, events if outside is None else outside.apply(events)
+        yield None, merge.end()
     finally:
         for task in tasks:
             task.cancel()
@@ -174,8 +186,8 @@ async def _run(
     try:
         for part in left:
             own = replace(context, id=f"{context.id}-{part.number}")
-            async with aclosing(ask(part.request, own, None)) as batches:
-                async for batch in batches:
+            async with aclosing(ask(part.request, own)) as batches:
+                async for _, batch in batches:
                     await news.put((part, batch))
     except Exception as error:  # noqa: BLE001 - raised where the answer is read
         ended = error

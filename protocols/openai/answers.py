@@ -16,6 +16,7 @@ for each choice, so that a token costs one string and three joins.
 """
 
 from collections.abc import Sequence
+from functools import cached_property
 
 from gateway.core.aggregate import Answer, ChoiceAnswer
 from gateway.core.errors import GatewayError
@@ -73,8 +74,6 @@ class ChatEncoder:
         self._style, self._request = style, request
         self._shared = shared_values(style.chat_prefix, about, id, model)
         self._headers = heading(style, about, headers)
-        shared = {**self._shared, "object": encode(style.chat_chunk_object)}
-        self._chunks = Chunks(style, request, shared, chat=True)
         self._open: set[int] = set()
         self._called: set[int] = set()
 
@@ -85,7 +84,8 @@ class ChatEncoder:
 
     def write(self, events: Sequence[Event]) -> bytes:
         """See ``gateway.core.ports.Encoder``."""
-        return b"".join([self._write(event) for event in events])
+        write = self._write
+        return write(events[0]) if len(events) == 1 else b"".join([write(one) for one in events])
 
     def error(self, error: GatewayError) -> bytes:
         """See ``gateway.core.ports.Encoder``."""
@@ -97,10 +97,16 @@ class ChatEncoder:
         shared = {**self._shared, "object": encode(self._style.chat_object)}
         return whole(self._style, answer, choices, shared)
 
+    @cached_property
+    def _chunks(self) -> Chunks:
+        """Frames a stream. A whole answer does without."""
+        shared = {**self._shared, "object": encode(self._style.chat_chunk_object)}
+        return Chunks(self._style, self._request, shared, chat=True)
+
     def _write(self, event: Event) -> bytes:
+        if type(event) is Text:
+            return self._text(event) if event.text or event.logprobs or event.token_ids else b""
         match event:
-            case Text(text, index):
-                return self._text(event) if text or event.logprobs or event.token_ids else b""
             case Thought(text, index) if text:
                 return self._piece(index, b'"reasoning_content":' + encode(text))
             case Refusal(text, index) if text:
@@ -171,12 +177,9 @@ class ChatEncoder:
         return reason_of(self._style.reasons, reason, called=called, legacy=legacy)
 
     def _choice(self, choice: ChoiceAnswer) -> bytes:
-        reason = self._reason(choice.reason, called=bool(choice.calls))
-        values = {
-            **choice_values(self._style, self._request, choice),
-            "message": self._message(choice),
-            "finish_reason": encode(reason),
-        }
+        values = choice_values(self._style, self._request, choice)
+        values["message"] = self._message(choice)
+        values["finish_reason"] = encode(self._reason(choice.reason, called=bool(choice.calls)))
         if choice.logprobs:
             values["logprobs"] = encode(chat_logprobs(choice.logprobs))
         return ordered(self._style.chat_choice, values)
@@ -217,8 +220,6 @@ class TextEncoder:
         self._style, self._request = style, request
         self._shared = shared_values(style.text_prefix, about, id, model)
         self._headers = heading(style, about, headers)
-        shared = {**self._shared, "object": encode(style.text_chunk_object)}
-        self._chunks = Chunks(style, request, shared, chat=False)
         self._offsets: dict[int, int] = {}
 
     def headers(self) -> Headers:
@@ -228,7 +229,8 @@ class TextEncoder:
 
     def write(self, events: Sequence[Event]) -> bytes:
         """See ``gateway.core.ports.Encoder``."""
-        return b"".join([self._write(event) for event in events])
+        write = self._write
+        return write(events[0]) if len(events) == 1 else b"".join([write(one) for one in events])
 
     def error(self, error: GatewayError) -> bytes:
         """See ``gateway.core.ports.Encoder``."""
@@ -240,11 +242,17 @@ class TextEncoder:
         shared = {**self._shared, "object": encode(self._style.text_object)}
         return whole(self._style, answer, choices, shared)
 
+    @cached_property
+    def _chunks(self) -> Chunks:
+        """Frames a stream. A whole answer does without."""
+        shared = {**self._shared, "object": encode(self._style.text_chunk_object)}
+        return Chunks(self._style, self._request, shared, chat=False)
+
     def _write(self, event: Event) -> bytes:
+        if type(event) is Text:
+            ids = event.token_ids if self._request.want.token_ids else ()
+            return self._text(event.index, event.text, event.logprobs, ids)
         match event:
-            case Text(text, index):
-                ids = event.token_ids if self._request.want.token_ids else ()
-                return self._text(index, text, event.logprobs, ids)
             case PromptEcho(index, text, logprobs):
                 return self._text(index, text, logprobs, ())
             case End(reason, index):
@@ -278,11 +286,9 @@ class TextEncoder:
         return self._chunks.chunk(index, encode(text), **more)
 
     def _choice(self, choice: ChoiceAnswer) -> bytes:
-        values = {
-            **choice_values(self._style, self._request, choice),
-            "text": encode(choice.text),
-            "finish_reason": encode(self._style.reasons[choice.reason]),
-        }
+        values = choice_values(self._style, self._request, choice)
+        values["text"] = encode(choice.text)
+        values["finish_reason"] = encode(self._style.reasons[choice.reason])
         if choice.logprobs:
             values["logprobs"] = encode(text_logprobs(choice.logprobs))
         return ordered(self._style.text_choice, values)

@@ -11,7 +11,7 @@ and ``got``. Tools, tool_choice and response_format: ``protocols.openai.tools``.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any, Literal
+from typing import Any, Final, Literal
 
 import msgspec
 from msgspec import UNSET, Raw, Struct, UnsetType
@@ -51,6 +51,9 @@ class Rules(Struct, frozen=True, kw_only=True):
 
 
 RULES = Rules()
+_ROLE_AND_TEXT: Final = {"role", "content"}
+_TEXT_ALONE: Final = ("system", "developer", "user", "assistant")
+"""The roles whose messages need no more than a text."""
 
 
 # --- reading --------------------------------------------------------------------------------------
@@ -65,7 +68,9 @@ def read_messages(raw: Raw | None, rules: Rules = RULES) -> tuple[Message, ...]:
         raise wrong_type("messages", "an array of objects", found)
     if not found:
         raise empty("messages", found)
-    messages = [_message(got, f"messages[{i}]", rules) for i, got in enumerate(found)]
+    messages = [
+        _plain(got, rules) or _message(got, f"messages[{i}]", rules) for i, got in enumerate(found)
+    ]
     if rules.tool_turns:
         check_tool_turns(messages)
     _modernise(messages)
@@ -80,11 +85,10 @@ def check_tool_turns(messages: Sequence[Message]) -> None:
     waiting: list[str] = []
     open_calls: set[str] = set()
     for i, message in enumerate(messages):
-        at = f"messages.[{i}].role"
         if message.role == "tool":
             if message.tool_call_id not in open_calls:
                 raise conflict(
-                    at,
+                    f"messages.[{i}].role",
                     "Invalid parameter: messages with role 'tool' must be a response to a "
                     "preceding message with 'tool_calls'.",
                 )
@@ -92,21 +96,32 @@ def check_tool_turns(messages: Sequence[Message]) -> None:
                 waiting.remove(message.tool_call_id)
             continue
         if waiting:
-            raise _unanswered(waiting, at)
-        waiting = [call.id for call in message.tool_calls if call.id]
+            raise _unanswered(waiting, i)
+        if message.tool_calls:
+            waiting = [call.id for call in message.tool_calls if call.id]
         open_calls = set(waiting)
     if waiting:
-        raise _unanswered(waiting, f"messages.[{len(messages) - 1}].role")
+        raise _unanswered(waiting, len(messages) - 1)
 
 
-def _unanswered(waiting: Iterable[str], at: str) -> InvalidParameter:
+def _unanswered(waiting: Iterable[str], place: int) -> InvalidParameter:
     ids = ", ".join(waiting)
     return conflict(
-        at,
+        f"messages.[{place}].role",
         "An assistant message with 'tool_calls' must be followed by tool messages responding to "
         "each 'tool_call_id'. The following tool_call_ids did not have response messages: "
         f"{ids[:300]}",
     )
+
+
+def _plain(got: Any, rules: Rules) -> Message | None:
+    """A message that is a role and a text and nothing else, as most are; None for any other."""
+    if type(got) is not dict or got.keys() != _ROLE_AND_TEXT:
+        return None
+    role, content = got["role"], got["content"]
+    if type(content) is not str or role not in _TEXT_ALONE or role not in rules.roles:
+        return None
+    return Message(role, (TextPart(content),))
 
 
 def _message(got: Any, at: str, rules: Rules) -> Message:
@@ -203,7 +218,7 @@ def _modernise(messages: list[Message]) -> None:
     """Gives calls of functions an id, and turns their answers into those of tools."""
     waiting: dict[str, str] = {}
     for i, message in enumerate(messages):
-        if message.role == "assistant" and any(not call.id for call in message.tool_calls):
+        if message.tool_calls and any(not call.id for call in message.tool_calls):
             call = message.tool_calls[0]
             waiting[call.name] = f"call_{i}"
             calls = (msgspec.structs.replace(call, id=f"call_{i}"),)

@@ -221,7 +221,9 @@ class Writer:
         self, request: GenerateRequest, names: Mapping[str, str]
     ) -> tuple[Loss, ...]:
         chat = is_chat(request)
-        carries = self._carries[chat] | self._structures(request, chat=chat)
+        carries = self._carries[chat]
+        if more := self._structures(request, chat=chat):
+            carries = carries | more
         found = list(loss.losses(_tolerant(request), carries, names, extra=True))
         stops, most = len(request.stopping.stop), self._profile.stops
         if most is not None and stops > most:
@@ -266,13 +268,13 @@ class Writer:
         """What is carried beside that, by this request."""
         profile = self._profile
         carries = {}
-        if request.echo and not chat:
+        if request.echo and not chat and request.logprobs is not None:
             carries["logprobs.prompt"] = Carry("logprobs", high=profile.text_top)
         if self._output(request, takes_format=chat or profile.text_format):
             carries["output"] = Carry("response_format")
         if self._cuts and request.stopping.overflow == "truncate":
             carries["stopping.overflow"] = Carry("truncate_prompt_tokens")
-        if profile.beams:
+        if profile.beams and request.sampling.beam_width is not None:
             exact = request.sampling.beam_width == (request.n or 1)
             carries["sampling.beam_width"] = Carry(
                 "use_beam_search", reason=None if exact else "approximated"

@@ -6,6 +6,7 @@ event tells of the end.
 """
 
 from collections.abc import Sequence
+from functools import cached_property
 from typing import Any
 
 from msgspec import UNSET, Struct
@@ -31,7 +32,7 @@ from protocols.triton.tensors import flat
 from protocols.triton.vocabulary import Profile
 from protocols.triton.wire import EVENTS, SAID, SAID_AS_EVENTS, encode, fp32, version
 
-_WORDS = Text | Refusal
+_WORDS = (Text, Refusal)
 
 
 class Generated(Struct, kw_only=True):
@@ -70,8 +71,12 @@ class GenerateEncoder:
             "model_name": about.model,
             "model_version": version(about),
         }
+
+    @cached_property
+    def _head(self) -> bytes:
+        """An event that tells of a text alone, up to that text."""
         empty = encode(Generated(**self._same, text_output=""))
-        self._head = b"data: " + empty.removesuffix(b'""}')
+        return b"data: " + empty.removesuffix(b'""}')
 
     def headers(self) -> Headers:
         """None of its own."""
@@ -80,12 +85,9 @@ class GenerateEncoder:
     def write(self, events: Sequence[Event]) -> bytes:
         """One event for each piece of text."""
         if not self._asked and self._choices == 1:
+            head = self._head
             return b"".join(
-                [
-                    self._head + encode(event.text) + b"}\n\n"
-                    for event in events
-                    if isinstance(event, _WORDS)
-                ]
+                [head + encode(one.text) + b"}\n\n" for one in events if isinstance(one, _WORDS)]
             )
         return b"".join([sse.event(self._object(row)) for row in self._rows(events)])
 

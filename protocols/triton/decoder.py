@@ -24,11 +24,10 @@ from gateway.core.types import (
     Usage,
 )
 from protocols.triton.failures import complain_of
-from protocols.triton.incoming import Said, read
+from protocols.triton.incoming import UNTOLD, Said, are_usual, read, usual
 
 _LARGEST_EVENT: Final = 1 << 24
 """A model that does not stream tells all in one event."""
-_UNTOLD: Final = "None"
 REASONS: Final[Mapping[str, FinishReason | None]] = {
     "stop": "eos",
     "eos": "eos",
@@ -63,6 +62,8 @@ class AnswerDecoder:
     ) -> None:
         self._request = request
         self._known = known
+        self._usual = are_usual(known)
+        """Whether what came so far was of the usual form, in which the rest is likely to be."""
         self._in_pieces = in_pieces
         self._choices = request.n or 1
         self._splitter = sse.Splitter(limit=_LARGEST_EVENT)
@@ -81,7 +82,8 @@ class AnswerDecoder:
         """See ``gateway.core.ports.Decoder``."""
         if self._failed is not None:
             raise self._failed
-        return self._events(self._body.feed(data))
+        streamed = self._body.feed(data)
+        return self._events(streamed) if streamed else ()
 
     def close(self) -> Sequence[Event]:
         """See ``gateway.core.ports.Decoder``."""
@@ -131,15 +133,23 @@ class AnswerDecoder:
         return events
 
     def _read(self, body: bytes, events: list[Event]) -> None:
-        said = read(body, self._request, self._known)
+        said = self._said(body)
         self._count(said, events)
         if said.reasons:
             self._tells_ends = True
         for index, text in enumerate(said.texts[: self._choices]):
             self._seen.add(index)
-            events += self._piece(said, index, text)
+            self._piece(said, index, text, events)
         if said.counts and self._request.want.usage == "each":
             events += self._usage()
+
+    def _said(self, body: bytes) -> Said:
+        if self._usual:
+            said = usual(body)
+            if said is not None:
+                return said
+            self._usual = False
+        return read(body, self._request, self._known)
 
     def _count(self, said: Said, events: list[Event]) -> None:
         if not self._served and said.model is not None:
@@ -160,23 +170,22 @@ class AnswerDecoder:
 
     # --- one choice -------------------------------------------------------------------------------
 
-    def _piece(self, said: Said, index: int, text: str) -> list[Event]:
-        prompt, self._prompts[index] = self._prompts[index], None
+    def _piece(self, said: Said, index: int, text: str, events: list[Event]) -> None:
+        prompt = self._prompts[index]
         if prompt is not None:
+            self._prompts[index] = None
             text = text.removeprefix(prompt)
         logprobs = said.logprobs[index] if index < len(said.logprobs) else ()
-        reason = said.reasons[index] if index < len(said.reasons) else _UNTOLD
+        reason = said.reasons[index] if index < len(said.reasons) else UNTOLD
         if index in self._ended:
             if text or logprobs:
                 raise StreamBroken(f"The worker went on with choice {index} after its end.")
-            return []
-        events: list[Event] = []
+            return
         if text or logprobs:
             tokens = self._size(said, index, text, logprobs)
             events.append(Text(text, index, tokens, logprobs=logprobs))
-        if reason != _UNTOLD:
+        if reason != UNTOLD:
             events.append(self._end(reason, index, said))
-        return events
 
     def _size(self, said: Said, index: int, text: str, logprobs: tuple[TokenLogprob, ...]) -> int:
         """How many tokens a text is, from whatever tells most of it."""
@@ -191,8 +200,8 @@ class AnswerDecoder:
         if reason is None:
             raise WorkerFailed(f"The worker broke off ({wire}).")
         self._ended.add(index)
-        stop = said.stops[index] if index < len(said.stops) else _UNTOLD
-        if reason != "eos" or stop == _UNTOLD:
+        stop = said.stops[index] if index < len(said.stops) else UNTOLD
+        if reason != "eos" or stop == UNTOLD:
             return End(reason, index)
         ids = self._request.stopping.stop_token_ids
         number = next((one for one in ids if str(one) == stop), None)

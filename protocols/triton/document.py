@@ -28,9 +28,10 @@ class Fields(dict[str, Raw]):
 
     def __init__(self, names: list[str], values: Iterable[Raw]) -> None:
         self.names = names
-        for name, raw in zip(names, values, strict=True):
-            if name not in self:
-                self[name] = raw
+        pairs = [*zip(names, values, strict=True)]
+        super().__init__(pairs)
+        if len(self) < len(pairs):
+            self.update(reversed(pairs))
 
 
 def fields(text: bytes) -> Fields:

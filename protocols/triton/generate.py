@@ -1,5 +1,7 @@
 """Reading a body of generate and generate_stream."""
 
+from typing import Final
+
 from gateway.core.errors import InvalidParameter, Malformed
 from gateway.core.ports import Call
 from protocols.triton import document, faults, tensors
@@ -8,6 +10,8 @@ from protocols.triton.tensors import Sent
 from protocols.triton.vocabulary import Profile
 
 _NESTED = "parameters"
+_SCALARS: Final = (str, int, float, bool)
+"""What a parameter that is no tensor may be."""
 
 
 def read(call: Call, profile: Profile) -> Sent:
@@ -99,7 +103,7 @@ def _take(sent: Sent, fields: Fields, name: str, profile: Profile) -> None:
     what = document.value(raw)
     if name in profile.inputs:
         sent.add(tensors.schematic(profile.inputs[name], what, profile))
-    elif isinstance(what, str | int | float):
+    elif type(what) in _SCALARS:
         sent.parameters.setdefault(name, raw)
     else:
         raise faults.not_parameter(name)

@@ -2,10 +2,10 @@
 
 import math
 from collections.abc import Mapping, Sequence
-from typing import Any, Final
+from typing import Annotated, Any, Final
 
 import msgspec
-from msgspec import Struct
+from msgspec import UNSET, Meta, Struct, UnsetType
 
 from gateway.core.errors import Malformed, WorkerFailed
 from gateway.core.types import GenerateRequest, TokenLogprob, TopLogprob
@@ -16,6 +16,8 @@ from protocols.triton.vocabulary import TEXT
 
 _CAREFULLY_READ: Final = 1 << 20
 """Bytes of an answer that are worth a second look for numbers which JSON does not have."""
+UNTOLD: Final = "None"
+"""How a reason reads that there is none yet."""
 _decode = msgspec.json.Decoder().decode
 _LOGPROBS: Final = ("logprobs", "output_log_probs")
 _OUTPUTS: Final = (
@@ -23,9 +25,20 @@ _OUTPUTS: Final = (
 )  # fmt: skip
 
 
+_OWN: Final[Mapping[str, str]] = {name: name for name in _OUTPUTS}
+
+
 def outputs(wires: Mapping[str, str]) -> Mapping[str, str]:
     """A model's names for the outputs that are read; ``wires`` are those that differ."""
     return {name: wires.get(name, name) for name in _OUTPUTS}
+
+
+def are_usual(known: Mapping[str, str]) -> bool:
+    """Whether a model's ``outputs`` have the names that its family has."""
+    return known == _OWN
+
+
+_Count = Annotated[int, Meta(ge=0)]
 
 
 class Said(Struct):
@@ -38,6 +51,44 @@ class Said(Struct):
     counts: Sequence[int] = ()
     prompt_tokens: int | None = None
     logprobs: Sequence[tuple[TokenLogprob, ...]] = ()
+
+
+class _Usual(Struct, forbid_unknown_fields=True):
+    """An answer of one text. The names are those that the families of models have."""
+
+    text_output: str
+    model_name: str | None = None
+    model_version: str | None = None
+    finish_reason: str | UnsetType | None = UNSET
+    stop_reason: str | UnsetType | None = UNSET
+    num_output_tokens: _Count | UnsetType = UNSET
+    num_input_tokens: _Count | None = None
+    id: str | None = None
+    sequence_id: int = 0
+    sequence_start: bool = False
+    sequence_end: bool = False
+
+
+_usual = msgspec.json.Decoder(_Usual).decode
+
+
+def usual(body: bytes) -> Said | None:
+    """What an answer of one text holds, as most do: the same as ``read`` gives, and sooner.
+
+    None for any other, and for whatever is wrong with one.
+    """
+    try:
+        got = _usual(body)
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+        return None
+    said = Said([got.text_output], got.model_name, prompt_tokens=got.num_input_tokens)
+    if got.finish_reason is not UNSET:
+        said.reasons = (_word(got.finish_reason),)
+    if got.stop_reason is not UNSET:
+        said.stops = (_word(got.stop_reason),)
+    if got.num_output_tokens is not UNSET:
+        said.counts = (got.num_output_tokens,)
+    return said
 
 
 class _Candidate(Struct):
@@ -86,7 +137,11 @@ def _read_more(told: Mapping[str, list[Any]], said: Said, request: GenerateReque
 
 
 def _strings(values: list[Any]) -> list[str]:
-    return [one if isinstance(one, str) else "None" for one in values]
+    return [_word(one) for one in values]
+
+
+def _word(told: Any) -> str:
+    return told if isinstance(told, str) else UNTOLD
 
 
 def _counts(values: list[Any]) -> list[int]:

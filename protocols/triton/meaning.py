@@ -1,7 +1,7 @@
 """From tensors and parameters to the internal request."""
 
 import math
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Collection, Mapping
 from typing import Any, Final, Literal
 
 from msgspec import Raw
@@ -9,7 +9,7 @@ from msgspec import Raw
 from gateway.core.errors import InvalidParameter, Malformed, Unsupported
 from gateway.core.types import GenerateRequest, Want
 from protocols import params
-from protocols.params import Param, Values
+from protocols.params import Param, Type, Values
 from protocols.triton import document, faults, guided
 from protocols.triton.tensors import Sent, Tensor
 from protocols.triton.vocabulary import PROMPT, Output, Profile
@@ -20,6 +20,16 @@ MODES: Final[Mapping[Prompts, Mode]] = {"raw": "raw", "chat": "server"}
 """What the words of the configuration are in ``Templating.mode``."""
 
 _SAMPLING = "sampling_parameters"
+_Coercion = tuple[Callable[[Any], Any], Collection[type]]
+_COERCED: Final[Mapping[Type, _Coercion]] = {
+    "int": (int, (str, float, bool)),
+    "strict int": (int, (str, float, bool)),
+    "float": (float, (str, bool)),
+    "bool": (bool, (bool, int, float, str, list, dict, type(None))),
+    "str": (str, (int, float, bool)),
+}
+"""What converts a parameter of each type, and from what."""
+_APART: Final = frozenset({PROMPT, _SAMPLING})
 _LOGPROBS = frozenset({"cumulative_logprob", "logprobs", "cum_log_probs", "output_log_probs"})
 _COUNTS = frozenset({"num_input_tokens", "num_output_tokens"})
 
@@ -58,12 +68,15 @@ def request(sent: Sent, profile: Profile, mode: Mode, *, stream: bool) -> Genera
 
 def wanted(profile: Profile, given: Collection[str]) -> list[Output]:
     """The outputs beside the text that were asked for, by flags among ``Request.given``."""
+    if profile.flags.isdisjoint(given):
+        return []
     return [output for output in profile.outputs if output.flag in given]
 
 
 def _declined(said: Mapping[str, Raw], profile: Profile) -> set[str]:
     """The flags for outputs that were sent, and do not ask for them."""
-    return {name for name in profile.flags if name in said and bytes(said[name]) != b"true"}
+    flags = profile.flags.intersection(said)
+    return {name for name in flags if bytes(said[name]) != b"true"}
 
 
 def _said(sent: Sent, profile: Profile) -> dict[str, Raw]:
@@ -74,7 +87,7 @@ def _said(sent: Sent, profile: Profile) -> dict[str, Raw]:
     said = {**parameters}
     said.pop("id", None)
     for name, tensor in sent.inputs.items():
-        if name not in {PROMPT, _SAMPLING}:
+        if name not in _APART:
             said[name] = document.compact(_content(tensor, profile))
     return said
 
@@ -107,9 +120,8 @@ def _content(tensor: Tensor, profile: Profile) -> Any:
 def _sampled(said: Mapping[str, Raw], profile: Profile) -> Values:
     values = Values()
     try:
-        rows = params.in_order(profile.parameters.by_wire, said)
-        sent = [(row, _plain(row, said[row.wire], profile)) for row in rows]
-        for row, what in sent:
+        rows = params.sent(profile.parameters, said)
+        for row, what in [(row, _plain(row, said[row.wire], profile)) for row in rows]:
             params.put(row, what, values)
     except InvalidParameter as e:
         raise faults.refused_by_model(e.param or "", profile.complains + e.message) from None
@@ -124,21 +136,24 @@ def _sampled(said: Mapping[str, Raw], profile: Profile) -> Values:
 def _plain(row: Param, raw: Raw, profile: Profile) -> Any:
     """The value, as the model's own conversion makes it."""
     what = document.value(raw)
-    try:
-        match row.type:
-            case "int" | "strict int" if profile.coerces and isinstance(what, str | float | bool):
-                what = int(what)
-            case "float" if profile.coerces and isinstance(what, str | bool):
-                what = float(what)
-            case "bool" if profile.coerces:
-                what = bool(what)
-            case "str" if profile.coerces and isinstance(what, int | float):
-                what = str(what)
-    except (ValueError, OverflowError):
-        pass  # the table complains of what could not be converted
+    if profile.coerces:
+        what = _coerced(row, what)
     if type(what) is float and not math.isfinite(what):
         raise faults.refused_by_model(row.wire, f"'{row.wire}' must be a finite number")
     return what
+
+
+def _coerced(row: Param, what: Any) -> Any:
+    """The value as Python's constructors have it, of the kinds that these take."""
+    if row.type not in _COERCED:
+        return what
+    convert, kinds = _COERCED[row.type]
+    if type(what) not in kinds:
+        return what
+    try:
+        return convert(what)
+    except (ValueError, OverflowError):
+        return what  # the table complains of it
 
 
 def _echo(said: Mapping[str, Raw], profile: Profile, *, streaming: bool) -> bool:

@@ -27,25 +27,29 @@ _SEED: Final = "sampling.seed"
 _LIKELIHOODS: Final = ("logprobs", "output_log_probs")
 _SUMS: Final = ("cumulative_logprob", "cum_log_probs")
 """Outputs that the gateway makes of each token's probability."""
+_LISTS: Final = ("strings", "string list", "ints")
+"""The types of rows whose values are lists."""
 _TELLING: Final = ("finish_reason", "stop_reason", "num_input_tokens", "num_output_tokens")
 """Outputs that are always asked for: they tell the end, and what was spent."""
 
 
-class Wishes(Struct):
+class Wishes(Struct, frozen=True):
     """What the body holds beside the prompt: the model's tensors, and the request's parameters."""
 
-    tensors: dict[str, Any] = {}
-    parameters: dict[str, Any] = {}
+    tensors: dict[str, Any]
+    parameters: dict[str, Any]
 
 
 class Plan:
     """How requests are put to ``model``, which is of the family ``profile``.
 
-    ``max_tokens`` is for a model that insists on being told. ``packed``: the parameters go into a
-    tensor of their own, as JSON.
+    ``max_tokens`` is for a model that insists on being told. ``said``: what the prompt tells of.
+    ``packed``: the parameters go into a tensor of their own, as JSON.
     """
 
-    def __init__(self, profile: Profile, model: Model, max_tokens: int) -> None:
+    def __init__(
+        self, profile: Profile, model: Model, max_tokens: int, said: Mapping[str, Carry]
+    ) -> None:
         self.model = model
         self.packed = PACK in model.inputs
         self.flag = _first(profile.streaming, model) or (
@@ -64,7 +68,8 @@ class Plan:
             if one.name in _TELLING and one.flag in model.inputs
         )
         self._rows = Table(*self._known())
-        self._carries = params.carries(self._rows)
+        self._unsure = Table(*[row for row in self._rows if self._may_not_fit(row)])
+        self._carries = {**self._always(), **said}
         slots = [model.inputs.get(row.wire) for row in self._rows if row.field == _MAX_TOKENS]
         insists = any(slot is not None and not slot.optional for slot in slots)
         self._default = max_tokens if insists else None
@@ -101,25 +106,22 @@ class Plan:
     def wishes(self, request: GenerateRequest) -> Wishes:
         """Everything that the request wants and the model takes."""
         found: dict[str, Any] = dict.fromkeys(self._flags(request), True)
-        found |= {row.wire: value for row, value in self._values(request) if value is not UNSET}
+        for row, value in self._values(request, self._rows):
+            if value is not UNSET:
+                found[row.wire] = value
         found |= self._guide(request)
-        for name, raw in request.extra.items():
-            if self._forwards(name, raw, request):
-                found[name] = raw
-        wishes = Wishes()
-        for name, value in found.items():
-            where = wishes.tensors if name in self.model.inputs else wishes.parameters
-            where[name] = value
-        return wishes
+        if request.extra:
+            forwards = self._forwards
+            found |= {n: raw for n, raw in request.extra.items() if forwards(n, raw, request)}
+        inputs = self.model.inputs
+        tensors = {name: value for name, value in found.items() if name in inputs}
+        parameters = {name: value for name, value in found.items() if name not in inputs}
+        return Wishes(tensors, parameters)
 
     def losses(self, request: GenerateRequest, names: Mapping[str, str]) -> list[Loss]:
         """What the model can't be asked for, or does otherwise."""
-        unfit = {row.field for row, value in self._values(request) if value is UNSET}
-        carries = self._carries | self._more(request)
-        for path in unfit:
-            del carries[path]
-        found = [*loss.losses(request, carries, names, extra=True)]
-        if _MAX_TOKENS in self._forced(request):
+        found = [*loss.losses(request, self._carried(request), names, extra=True)]
+        if self._default is not None and request.stopping.max_tokens is None:
             why = f"the model needs one: {self._default}"
             found.append(Loss(_said(_MAX_TOKENS, names), "defaulted", why, _MAX_TOKENS))
         if request.want.token_ids:
@@ -168,6 +170,19 @@ class Plan:
         high = bounds.stop - 1 if row.high is None else min(row.high, bounds.stop - 1)
         return structs.replace(row, low=low, high=high)
 
+    def _may_not_fit(self, row: Param) -> bool:
+        """Whether a value can be one that this model can't take."""
+        return row.wire in self.model.inputs or (row.type in _LISTS and not self.packed)
+
+    def _always(self) -> dict[str, Carry]:
+        """What is carried of any request."""
+        carries = params.carries(self._rows)
+        if _TEMPERATURE in carries:
+            carries["sampling.do_sample"] = Carry("")
+        if _TOP not in carries and self._likelihoods is not None:
+            carries[_TOP] = Carry("", reason="approximated")
+        return carries
+
     # --- one request ------------------------------------------------------------------------------
 
     def _forced(self, request: GenerateRequest) -> dict[str, Any]:
@@ -179,13 +194,13 @@ class Plan:
             forced[_TEMPERATURE] = 0.0
         return forced
 
-    def _values(self, request: GenerateRequest) -> list[tuple[Param, Any]]:
-        """What is sent of each row; UNSET where the model can't take what was asked."""
+    def _values(self, request: GenerateRequest, rows: Table) -> list[tuple[Param, Any]]:
+        """What is sent of each of these rows; UNSET where the model can't take what was asked."""
         forced = self._forced(request)
-        said = {**request.said, **forced}
+        said = {**request.said, **forced} if forced else request.said
         return [
             (row, self._value(row, said[row.field], exact=row.field in forced))
-            for row in params.in_order(self._rows.by_field, said)
+            for row in params.asked(rows, said)
         ]
 
     def _value(self, row: Param, value: Any, *, exact: bool) -> Any:
@@ -213,18 +228,18 @@ class Plan:
             return self._telling
         return (*self._telling, self._likelihoods)
 
-    def _more(self, request: GenerateRequest) -> dict[str, Carry]:
-        """What is carried beside the table, by this request."""
-        carries = {}
-        if _TEMPERATURE in self._carries:
-            carries["sampling.do_sample"] = Carry("")
+    def _carried(self, request: GenerateRequest) -> Mapping[str, Carry]:
+        """What is carried of this request."""
+        more = {}
         if self._guide(request):
-            carries["output"] = Carry("")
+            more["output"] = Carry("")
         if request.stopping.overflow == "error":
-            carries["stopping.overflow"] = Carry("")
-        if _TOP not in self._carries and self._likelihoods is not None:
-            carries[_TOP] = Carry("", reason="approximated")
-        return carries
+            more["stopping.overflow"] = Carry("")
+        unfit = {row.field for row, value in self._values(request, self._unsure) if value is UNSET}
+        if not more and not unfit:
+            return self._carries
+        carries = self._carries | more
+        return {path: carry for path, carry in carries.items() if path not in unfit}
 
     def _forwards(self, name: str, raw: Raw, request: GenerateRequest) -> bool:
         """Whether a field of a client's own goes on: to a worker of its mind, that can take it."""

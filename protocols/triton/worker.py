@@ -15,6 +15,7 @@ from gateway.core.types import GenerateRequest, Request
 from protocols import rendering
 from protocols.triton import guided, incoming, learning
 from protocols.triton.decoder import AnswerDecoder
+from protocols.triton.learning import Model
 from protocols.triton.plan import PACK, Plan
 from protocols.triton.vocabulary import PROMPT, Profile
 from protocols.triton.wire import JSON
@@ -48,8 +49,7 @@ class Writer:
         self._own = {own: name for name, own in fields.items()}
         self._max_tokens = max_tokens
         self._renderer = renderer
-        self._carried = rendering.carries(renderer)
-        self._unknown = Plan(profile, learning.of_profile(profile), max_tokens)
+        self._unknown = self._plan(learning.of_profile(profile))
         self._plans: dict[str, Plan] = {}
 
     def question(self, model: str) -> WireRequest:
@@ -61,7 +61,7 @@ class Writer:
         found = learning.of_config(answer, self._own)
         if found is None or (len(self._plans) >= _MOST and model not in self._plans):
             return
-        self._plans[model] = Plan(self._profile, found, self._max_tokens)
+        self._plans[model] = self._plan(found)
 
     def encode(self, request: Request) -> WireRequest:
         """See ``gateway.core.ports.WorkerDialect``."""
@@ -85,7 +85,7 @@ class Writer:
     def losses(self, request: Request, names: Mapping[str, str]) -> tuple[Loss, ...]:
         """See ``gateway.core.ports.WorkerDialect``."""
         request, plan = self._planned(request)
-        found = [one for one in plan.losses(request, names) if one.path not in self._carried]
+        found = plan.losses(request, names)
         found += rendering.rendering_losses(request, self._renderer, names)
         if len(request.prompts) > 1:
             found.append(Loss(names.get("prompts", "prompt"), "dropped", path="prompts"))
@@ -113,6 +113,10 @@ class Writer:
         """The values by the model's own names."""
         wires = self._wires
         return {wires.get(name, name): value for name, value in values.items()} if wires else values
+
+    def _plan(self, model: Model) -> Plan:
+        said = rendering.carries(self._renderer)
+        return Plan(self._profile, model, self._max_tokens, said)
 
     def _planned(self, request: Request) -> tuple[GenerateRequest, Plan]:
         if not isinstance(request, GenerateRequest):

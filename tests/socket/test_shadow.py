@@ -8,7 +8,8 @@ from typing import Any
 import msgspec
 import pytest
 
-from gateway.core.types import Done, Event, Text
+from gateway.core.ports import Pieces
+from gateway.core.types import Done, Text
 from gateway.noting import Shadowed
 from tests.fakes import ScriptedWorker, chunked, whole
 from tests.socket.shadowing import (
@@ -261,8 +262,8 @@ async def test_who_can_not_be_told_does_not_matter(begin: Begin) -> None:
 async def test_an_answer_that_is_not_complete_is_broken(
     begin: Begin, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    async def half(*_: object) -> AsyncIterator[list[Event]]:
-        yield [Text("a"), Done()]
+    async def half(*_: object) -> Pieces:
+        yield None, [Text("a"), Done()]
 
     front = await begin(echo())
     monkeypatch.setattr("gateway.shadow.answer", half)

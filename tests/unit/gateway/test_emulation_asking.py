@@ -101,7 +101,7 @@ def doing(*paths: str) -> Plan:
 async def events(backend: Scripted, request: Request, plan: Plan) -> list[Event]:
     found: list[Event] = []
     async with aclosing(answer(backend, request, CONTEXT, plan)) as batches:
-        async for batch in batches:
+        async for _, batch in batches:
             assert batch, "a batch with nothing in it says nothing"
             found += batch
     return found
@@ -123,7 +123,7 @@ async def test_an_answer_that_lacks_nothing_passes_as_it_is() -> None:
     passed: list[Sequence[Event]] = []
 
     async with aclosing(answer(backend, request, CONTEXT, doing())) as answers:
-        async for batch in answers:
+        async for _, batch in answers:
             passed.append(batch)
 
     assert all(one is other for one, other in zip(passed, batches, strict=True))
@@ -154,7 +154,7 @@ async def test_the_backend_is_left_as_soon_as_the_last_choice_has_ended() -> Non
     found: list[Event] = []
 
     async with aclosing(answer(backend, request, CONTEXT, ENDED)) as batches:
-        async for batch in batches:
+        async for _, batch in batches:
             found += batch
             if any(isinstance(one, End) for one in batch):
                 assert backend.running == 0, "the worker stops before the client is told"
@@ -284,7 +284,8 @@ async def test_pieces_pass_while_other_parts_are_at_work() -> None:
     backend = Scripted(lambda _: [[Text("a")], [], [End("eos"), Done()]])
 
     async with aclosing(answer(backend, chat(n=2), CONTEXT, doing("n"))) as batches:
-        assert [await anext(batches), await anext(batches)] == [[Text("a", 0)], [Text("a", 1)]]
+        pieces = [await anext(batches), await anext(batches)]
+        assert pieces == [(None, [Text("a", 0)]), (None, [Text("a", 1)])]
         assert backend.running == 2
 
 
@@ -307,7 +308,7 @@ async def test_a_stop_ends_its_own_part_at_once() -> None:
     found: list[Event] = []
 
     async with aclosing(answer(backend, request, CONTEXT, doing("stopping.stop", "prompts"))) as b:
-        async for batch in b:
+        async for _, batch in b:
             found += batch
             if End("stop", 0, "a.") in found and Text("b.", 1) in found and not backend.go.is_set():
                 assert backend.running == 1

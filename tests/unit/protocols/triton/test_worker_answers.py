@@ -4,6 +4,9 @@ import json
 from typing import Any
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from msgspec.structs import astuple
 
 from gateway.core.errors import WorkerFailed
 from gateway.core.types import (
@@ -21,7 +24,7 @@ from gateway.core.types import (
     Usage,
     Want,
 )
-from protocols.triton import Triton
+from protocols.triton import Triton, incoming
 
 STREAM = GenerateRequest(model="m", kind="completion", prompts=("hi",), stream=True)
 WHOLE = GenerateRequest(model="m", kind="completion", prompts=("hi",))
@@ -323,3 +326,73 @@ def test_log_probabilities_that_nobody_asked_for() -> None:
 def test_candidates_that_can_not_be_read(column: str) -> None:
     with pytest.raises(WorkerFailed):
         read(json.dumps(said("a", logprobs=column)), asked(WHOLE, logprobs=Logprobs()))
+
+
+# --- what is read sooner --------------------------------------------------------------------------
+
+SCALARS = st.none() | st.booleans() | st.integers(-2, 2**70) | st.floats() | st.text(max_size=3)
+VALUES = SCALARS | st.lists(SCALARS, max_size=2)
+WORDS = st.none() | st.sampled_from(["None", "stop", "length", ""])
+USUAL = st.fixed_dictionaries(
+    {"text_output": st.text(max_size=9)},
+    optional={
+        "model_name": st.just("m"),
+        "model_version": st.just("1"),
+        "finish_reason": WORDS,
+        "stop_reason": WORDS,
+        "num_output_tokens": st.integers(0, 2**70),
+        "num_input_tokens": st.none() | st.integers(0, 9),
+        "sequence_id": st.just(0),
+        "sequence_end": st.booleans(),
+    },
+)
+ODD = st.sampled_from(
+    ["text_output", "model_name", "model_version", "finish_reason", "stop_reason",
+     "num_output_tokens", "num_input_tokens", "sequence_id", "error", "logprobs", "more"]
+)  # fmt: skip
+
+
+def meant(said: incoming.Said) -> Any:
+    """It, whatever its lists are made of."""
+    return [tuple(one) if isinstance(one, list) else one for one in astuple(said)]
+
+
+@given(USUAL)
+def test_a_usual_answer_is_read_as_any_other(told: dict[str, Any]) -> None:
+    body = json.dumps(told).encode()
+
+    said = incoming.usual(body)
+
+    assert said is not None
+    assert meant(said) == meant(incoming.read(body, WHOLE, incoming.outputs({})))
+
+
+@given(USUAL, ODD, VALUES)
+def test_an_unusual_one_is_read_the_same_or_left(told: dict[str, Any], odd: str, got: Any) -> None:
+    body = json.dumps({**told, odd: got}).encode()
+
+    said = incoming.usual(body)
+
+    if said is not None:
+        assert meant(said) == meant(incoming.read(body, WHOLE, incoming.outputs({})))
+
+
+@pytest.mark.parametrize("body", [b"", b"{", b"[]", b"{}", b'{"text_output":"\xff"}', b"[" * 9999])
+def test_what_is_wrong_with_one_is_left(body: bytes) -> None:
+    assert incoming.usual(body) is None
+
+
+def test_a_stream_may_be_usual_in_part() -> None:
+    odd = said("b", more=1)
+
+    assert read(sse(said("a"), odd, said("c")), profile="plain")[:3] == [
+        Text("a"),
+        Text("b"),
+        Text("c"),
+    ]
+
+
+def test_a_model_may_have_names_of_its_own() -> None:
+    own = Triton("plain", fields={"text_output": "OUT"})
+
+    assert read(sse({"OUT": "a"}), profile=own)[0] == Text("a")
