@@ -50,7 +50,8 @@ class Keyring:
     """
 
     def __init__(self, principals: Sequence[Principal], tokens: Tokens | None = None) -> None:
-        self._by_digest = {p.sha256.lower(): p for p in principals}
+        self._by_digest = {(digest := p.sha256.lower()): (digest, p) for p in principals}
+        """Each with its digest, to be compared."""
         self._tokens = tokens
         self._open = not principals and tokens is None
 
@@ -84,16 +85,17 @@ class Keyring:
 
     def posing(self, name: str) -> "Keyring":
         """One that takes everybody for the holder of the key of this name. Raises KeyError."""
-        found = next((one for one in self._by_digest.values() if one.name == name), None)
+        found = next((one for _, one in self._by_digest.values() if one.name == name), None)
         if found is None:
             raise KeyError(name)
         return _Posing(found)
 
     def _find(self, key: str) -> Principal | None:
         digest = hashlib.sha256(key.encode("utf-8", "surrogateescape")).hexdigest()
-        principal = self._by_digest.get(digest)
-        if principal is not None and hmac.compare_digest(principal.sha256.lower(), digest):
-            return principal
+        if digest in self._by_digest:
+            own, principal = self._by_digest[digest]
+            if hmac.compare_digest(own, digest):
+                return principal
         return None if self._tokens is None else self._tokens.holder(key, digest)
 
 
@@ -120,15 +122,13 @@ def authorize(principal: Principal | None, model: str) -> None:
 
 def presented(headers: Mapping[str, str]) -> str | None:
     """The key of a request: Bearer, Basic (its password), ``api-key`` or ``x-api-key``."""
-    scheme, _, value = headers.get("authorization", "").partition(" ")
-    value = value.strip()
-    match scheme.lower():
-        case "bearer" if value:
+    if "authorization" in headers:
+        scheme, _, value = headers["authorization"].partition(" ")
+        kind, value = scheme.lower(), value.strip()
+        if kind == "bearer" and value:
             return value
-        case "basic":
+        if kind == "basic":
             return _password(value)
-        case _:
-            pass
     return headers.get("api-key") or headers.get("x-api-key") or None
 
 

@@ -5,7 +5,6 @@ arm is counted there as such, and by all else where the answer came from, as sen
 no fair sample of either.
 """
 
-from collections import Counter
 from collections.abc import Callable, Iterator
 from typing import Final, Generic, Protocol, TypeVar
 
@@ -48,7 +47,17 @@ def _blames(kind: type[GatewayError]) -> Iterator[tuple[str, Blame]]:
 
 
 _BLAMES: Final = dict(_blames(GatewayError))
-_Counts = Counter[tuple[str, ...]]
+
+
+class Counts(dict[tuple[str, ...], int]):
+    """How often each came, 0 for all others. A Counter does that, too, but counts by Python."""
+
+    def __missing__(self, key: tuple[str, ...]) -> int:
+        return 0
+
+    def total(self) -> int:
+        """Of all together."""
+        return sum(self.values())
 
 
 Arm = tuple[str, str, str]
@@ -70,19 +79,19 @@ class Figures(Generic[MeasureT]):
 
     def __init__(self, measure: Callable[[tuple[float, ...]], MeasureT]) -> None:
         """``measure`` makes what takes in values, of the upper edges that suit them."""
-        self.outcomes = _Counts()
+        self.outcomes = Counts()
         """By dialect, backend and outcome."""
-        self.errors = _Counts()
-        self.finishes = _Counts()
-        self.losses = _Counts()
+        self.errors = Counts()
+        self.finishes = Counts()
+        self.losses = Counts()
         """By internal field and reason."""
         self.lossy = 0
         """Exchanges of which something was lost."""
         self.diversions = 0
         """Exchanges that were sent here and answered elsewhere; they are no part of the rest."""
-        self.tokens = _Counts()
+        self.tokens = Counts()
         """By direction and source; what is cached is part of the input, reasoning of the output."""
-        self.aborts = _Counts()
+        self.aborts = Counts()
         """Streams that were cut, by the side that is to blame and why."""
         self.wasted = 0
         """Tokens passed on of answers that did not come to their end."""

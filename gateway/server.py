@@ -182,9 +182,8 @@ class Server:
     async def serve(self, http: HttpRequest, sink: Sink) -> None:
         """Answer one request. Raises only what cancels its task."""
         began = self._clock()
-        record = Record(request_id(http.headers) or self._new_id(), self._now())
-        record.path = http.path[:200]
-        record.config = self._settings.config
+        id_ = request_id(http.headers) or self._new_id()
+        record = Record(id_, self._now(), path=http.path[:200], config=self._settings.config)
         self.running += 1
         try:
             if http.path in self._pages:
@@ -205,9 +204,7 @@ class Server:
 
     async def _serve(self, http: HttpRequest, sink: Sink, record: Record) -> None:
         try:
-            found = self.paths.find(http.method, http.path)
-            if found.rivals:
-                found = found.among(self._meant(http, found))
+            found = self._find(http)
         except GatewayError as error:
             dialect = self.paths.owner(http.path).dialect
             record.dialect = dialect.name
@@ -218,21 +215,25 @@ class Server:
         dialect, body = found.mount.dialect, b""
         record.dialect = dialect.name
         try:
-            principal = await self._admit(found, http, record)
+            try:
+                principal = self._admit(found, http, record)
+            except Unsettled:
+                await self._keyring.settle()
+                principal = self._admit(found, http, record)
             watch = None
             if HEADER in http.headers and http.headers[HEADER] == "1":
                 watch = self._explain(record, principal, open_to_all=self._settings.explain)
                 sink = sink if watch is None else watch.over(sink)
-            body = await self._body(http)
+            body = self._unpacked(http, await http.body(self._settings.body))
             call = _call(found, http, record, body)
             if watch is not None:
                 watch.read(dialect, call, principal, http.peer)
             asker = _Asker(dialect, call, principal, http.peer, watch, self._clock())
             match call.endpoint.task:
-                case "inform":
-                    send(sink, dialect.inform(call, self._router), record)
                 case "generate":
                     await self._generate(asker, sink, record)
+                case "inform":
+                    send(sink, dialect.inform(call, self._router), record)
                 case "tokenize":
                     await self._tokenize(asker, sink, record)
                 case "stop":
@@ -245,6 +246,11 @@ class Server:
             bug = InternalError("the gateway failed; its log has the cause")
             self._refuse(dialect, bug, _call(found, http, record, body), sink, record)
 
+    def _find(self, http: HttpRequest) -> Found:
+        """The endpoint that is asked. Raises PathNotFound or MethodNotAllowed."""
+        found = self.paths.find(http.method, http.path)
+        return found.among(self._meant(http, found)) if found.rivals else found
+
     def _meant(self, http: HttpRequest, found: Found) -> Iterator[str]:
         """The dialects that are named for a request whose path several have, in their order."""
         if self._settings.dialect_header:
@@ -253,19 +259,16 @@ class Server:
         yield (principal and principal.dialect) or ""
         yield self._router.dialect(found.params.get("model", "")) or ""
 
-    async def _admit(self, found: Found, http: HttpRequest, record: Record) -> Principal | None:
+    def _admit(self, found: Found, http: HttpRequest, record: Record) -> Principal | None:
+        """Who asks. Raises Unauthorized and Unsettled."""
         if found.endpoint.open:
             return None
-        try:
-            principal = self._keyring.authenticate(http.headers)
-        except Unsettled:
-            await self._keyring.settle()
-            principal = self._keyring.authenticate(http.headers)
-        record.key = principal.name if principal else ""
+        principal = self._keyring.authenticate(http.headers)
+        if principal is not None:
+            record.key = principal.name
         return principal
 
-    async def _body(self, http: HttpRequest) -> bytes:
-        body = await http.body(self._settings.body)
+    def _unpacked(self, http: HttpRequest, body: bytes) -> bytes:
         if "content-encoding" in http.headers and (encoding := http.headers["content-encoding"]):
             return decompress(body, encoding, self._settings.body)
         return body

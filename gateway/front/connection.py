@@ -1,9 +1,8 @@
 """One connection from a client: its requests, served one after the other."""
 
 import asyncio
-import enum
 from collections import Counter, deque
-from typing import Final, Protocol, cast
+from typing import Final, Literal, Protocol, cast
 
 from gateway.front import Serve
 from gateway.front.heads import head
@@ -18,14 +17,9 @@ _WRITE_HIGH: Final = 64 << 10
 """Bytes that a client has not taken before writing waits."""
 
 
-class State(enum.Enum):
-    """What a connection waits for."""
-
-    HEAD = "a request"
-    BODY = "the rest of a body"
-    ANSWER = "its answer"
-    ENDING = "the client to take the end of its answer"
-    LINGERING = "the client to read what refuses it"
+State = Literal["head", "body", "answer", "ending", "lingering"]
+"""What a connection waits for: a request, the rest of its body, its answer, the client to take the
+end of that, or the client to read what refuses it."""
 
 
 class Owner(Protocol):
@@ -59,7 +53,7 @@ class Connection(asyncio.Protocol):
         self._owner = owner
         self._loop = loop
         self._limits = owner.limits
-        self._state = State.HEAD
+        self._state: State = "head"
         self.peer = ""
         """The client's address."""
         self._since = owner.now
@@ -81,7 +75,7 @@ class Connection(asyncio.Protocol):
     def end(self) -> None:
         """Close, once what was written is sent."""
         self._reader.deaf = True
-        self._wait_for(State.ENDING)
+        self._wait_for("ending")
         if self._transport is not None:
             self._transport.close()
 
@@ -93,7 +87,7 @@ class Connection(asyncio.Protocol):
     def look(self) -> None:
         """Let the client go if what it is to do takes too long."""
         now = self._owner.now
-        if self._transport is None or self._state is State.ANSWER:
+        if self._transport is None or self._state == "answer":
             return
         left = self._transport.get_write_buffer_size()
         if left != self._left:  # it still reads what was sent before
@@ -101,7 +95,7 @@ class Connection(asyncio.Protocol):
             self._since = now
         if now - self._since <= self._patience() + self._limits.grain:
             return
-        if self._state is State.BODY:
+        if self._state == "body":
             self._reader.break_off()
         elif self._reader.in_head:
             self._reader.give_up(408, "the request's head took too long")
@@ -127,12 +121,13 @@ class Connection(asyncio.Protocol):
             return
         began = reader.in_head
         reader.feed(data)
-        if self._state is State.BODY and reader.body is None:
-            self._state = State.ANSWER
-        elif self._state is State.BODY:
-            self._wait_for(State.BODY)
-        elif self._state is State.HEAD and reader.in_head and not began:
-            self._wait_for(State.HEAD)
+        state = self._state
+        if state == "body":
+            self._since = self._owner.now
+            if reader.body is None:
+                self._state = "answer"
+        elif state == "head" and reader.in_head and not began:
+            self._wait_for("head")
         if self._queue or reader.body is not None:
             self._hold_back()
 
@@ -194,14 +189,12 @@ class Connection(asyncio.Protocol):
             self._say(one)
         elif type(one) is Incoming and self._transport is not None:
             one.peer = self.peer
-            self._wait_for(State.ANSWER if one.complete else State.BODY)
-            bare = one.method == "HEAD"
-            sink = self._sink = Outgoing(self._transport, self._owner, bare=bare, http10=one.http10)
+            self._wait_for("answer" if one.complete else "body")
+            sink = self._sink = Outgoing(self._transport, self._owner, one)
             self._owner.began(self)
             self._task = self._loop.create_task(self._serve(one, sink))
 
     async def _serve(self, request: Incoming, sink: Outgoing) -> None:
-        sink.closes = not request.keeps
         try:
             await self._owner.serve(request, sink)
         finally:
@@ -224,23 +217,24 @@ class Connection(asyncio.Protocol):
             if self._queue:
                 self._take(self._queue.popleft())
             else:
-                self._wait_for(State.HEAD)
+                self._wait_for("head")
 
     def _say(self, refused: Refused) -> None:
         self._owner.refused[refused.status] += 1
         body = f"{refused.text}\n".encode()
-        framing = (
-            f"Content-Type: text/plain; charset=utf-8\r\nContent-Length: {len(body)}\r\n"
-            "Connection: close\r\n"
+        lines = (
+            "Content-Type: text/plain; charset=utf-8",
+            f"Content-Length: {len(body)}",
+            "Connection: close",
         )
         if self._transport is not None:
-            self._transport.write(head(refused.status, "", framing) + body)
+            self._transport.write(head(refused.status, lines) + body)
         self._linger()
 
     def _linger(self) -> None:
         """End, but read on for a little: an answer is lost if its reader is met by a reset."""
         self._reader.deaf = True
-        self._wait_for(State.LINGERING)
+        self._wait_for("lingering")
         self._read_on()
         if self._transport is not None:
             if self._transport.can_write_eof():
@@ -255,11 +249,11 @@ class Connection(asyncio.Protocol):
     def _patience(self) -> float:
         limits = self._limits
         match self._state:
-            case State.HEAD:
+            case "head":
                 return limits.head if self._reader.in_head else limits.idle
-            case State.LINGERING:
+            case "lingering":
                 return limits.linger
-            case State.BODY:
+            case "body":
                 return limits.body
             case _:
                 return limits.taken

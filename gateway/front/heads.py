@@ -3,63 +3,64 @@
 import functools
 import http
 import time
+from collections.abc import Sequence
 from email.utils import formatdate
 from typing import Final
 
-from msgspec import Struct
+from gateway.core.ports import Headers
 
 _OURS: Final = frozenset({"connection", "content-length", "date", "server", "transfer-encoding"})
 """What the front says itself, whatever the answer has."""
 _STREAMED: Final = frozenset({"cache-control", "x-accel-buffering"})
 """What it says itself of a stream, too."""
+_KNOWN: Final = 1024
+"""Names that are remembered, before all of them are forgotten."""
 
 
-class Named(Struct, frozen=True):
-    """What the names of an answer's headers come to."""
+class Starts(dict[str, str]):
+    """What the line of a header begins with, by its name: "" where the front says it itself."""
 
-    whole: str
-    """Their lines in a whole answer, as a form that takes all values."""
-    stream: str
-    """And in one that streams."""
-    closes: bool
-    """Whether the connection is spoken of, which then ends."""
-    chunked: bool
+    def __init__(self, ours: frozenset[str]) -> None:
+        super().__init__()
+        self._ours = ours
 
-
-@functools.lru_cache(maxsize=1024)
-def named(names: tuple[str, ...]) -> Named:
-    """Found out once for each set of names, of which there are few."""
-    lower = [name.lower() for name in names]
-    return Named(
-        _form(names, _OURS),
-        _form(names, _OURS | _STREAMED),
-        "connection" in lower,
-        "transfer-encoding" in lower,
-    )
+    def __missing__(self, name: str) -> str:
+        if not name.isprintable():
+            raise ValueError("a header's name holds what none can")
+        start = "" if name.lower() in self._ours else f"{name}: "
+        if len(self) >= _KNOWN:
+            self.clear()
+        self[name] = start
+        return start
 
 
-def _form(names: tuple[str, ...], but: frozenset[str]) -> str:
-    """Their lines; those of ``but`` take a value, and have none."""
-    if not "".join(names).isprintable():
-        raise ValueError("a header's name holds what none can")
-    return "".join(
-        "%.0s" if name.lower() in but else f"{name.replace('%', '%%')}: %s\r\n" for name in names
-    )
+WHOLE: Final = Starts(_OURS)
+"""In an answer that is sent as a whole."""
+STREAM: Final = Starts(_OURS | _STREAMED)
 
 
-def filled(form: str, values: tuple[str, ...]) -> str:
-    """The lines with these values. Raises ValueError for one that would be two."""
-    said = "".join(values)
+def told(headers: Headers, starts: Starts) -> tuple[list[str], tuple[str, ...]]:
+    """The lines of an answer's own headers, and the names, in lower case, that have none.
+
+    Raises ValueError for a header that would be two.
+    """
+    lines: list[str] = []
+    silent: tuple[str, ...] = ()
+    for name, value in headers:
+        if start := starts[name]:
+            lines.append(start + value)
+        else:
+            silent += (name.lower(),)
+    said = "".join(lines)
     if "\n" in said or "\r" in said or "\0" in said:
         raise ValueError("a header of the answer holds a line's end")
-    return form % values
+    return lines, silent
 
 
-def head(status: int, lines: str, framing: str) -> bytes:
-    """The status line and the headers. ``framing`` is lines of our own, each with its end."""
-    return f"{_line(status)}{lines}{framing}{_date(int(time.monotonic()))}\r\n".encode(
-        "utf-8", "surrogateescape"
-    )
+def head(status: int, lines: Sequence[str]) -> bytes:
+    """The status line, these lines, and what is said of every answer."""
+    said = (_line(status), *lines, _date(int(time.monotonic())))
+    return "\r\n".join(said).encode("utf-8", "surrogateescape")
 
 
 @functools.cache
@@ -68,11 +69,11 @@ def _line(status: int) -> str:
         phrase = http.HTTPStatus(status).phrase
     except ValueError:
         phrase = ""
-    return f"HTTP/1.1 {status} {phrase}\r\nServer: interlingua\r\n"
+    return f"HTTP/1.1 {status} {phrase}\r\nServer: interlingua"
 
 
 @functools.lru_cache(maxsize=1)
 def _date(second: int) -> str:
-    """Made anew each second."""
+    """Made anew each second; with the empty line that ends a head."""
     del second
-    return f"Date: {formatdate(usegmt=True)}\r\n"
+    return f"Date: {formatdate(usegmt=True)}\r\n\r\n"

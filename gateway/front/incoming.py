@@ -4,56 +4,38 @@ import asyncio
 from collections.abc import Callable, Mapping
 from typing import Final
 
+from msgspec import Struct
+
 from gateway.core.errors import Malformed, TooLarge
 
 UNASKED: Final = 64 << 10
 """Bytes of a body that are held before anybody asks for it."""
 
 
-class Incoming:
-    """A gateway.seam.Request. ``go_on`` lets more of the body come."""
+class Incoming(Struct, eq=False):
+    """A gateway.seam.Request. ``_go_on`` lets more of the body come."""
 
-    __slots__ = (
-        "_go_on",
-        "_limit",
-        "_loop",
-        "_waiter",
-        "broken",
-        "complete",
-        "expects",
-        "headers",
-        "http10",
-        "keeps",
-        "method",
-        "parts",
-        "path",
-        "peer",
-        "query",
-        "size",
-    )
-
-    def __init__(self, loop: asyncio.AbstractEventLoop, go_on: Callable[[], None]) -> None:
-        self.method = ""
-        self.path = ""
-        self.query = ""
-        self.peer = ""
-        self.headers: Mapping[str, str] = {}
-        self.http10 = False
-        self.expects = False
-        """The client waits to be told before it sends the body."""
-        self.keeps = True
-        """Whether the client will use the connection again."""
-        self.complete = False
-        self.broken = False
-        """The body is not what its head said."""
-        self.parts: list[bytes] = []
-        """Those of the body that came."""
-        self.size = 0
-        """How many bytes these have."""
-        self._loop = loop
-        self._go_on = go_on
-        self._limit: int | None = None
-        self._waiter: asyncio.Future[None] | None = None
+    _loop: asyncio.AbstractEventLoop
+    _go_on: Callable[[], None]
+    method: str
+    path: str
+    query: str
+    headers: Mapping[str, str]
+    http10: bool
+    keeps: bool
+    """Whether the client will use the connection again."""
+    expects: bool
+    """The client waits to be told before it sends the body."""
+    peer: str = ""
+    complete: bool = False
+    broken: bool = False
+    """The body is not what its head said."""
+    parts: list[bytes] = []
+    """Those of the body that came."""
+    size: int = 0
+    """How many bytes these have."""
+    _limit: int | None = None
+    _waiter: asyncio.Future[None] | None = None
 
     @property
     def full(self) -> bool:

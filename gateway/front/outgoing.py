@@ -4,12 +4,13 @@ import asyncio
 from typing import Final, Protocol
 
 from gateway.core.ports import Headers
-from gateway.front.heads import filled, head, named
+from gateway.front.heads import STREAM, WHOLE, head, told
+from gateway.front.incoming import Incoming
 
-_STREAMED: Final = "Cache-Control: no-cache\r\nX-Accel-Buffering: no\r\n"
-_CHUNKED: Final = "Transfer-Encoding: chunked\r\n"
-_CLOSE: Final = "Connection: close\r\n"
-_KEEP: Final = "Connection: keep-alive\r\n"
+_STREAMED: Final = ("Cache-Control: no-cache", "X-Accel-Buffering: no")
+_CHUNKED: Final = "Transfer-Encoding: chunked"
+_CLOSE: Final = "Connection: close"
+_KEEP: Final = "Connection: keep-alive"
 _LAST: Final = b"0\r\n\r\n"
 _BODILESS: Final = (204, 304)
 
@@ -31,13 +32,12 @@ class Outgoing:
         "_bare",
         "_chunked",
         "_head_sent",
+        "_headers",
         "_http10",
-        "_named",
         "_owner",
         "_parts",
         "_status",
         "_transport",
-        "_values",
         "_writable",
         "closes",
         "finished",
@@ -45,25 +45,22 @@ class Outgoing:
         "started",
     )
 
-    def __init__(
-        self, transport: asyncio.Transport, owner: Leaving, *, bare: bool, http10: bool
-    ) -> None:
-        """``bare``: the client wants no body."""
+    def __init__(self, transport: asyncio.Transport, owner: Leaving, request: Incoming) -> None:
         self.started = False
         self.finished = False
-        self.closes = False
+        self.closes = not request.keeps
         """The connection ends with this answer."""
         self.pressure = True
         """See ``gateway.seam.Sink``."""
         self._transport = transport
         self._owner = owner
-        self._bare = bare
-        self._http10 = http10
+        self._bare = request.method == "HEAD"
+        """The client wants no body."""
+        self._http10 = request.http10
         self._chunked = False
         self._head_sent = False
         self._status = 0
-        self._named = named(())
-        self._values: tuple[str, ...] = ()
+        self._headers: Headers = ()
         self._parts: list[bytes] = []
         self._writable: asyncio.Future[None] | None = None
 
@@ -71,10 +68,7 @@ class Outgoing:
         """See ``gateway.seam.Sink``."""
         self.started = True
         self._status = status
-        names, self._values = zip(*headers, strict=True) if headers else ((), ())
-        self._named = told = named(names)
-        self.closes = self.closes or told.closes
-        self._chunked = told.chunked and not self._http10
+        self._headers = headers
 
     def write(self, data: bytes) -> None:
         """See ``gateway.seam.Sink``."""
@@ -85,11 +79,11 @@ class Outgoing:
 
     def finish(self) -> None:
         """See ``gateway.seam.Sink``."""
-        self.finished = True
         if not self._head_sent:
             self._whole()
         elif self._chunked:
             self._transport.write(_LAST)
+        self.finished = True
 
     async def drain(self) -> None:
         """See ``gateway.seam.Sink``."""
@@ -113,34 +107,41 @@ class Outgoing:
             self._writable = None
 
     def _whole(self) -> None:
+        lines, silent = told(self._headers, WHOLE)
         body = b"".join(self._parts)
         if self._status in _BODILESS:
-            framing, body = "", b""
-        elif self._chunked:
-            framing, body = _CHUNKED, self._framed(body) + _LAST
+            body = b""
+        elif "transfer-encoding" in silent and not self._http10:
+            self._chunked = True
+            lines.append(_CHUNKED)
+            body = self._framed(body) + _LAST
         else:
-            framing = f"Content-Length: {len(body)}\r\n"
-        top = self._top(self._named.whole, framing)
+            lines.append(f"Content-Length: {len(body)}")
+        self.closes = self.closes or "connection" in silent
+        top = self._top(lines)
         self._transport.write(top if self._bare else top + body)
 
     def _open(self) -> None:
         """Begin a stream."""
+        lines, silent = told(self._headers, STREAM)
+        lines += _STREAMED
+        if not self._http10:
+            lines.append(_CHUNKED)
         self._chunked = not self._http10 and not self._bare
-        self.closes = self.closes or self._http10
-        framing = _STREAMED + ("" if self._http10 else _CHUNKED)
-        top = self._top(self._named.stream, framing)
+        self.closes = self.closes or self._http10 or "connection" in silent
+        top = self._top(lines)
         data = b"".join(self._parts)
         self._parts.clear()
         self._transport.write(top + self._framed(data))
 
-    def _top(self, form: str, framing: str) -> bytes:
-        """The head, which counts as sent. ``form`` is that of the answer's own headers."""
+    def _top(self, lines: list[str]) -> bytes:
+        """The head, which counts as sent."""
         self.closes = self.closes or self._owner.leaving
         if self.closes:
-            framing += _CLOSE
+            lines.append(_CLOSE)
         elif self._http10:
-            framing += _KEEP
-        made = head(self._status, filled(form, self._values), framing)
+            lines.append(_KEEP)
+        made = head(self._status, lines)
         self._head_sent = True
         self.pressure = self._writable is not None
         return made

@@ -67,16 +67,16 @@ class Reader:
 
     def feed(self, data: bytes) -> None:
         """Read on."""
-        view = memoryview(data)
-        while view and not self.deaf:
-            come = len(view)
+        rest: bytes | memoryview = data
+        while rest and not self.deaf:
+            come = len(rest)
             self._size = self._size + come if self.in_head else come
             self._most = self._most + come if self.in_head else come
             self._between = self._between + come if self.body is not None else 0
             try:
-                self._parser.feed_data(view)
+                self._parser.feed_data(rest)
             except HttpParserUpgrade as upgrade:
-                view = view[upgrade.args[0] :]
+                rest = memoryview(rest)[upgrade.args[0] :]
                 self._stay()
                 continue
             except HttpParserError:
@@ -130,7 +130,10 @@ class Reader:
             return
         known, headers = _NAMES[name], self._headers
         if known not in headers:
-            headers[known] = value.decode("utf-8", "surrogateescape")
+            try:  # nearly all are, and without a choice of errors that is half the work
+                headers[known] = value.decode()
+            except UnicodeDecodeError:
+                headers[known] = value.decode("utf-8", "surrogateescape")
         elif known == "host":
             self._hosts = True
 
@@ -193,29 +196,31 @@ class Reader:
 
     def _made(self) -> Incoming:
         parser, headers = self._parser, self._headers
-        made = Incoming(self._loop, self._go_on)
-        version = parser.get_http_version()
-        made.method = parser.get_method().decode("latin-1")
-        made.http10 = version == "1.0"
+        method, version = parser.get_method().decode(), parser.get_http_version()
+        http10 = version == "1.0"
         if version not in ("1.0", "1.1"):
             self._refuse(505, "only HTTP/1.1 and HTTP/1.0 are spoken here")
-        if self._hosts or ("host" not in headers and not made.http10):
+        if self._hosts or ("host" not in headers and not http10):
             self._refuse(400, "the request must have one header Host")
         if "transfer-encoding" in headers and (
-            made.http10 or headers["transfer-encoding"].lower() != "chunked"
+            http10 or headers["transfer-encoding"].lower() != "chunked"
         ):
             self._refuse(400, "the body's transfer encoding is not one that is read here")
-        target, _, made.query = self._url.decode("utf-8", "surrogateescape").partition("?")
-        made.path = target if target[:1] == "/" else _path(target)
-        made.headers = headers
-        if "expect" in headers and not made.http10:
-            made.expects = headers["expect"].lower() == "100-continue"
-        made.keeps = bool(parser.should_keep_alive()) and made.method != "CONNECT"
-        return made
+        path, query = _target(self._url)
+        keeps = parser.should_keep_alive() and method != "CONNECT"
+        expects = "expect" in headers and not http10 and headers["expect"].lower() == "100-continue"
+        go_on = self._go_on
+        return Incoming(self._loop, go_on, method, path, query, headers, http10, keeps, expects)
+
+
+def _target(url: bytes) -> tuple[str, str]:
+    """Path and query of a request's target."""
+    target, _, query = url.decode("utf-8", "surrogateescape").partition("?")
+    return target if target[:1] == "/" else _path(target), query
 
 
 def _path(target: str) -> str:
-    """The path of a request's target, which may name the host before it (RFC 9112, 3.2.2)."""
+    """The path of a target that may name the host before it (RFC 9112, 3.2.2)."""
     scheme, found, rest = target.partition("://")
     if found and scheme.lower() in ("http", "https"):
         _, slash, path = rest.partition("/")

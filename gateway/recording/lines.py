@@ -4,13 +4,14 @@ Nobody may read it for a while. Then lines wait, so many at most, and the rest a
 counted; how many is said as soon as somebody reads on.
 """
 
+import itertools
 import logging
 import os
 import select
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import Final
+from typing import Final, cast
 
 import msgspec
 from msgspec import Struct
@@ -23,7 +24,7 @@ _STANDARD_ERROR: Final = 2
 _LAST_LINES: Final = 2.0
 """Seconds in which these must be taken."""
 
-_encode: Final = msgspec.json.Encoder().encode
+_encode_lines: Final = msgspec.json.Encoder().encode_lines
 
 
 @contextmanager
@@ -76,9 +77,8 @@ class Lines:
 
     def _write(self, batch: Sequence[Struct | bytes]) -> int:
         """Write them; gives how many had to be left out."""
-        lines = (one if isinstance(one, bytes) else _encode(one) + b"\n" for one in batch)
         try:
-            for piece in _pieces(lines):
+            for piece in _written(batch):
                 self._put_out(piece)
             if lost := self._scribe.lost - self._told:
                 self._told += lost
@@ -96,6 +96,16 @@ class Lines:
                 select.select([], [self._descriptor], [])
 
 
+def _written(batch: Sequence[Struct | bytes]) -> Iterator[bytes]:
+    """A batch in pieces. What is to be JSON is encoded many at once, which takes half the time."""
+    for kind, some in itertools.groupby(batch, type):
+        together = [*some]
+        if kind is bytes:
+            yield from _pieces(cast("Sequence[bytes]", together))
+        else:
+            yield from _cut(_encode_lines(together))
+
+
 def _pieces(lines: Iterable[bytes]) -> Iterator[bytes]:
     """Whole lines, as many together as a pipe takes without another process's in between."""
     piece = b""
@@ -106,6 +116,16 @@ def _pieces(lines: Iterable[bytes]) -> Iterator[bytes]:
         piece += line
     if piece:
         yield piece
+
+
+def _cut(lines: bytes) -> Iterator[bytes]:
+    """The same of lines that are together already, as many are when they are encoded at once."""
+    begin = 0
+    while begin < len(lines):
+        end = lines.rfind(b"\n", begin, begin + select.PIPE_BUF) + 1
+        end = end or lines.index(b"\n", begin) + 1  # one that is longer
+        yield lines[begin:end]
+        begin = end
 
 
 class _Saying(logging.Handler):

@@ -20,7 +20,7 @@ from gateway.core.histogram import Histogram
 from gateway.core.ports import About, Call
 from gateway.core.types import GenerateRequest, Usage
 from gateway.figures import Figures
-from gateway.front.heads import filled, head, named
+from gateway.front.heads import WHOLE, head, told
 from gateway.metrics import Metrics
 from gateway.telemetry import Record, silent
 from protocols.openai import OpenAI
@@ -97,9 +97,8 @@ def _heads() -> Iterator[tuple[str, Act]]:
     keyring = Keyring([Principal("bench", _UNKNOWN), Principal("other", _KNOWN)])
     headers = {"authorization": f"Bearer {KEY}"}
     yield "look up a key", lambda: keyring.authenticate(headers)
-    lines, values = named(("x-request-id", "Content-Type")).whole, ("r1", "application/json")
-    length = "Content-Length: 1000\r\n"
-    yield "write the head of an answer", lambda: head(200, filled(lines, values), length)
+    own = (("x-request-id", "r1"), ("Content-Type", "application/json"))
+    yield "write the head of an answer", lambda: head(200, told(own, WHOLE)[0])
 
 
 def _events() -> Iterator[tuple[str, Act]]:

@@ -2,33 +2,48 @@
 
 import pytest
 
-from gateway.front.heads import filled, head, named
+from gateway.front.heads import STREAM, WHOLE, Starts, head, told
 
-NAMES = ("X-Id", "Cache-Control", "100%", "DATE", "Connection", "transfer-encoding")
-VALUES = ("a", "no-store", "ü", "now", "close", "chunked")
+HEADERS = (
+    ("X-Id", "a"),
+    ("Cache-Control", "no-store"),
+    ("100%", "ü"),
+    ("DATE", "now"),
+    ("Connection", "close"),
+    ("transfer-encoding", "chunked"),
+)
 
 
 def test_what_the_front_says_itself_is_left_out() -> None:
-    told = named(NAMES)
+    lines, silent = told(HEADERS, WHOLE)
+    assert lines == ["X-Id: a", "Cache-Control: no-store", "100%: ü"]
+    assert silent == ("date", "connection", "transfer-encoding")
 
-    assert filled(told.whole, VALUES) == "X-Id: a\r\nCache-Control: no-store\r\n100%: ü\r\n"
-    assert filled(told.stream, VALUES) == "X-Id: a\r\n100%: ü\r\n"
-    assert (told.closes, told.chunked) == (True, True)
-    plain = named(NAMES[:3])
-    assert (plain.closes, plain.chunked) == (False, False)
+    lines, silent = told(HEADERS, STREAM)
+    assert lines == ["X-Id: a", "100%: ü"]
+    assert silent == ("cache-control", "date", "connection", "transfer-encoding")
 
 
 def test_there_may_be_none() -> None:
-    assert filled(named(()).whole, ()) == ""
-    lines = head(299, "", "A: b\r\n").split(b"\r\n")
+    assert told((), WHOLE) == ([], ())
+    lines = head(299, ["A: b"]).split(b"\r\n")
     assert lines[0] == b"HTTP/1.1 299 "
     assert lines[2] == b"A: b"
-    assert lines[-2:] == [b"", b""]
+    assert lines[3].startswith(b"Date: ")
+    assert lines[4:] == [b"", b""]
 
 
 @pytest.mark.parametrize("end", ["\r", "\n", "\0", "\r\n"])
 def test_no_header_is_two(end: str) -> None:
     with pytest.raises(ValueError, match="line's end"):
-        filled(named(("a", "b")).whole, ("x", f"y{end}c: d"))
+        told((("a", "x"), ("b", f"y{end}c: d")), WHOLE)
     with pytest.raises(ValueError, match="name"):
-        named(("a", f"b{end}c"))
+        told((("a", "x"), (f"b{end}c", "y")), WHOLE)
+
+
+def test_so_many_names_are_remembered_and_no_more() -> None:
+    starts = Starts(frozenset({"date"}))
+    for number in range(5000):
+        assert starts[f"x-{number}"] == f"x-{number}: "
+        assert len(starts) <= 1024
+    assert starts["Date"] == ""

@@ -9,7 +9,7 @@ import msgspec
 import pytest
 from msgspec import Struct
 
-from gateway.recording.lines import Lines, _pieces, the_log
+from gateway.recording.lines import Lines, _cut, _pieces, the_log
 from gateway.telemetry import Record
 
 PATIENCE = 20.0
@@ -128,3 +128,28 @@ def test_many_lines_are_written_so_that_no_other_process_gets_in_between() -> No
     assert all(len(piece) <= select.PIPE_BUF for piece in pieces[:-1])
     assert len(pieces) < 30
     assert list(_pieces([])) == []
+
+
+def test_lines_that_are_together_are_cut_where_no_other_process_gets_in_between() -> None:
+    sizes = [*(n * 37 % 900 for n in range(100)), 9000, 0, select.PIPE_BUF - 1, select.PIPE_BUF, 3]
+    lines = b"".join(b"x" * size + b"\n" for size in sizes)
+    pieces = list(_cut(lines))
+    assert b"".join(pieces) == lines
+    assert all(piece.endswith(b"\n") for piece in pieces)
+    assert [len(piece) for piece in pieces if len(piece) > select.PIPE_BUF] == [
+        9001,
+        select.PIPE_BUF + 1,
+    ]
+    assert len(pieces) < 30
+    assert list(_cut(b"")) == []
+
+
+def test_what_the_gateway_says_and_its_exchanges_stay_in_their_order(pipe: Pipe) -> None:
+    lines = Lines(pipe.writes, 10)
+    for one in (Record("a"), Record("b")):
+        lines.tell(one)
+    lines.say("said")
+    lines.tell(Record("c"))
+    lines.start()
+    assert lines.close(PATIENCE)
+    assert pipe.rest() == b'{"id":"a"}\n{"id":"b"}\nsaid\n{"id":"c"}\n'
