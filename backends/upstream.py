@@ -57,7 +57,7 @@ class Queue(Struct, frozen=True):
 
 
 class Reading(Protocol):
-    """An answer, once its head has come."""
+    """An answer on its way. Before its head has come it has no status, and no headers."""
 
     @property
     def status(self) -> int:
@@ -71,8 +71,18 @@ class Reading(Protocol):
     def complete(self) -> bool:
         """Whether all of it has come, though some may still be to be read."""
 
+    async def head(self) -> bool:
+        """Wait for the head; False where the connection had ended while it rested.
+
+        Then nothing came, and it may be asked for anew. Raises StreamBroken or WorkerFailed. What
+        fails, or is cancelled, is cut.
+        """
+
+    def taken(self) -> bytes:
+        """All of the body that has come and was not taken yet; b"" where that is nothing."""
+
     async def read(self) -> bytes:
-        """What has come, as soon as something has; b"" at a clean end. Raises StreamBroken."""
+        """The same, as soon as something has come; b"" at a clean end. Raises StreamBroken."""
 
     async def listen(self, take: Callable[[bytes], bool]) -> bool:
         """Give ``take`` what comes, at once, for as long as it says so; True once all has come.
@@ -111,13 +121,25 @@ class Connected(Protocol):
 
 
 class Upstream(Protocol):
-    """Sends requests to workers."""
+    """Sends requests to workers, each at a ``url``."""
 
-    async def open(self, url: str, request: WireRequest, connect_timeout: float) -> Reading:
-        """Send ``request`` to the worker at ``url`` and wait for the head of its answer.
+    def ask(self, url: str, request: WireRequest) -> Reading | None:
+        """Send ``request`` at once, over a connection that rests; None where there is none.
+
+        Its head is still to come.
+        """
+
+    async def dial(self, url: str, request: WireRequest, connect_timeout: float) -> Reading:
+        """Send it over a new connection, and wait for the head.
 
         ``connect_timeout`` (seconds) covers name, connection and TLS. Cancelling closes the
         connection at once. Raises WorkerUnreachable, StreamBroken or WorkerFailed.
+        """
+
+    async def open(self, url: str, request: WireRequest, connect_timeout: float) -> Reading:
+        """Send it over a connection that rests or else over a new one, and wait for the head.
+
+        One that ended while it rested is replaced once, unnoticed. Otherwise as ``dial``.
         """
 
     async def start(self) -> None:

@@ -1,4 +1,4 @@
-"""Workers of which every byte is scripted. The only helpers that tests of several folders share.
+"""Workers of which every byte is scripted, and a clock. What tests of several folders share.
 
     async with ScriptedWorker([chunked(b"one", b"two")]) as worker:
         ...  # ask worker.url
@@ -28,6 +28,16 @@ from typing import Self
 from msgspec import Struct
 
 from tests.serving import serving
+
+
+class FakeClock:
+    """Goes on when a test says so: seconds, from some moment on."""
+
+    def __init__(self) -> None:
+        self.now = 100.0
+
+    def __call__(self) -> float:
+        return self.now
 
 
 class Step(enum.Enum):

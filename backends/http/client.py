@@ -1,7 +1,6 @@
 """Who keeps connections for whom."""
 
 import asyncio
-import re
 import ssl
 from collections import deque
 from typing import Final
@@ -10,10 +9,9 @@ from backends.http.connection import Answer, Connection
 from backends.http.dialling import dial
 from backends.http.origin import Origin, head, origin
 from backends.upstream import Connections
-from gateway.core.errors import InternalError, StreamBroken, WorkerUnreachable
+from gateway.core.errors import InternalError, WorkerUnreachable
 from gateway.core.ports import WireRequest
 
-_PATH: Final = re.compile(r"/[!-\"$-~]*")
 _DIALS: Final = 64
 """Connections to one worker that are made at a time: more would only wait in its queue."""
 
@@ -33,7 +31,8 @@ class HttpUpstream:
         self._keep = keep
         self._tls: ssl.SSLContext | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
-        self._homes: dict[Origin, _Home] = {}
+        self._homes: dict[str, _Home] = {}
+        """By their worker's URL."""
         self._made = self._failed = 0
         self._sweeper: asyncio.TimerHandle | None = None
 
@@ -41,31 +40,38 @@ class HttpUpstream:
         """See Upstream."""
         self._loop = asyncio.get_running_loop()
 
-    async def open(self, url: str, request: WireRequest, connect_timeout: float) -> Answer:
-        """See Upstream. A connection that ended while it rested is replaced once, unnoticed."""
+    def ask(self, url: str, request: WireRequest) -> Answer | None:
+        """See Upstream."""
+        home = self._homes.get(url)
+        if home is None or self._loop is None:
+            return None
+        data = head(url, request) + request.body
+        used = home.pop(self._loop.time() - self._idle)
+        return None if used is None else used.ask(data)
+
+    async def dial(self, url: str, request: WireRequest, connect_timeout: float) -> Answer:
+        """See Upstream."""
         if self._loop is None:
             raise InternalError("the HTTP client was not started")
-        if not _PATH.fullmatch(request.path):
-            raise InternalError("a worker's path is not one")
-        target = origin(url)
-        home = self._homes.get(target) or self._home(target, self._loop)
-        data = head(target, request) + request.body
-        used = home.pop(self._loop.time() - self._idle)
-        if used is not None:
-            answer = await used.ask(data)
-            if answer is not None:
-                return answer
-        tls = self._context() if target.tls else None
+        data = head(url, request) + request.body
+        home = self._homes.get(url) or self._home(url, self._loop)
+        tls = self._context() if home.target.tls else None
         try:
             made = await home.dial(tls, connect_timeout)
         except WorkerUnreachable:
             self._failed += 1
             raise
         self._made += 1
-        answer = await made.ask(data, new=True)
-        if answer is None:
-            raise StreamBroken("the worker closed the connection before its answer")
+        answer = made.ask(data)
+        await answer.head()
         return answer
+
+    async def open(self, url: str, request: WireRequest, connect_timeout: float) -> Answer:
+        """See Upstream."""
+        answer = self.ask(url, request)
+        if answer is not None and await answer.head():
+            return answer
+        return await self.dial(url, request, connect_timeout)
 
     @property
     def connections(self) -> Connections:
@@ -83,8 +89,8 @@ class HttpUpstream:
         self._loop = None
         await asyncio.gather(*(home.aclose() for home in homes))
 
-    def _home(self, target: Origin, loop: asyncio.AbstractEventLoop) -> "_Home":
-        made = self._homes[target] = _Home(target, self._keep, loop)
+    def _home(self, url: str, loop: asyncio.AbstractEventLoop) -> "_Home":
+        made = self._homes[url] = _Home(origin(url), self._keep, loop)
         if self._sweeper is None:
             self._sweeper = loop.call_later(self._idle, self._sweep, loop)
         return made
@@ -99,10 +105,10 @@ class HttpUpstream:
         """Let go of what rested too long, and of workers that nobody asks any more."""
         self._sweeper = None
         before = loop.time() - self._idle
-        for target, home in list(self._homes.items()):
+        for url, home in list(self._homes.items()):
             home.retire(before)
             if not home.busy:
-                del self._homes[target]
+                del self._homes[url]
         if self._homes:
             self._sweeper = loop.call_later(self._idle, self._sweep, loop)
 
@@ -113,7 +119,7 @@ class _Home:
     def __init__(self, target: Origin, keep: int, loop: asyncio.AbstractEventLoop) -> None:
         self._every: set[Connection] = set()
         self._empty = asyncio.Event()
-        self._target = target
+        self.target = target
         self._keep = keep
         self._loop = loop
         self._resting: deque[Connection] = deque()
@@ -141,7 +147,7 @@ class _Home:
         self._dialling += 1
         try:
             async with self._dials:
-                made = await dial(self._target, tls, seconds, self._make)
+                made = await dial(self.target, tls, seconds, self._make)
         finally:
             self._dialling -= 1
         if made.connected:

@@ -1,7 +1,7 @@
 """One connection to a worker, and the answer that comes over it."""
 
 import asyncio
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from typing import Final, NamedTuple, cast
 
 from httptools import HttpParserError, HttpParserUpgrade, HttpResponseParser
@@ -37,7 +37,7 @@ _STRANGE: Final = _Fault(WorkerFailed, "the worker's answer is not HTTP")
 
 
 class Answer:
-    """An answer as far as it has come: a ``Reading`` once its head is there."""
+    """An answer as far as it has come: a ``Reading``."""
 
     __slots__ = (
         "_connection",
@@ -55,7 +55,7 @@ class Answer:
 
     def __init__(self, connection: "Connection", loop: asyncio.AbstractEventLoop) -> None:
         self.status = 0
-        self.headers: Mapping[str, str] = {}
+        self.headers: dict[str, str] = {}
         self.complete = False
         """All of it has come."""
         self._connection = connection
@@ -70,36 +70,52 @@ class Answer:
         self._fault: _Fault | None = None
         self._over = False
 
-    def more(self) -> asyncio.Future[bool]:
-        """What is done when something has come. Raises StreamBroken or WorkerFailed.
+    async def head(self) -> bool:
+        """See ``backends.upstream.Reading``."""
+        try:
+            while not self.status:
+                await self._more()
+        except StreamBroken:
+            stale = self._connection.stale
+            self.abort()
+            if stale:
+                return False
+            raise
+        except BaseException:
+            self.abort()
+            raise
+        return True
 
-        It is False where who listens takes no more.
-        """
-        if self._fault is not None:
-            raise self._fault.error()
-        self._waiter = self._loop.create_future()
-        return self._waiter
+    def taken(self) -> bytes:
+        """See ``backends.upstream.Reading``."""
+        parts = self.parts
+        data = parts[0] if len(parts) == 1 else b"".join(parts)
+        parts.clear()
+        self.held = 0
+        if self._connection.paused:
+            self._connection.go_on()
+        return data
 
     async def read(self) -> bytes:
         """See ``backends.upstream.Reading``."""
         while not self.parts:
             if self.complete:
                 return b""
-            await self.more()
-        return self._taken()
+            await self._more()
+        return self.taken()
 
     async def listen(self, take: Callable[[bytes], bool]) -> bool:
         """See ``backends.upstream.Reading``."""
         while True:
             if self.parts:
-                if not take(self._taken()):
+                if not take(self.taken()):
                     return False
             elif self.complete:
                 return True
             else:
                 self._take = take
                 try:
-                    if not await self.more():
+                    if not await self._more():
                         return False
                 finally:
                     self._take = None
@@ -110,6 +126,7 @@ class Answer:
             self._over = True
             self._connection.cut()
             self.parts.clear()
+            self.complete = False  # what was thrown away must not look like the end
             self.fail()
 
     def release(self) -> None:
@@ -117,6 +134,16 @@ class Answer:
         if not self._over:
             self._over = True
             self._connection.rest()
+
+    def _more(self) -> asyncio.Future[bool]:
+        """What is done when something has come. Raises StreamBroken or WorkerFailed.
+
+        It is False where who listens takes no more.
+        """
+        if self._fault is not None:
+            raise self._fault.error()
+        self._waiter = self._loop.create_future()
+        return self._waiter
 
     # --- what the connection tells --------------------------------------------------------------
 
@@ -131,7 +158,7 @@ class Answer:
         take, more = self._take, True
         if take is not None:
             try:
-                more = not self.parts or take(self._taken())
+                more = not self.parts or take(self.taken())
             except Exception as error:  # noqa: BLE001 - raised where it is waited for
                 self._wake(error)
                 return
@@ -148,16 +175,6 @@ class Answer:
             waiter.set_result(more)
         else:
             waiter.set_exception(error)
-
-    def _taken(self) -> bytes:
-        """What came; nothing of it is held any more."""
-        parts = self.parts
-        data = parts[0] if len(parts) == 1 else b"".join(parts)
-        parts.clear()
-        self.held = 0
-        if self._connection.paused:
-            self._connection.go_on()
-        return data
 
 
 class Connection(asyncio.Protocol):
@@ -178,51 +195,44 @@ class Connection(asyncio.Protocol):
         self._rested = rested
         self._ended = ended
         self._transport: asyncio.Transport | None = None
-        self._answer: Answer | None = None
+        self._answer = Answer(self, loop)
+        """To the last request; there was none yet, and what nobody asked for is no part of it."""
+        self._answer.complete = True
         self._parser = HttpResponseParser(self)
         self._feed: Callable[[bytes], None] = self._parser.feed_data
         self._heard = False
         """Anything of the last request's answer came."""
+        self._served = False
+        """It was at rest before the last request."""
         self._keeps = True
         """Whether it may serve again, as far as is known."""
         self._severed = False
         self.paused = False
         """The worker is made to wait."""
         self._empty = 0
-        self._headers: dict[str, str] = {}
+        """Bytes of an answer that came without one of a body among them."""
         self._count = 0
+        """Headers of an answer, and what looks like one."""
         self._wrong = False
-        self._framed = False
-        self._begin()
 
     @property
     def connected(self) -> bool:
         """Whether it is not at its end."""
         return self._transport is not None
 
-    async def ask(self, data: bytes, *, new: bool = False) -> Answer | None:
-        """Send a whole request, and wait for the head of its answer.
+    @property
+    def stale(self) -> bool:
+        """Whether it ended by itself after it had rested, before anything of an answer came."""
+        return self._served and not self._heard and not self._severed
 
-        None where a connection that is not ``new`` proved to be closed and nothing of one came.
-        Raises StreamBroken or WorkerFailed. What fails, or is cancelled, is cut.
-        """
+    def ask(self, data: bytes) -> Answer:
+        """Send a whole request. Nothing has come of its answer yet."""
         answer = self._answer = Answer(self, self._loop)
         self._heard = False
         if self._transport is None:
             answer.fail()
         else:
             self._transport.write(data)
-        try:
-            while not answer.status:
-                await answer.more()
-        except StreamBroken:
-            self.cut()
-            if self._heard or new:
-                raise
-            return None
-        except BaseException:
-            self.cut()
-            raise
         return answer
 
     def go_on(self) -> None:
@@ -241,11 +251,11 @@ class Connection(asyncio.Protocol):
     def rest(self) -> None:
         """Serve again, if all that there was to write and to read is done; or else end."""
         answer, transport = self._answer, self._transport
-        done = answer is not None and answer.complete and not self._wrong
+        done = answer.complete and not self._wrong
         if not done or not self._keeps or transport is None or transport.get_write_buffer_size():
             self.cut()
             return
-        self._answer = None
+        self._served = True
         if self.paused:
             self.go_on()
         self._rested(self)
@@ -259,7 +269,7 @@ class Connection(asyncio.Protocol):
     def data_received(self, data: bytes) -> None:
         """See asyncio.Protocol. The one who reads is woken once for all that came together."""
         answer = self._answer
-        if answer is None or answer.complete:
+        if answer.complete:
             self.cut()  # nobody asked for this: what follows it could be taken for an answer
             return
         self._heard = True
@@ -282,64 +292,56 @@ class Connection(asyncio.Protocol):
         """See asyncio.Protocol."""
         self._transport = None
         self._keeps = False
-        if (answer := self._answer) is not None:
-            if exc is None and answer.status and not self._framed and not self._severed:
-                answer.complete = True  # its length is not told: it ends with the connection
-            answer.fail()
+        answer = self._answer
+        if exc is None and answer.status and not self._severed and not _is_framed(answer):
+            answer.complete = True  # its length is not told: it ends with the connection
+        answer.fail()
         self._ended(self)
 
     # --- httptools ------------------------------------------------------------------------------
 
     def on_header(self, name: bytes, value: bytes) -> None:
         """A header, or what looks like one after the body."""
+        answer = self._answer
         self._count += 1
         if len(name) + len(value) > _FIELD or self._count > _HEADERS:
             self._wrong = True
-        elif self._answer is not None and not self._answer.status:
-            self._headers[_NAMES[name]] = value.decode("latin-1")
+        elif not answer.status:
+            answer.headers[_NAMES[name]] = value.decode("latin-1")
 
     def on_headers_complete(self) -> None:
         """The head has come; one that only announces another is passed over."""
         answer, status = self._answer, self._parser.get_status_code()
-        if answer is None or answer.complete or self._wrong:
+        if answer.complete or self._wrong:
             return
         if status >= _FINAL or status == _SWITCHED:
-            answer.headers = headers = self._headers
-            self._framed = "content-length" in headers
-            if "transfer-encoding" in headers and (coding := headers["transfer-encoding"].lower()):
-                self._framed = coding.endswith("chunked")
             answer.status = status
 
     def on_body(self, data: bytes) -> None:
         """A piece of the body."""
         answer = self._answer
-        if answer is not None and not answer.complete:
+        if not answer.complete:
             answer.parts.append(data)
             answer.held += len(data)
 
     def on_message_complete(self) -> None:
         """The end of an answer, or of what came before one."""
         answer = self._answer
-        if answer is None or not answer.status or answer.complete:
-            self._headers = {}
+        if answer.complete:
+            return
+        if not answer.status:
+            answer.headers = {}
             return
         answer.complete = True
+        self._count = self._empty = 0
         self._keeps = self._keeps and self._parser.should_keep_alive()
-        self._begin()
 
     def on_message_begin(self) -> None:
         """A head begins: the awaited one, or one that nobody asked for."""
-        if self._answer is not None and self._answer.complete:
+        if self._answer.complete:
             self._keeps = False
 
     # --- within ---------------------------------------------------------------------------------
-
-    def _begin(self) -> None:
-        """Be ready for an answer."""
-        self._headers = {}
-        self._count = 0
-        self._empty = 0
-        self._framed = False
 
     def _refuse(self, answer: Answer) -> None:
         """What came is not HTTP, or more of it than there can be sense in."""
@@ -347,3 +349,9 @@ class Connection(asyncio.Protocol):
         answer.complete = False  # if it told an end, that was not its end
         answer.fail(_STOPPED if midway else _STRANGE)
         self.cut()
+
+
+def _is_framed(answer: Answer) -> bool:
+    """Whether it tells by itself where its body ends."""
+    coding = answer.headers.get("transfer-encoding", "").lower()
+    return coding.endswith("chunked") if coding else "content-length" in answer.headers

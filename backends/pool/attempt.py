@@ -3,7 +3,7 @@
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from http import HTTPStatus
-from typing import Final
+from typing import Final, NoReturn
 
 from msgspec import Struct, field
 
@@ -11,7 +11,7 @@ from backends.pool.errand import keyed
 from backends.pool.member import kind
 from backends.pool.roster import Place
 from backends.pool.tally import Tally
-from backends.pool.watch import Watch
+from backends.pool.watch import Lookout, Watch
 from backends.upstream import Reading, Upstream
 from gateway.core.context import Clock, Deadline, Timeouts
 from gateway.core.errors import (
@@ -49,7 +49,7 @@ _SILENT_BYTES: Final = 16 << 20
 _LAST_SECONDS: Final = 1.0
 """How long the rest of a body may take when the answer, or its failure, is known already."""
 _OK: Final = 200
-_SILENT: Final = (Start, Served, Timing, Usage)
+_SILENT: Final = frozenset({Start, Served, Timing, Usage})
 """Events that tell nothing of an answer's content."""
 
 
@@ -72,6 +72,7 @@ class Means(Struct, frozen=True):
     upstream: Upstream
     timeouts: Timeouts
     clock: Clock
+    lookout: Lookout
     tally: Tally = field(default_factory=Tally)
 
 
@@ -83,8 +84,24 @@ class Attempt:
     worker began an answer that looked good.
     """
 
+    __slots__ = (
+        "_began",
+        "_last",
+        "_means",
+        "_passage",
+        "_pushed_back",
+        "_reading",
+        "_streams",
+        "_take",
+        "_watch",
+        "_work",
+        "accepted",
+        "member",
+        "over",
+    )
+
     def __init__(self, place: Place, work: Work, means: Means) -> None:
-        self._member = place.member
+        self.member = place.member
         self._work = work
         self._means = means
         self._began = place.since
@@ -93,21 +110,14 @@ class Attempt:
         self._streams = work.request.stream
         # The first token of an answer in one piece is its last: only the deadline bounds it.
         first = timeouts.first_token if self._streams else None
-        self._watch = Watch(work.deadline, means.clock, first=first, idle=timeouts.idle)
+        self._watch = Watch(means.lookout, work.deadline, first=first, idle=timeouts.idle)
         self._reading: Reading | None = None
-        self._size = 0
         self._pushed_back = False
-        self._sent = False
         self._take: Take = _nothing
         self._last: Piece = None, ()
         self.over = False
-        """All is told: the last event was Done, or an error."""
+        """All is told: the last event was Done, or an error. Else the worker may be at work."""
         self.accepted = False
-
-    @property
-    def abandoned(self) -> bool:
-        """Whether the worker may still be at work, on what nobody waits for any more."""
-        return self._sent and not self.over
 
     async def begin(self) -> Sequence[Piece]:
         """Ask, and wait for the first pieces of an answer.
@@ -116,22 +126,32 @@ class Attempt:
         there. Until then another worker can make up for it. Raises DeadlineExceeded, WorkerError,
         and what the dialect reads in a worker's error.
         """
-        watch, held = self._watch, list[Piece]()
-        self._member.waiting.add(watch.give_up)
+        member, watch, held = self.member, self._watch, list[Piece]()
+        member.waiting.add(watch)
         try:
-            reading = self._reading = await self._open()
-            await self._accept(reading)
-            while not self.over and not (self._streams and held and _begins(held[-1])):
-                data = await watch.read(reading)
-                self._weigh(len(data))
+            wire = keyed(self._work.wire, member.worker)
+            reading = self._ask(wire)
+            if reading is None or not await reading.head():
+                reading = await self._dial(wire)
+            member.reached()
+            if reading.status != _OK:
+                raise await self._refusal(reading)
+            self._accept(reading)
+            size, ended = 0, False
+            while not (self.over or (self._streams and held and _begins(held[-1]))):
+                data = b"" if ended else reading.taken() or await self._next(reading)
+                ended = reading.complete
+                if data:
+                    size += len(data)
+                    self._weigh(size)
                 piece = self._read(data)
                 if piece[0] or piece[1]:
                     held.append(piece)
         except GatewayError as error:
-            self._failed(error)
-            raise
-        watch.begun()
-        self._member.waiting.discard(watch.give_up)
+            self._fail(error)
+        watch.rest()
+        watch.begun = True
+        member.waiting.discard(watch)
         self._timed()
         return held
 
@@ -141,21 +161,21 @@ class Attempt:
         With ``take``, that gets the pieces as they come, and what is returned is the last one; or
         an empty one where it takes no more at once.
         """
-        reading = self._reading
+        reading, watch = self._reading, self._watch
         assert reading is not None  # noqa: S101 - it has begun
         try:
             if take is not None:
                 self._take = take
-                if await self._watch.listen(reading, self._heard):
-                    return self._read(b"")
-                return self._last
+                watch.wait()
+                ended = await reading.listen(self._heard)
+                watch.rest()
+                return self._read(b"") if ended else self._last
             while True:
-                piece = self._read(await self._watch.read(reading))
+                piece = self._read(await self._next(reading))
                 if piece[0] or piece[1]:
                     return piece
         except GatewayError as error:
-            self._failed(error)
-            raise
+            self._fail(error)
 
     async def end(self) -> None:
         """Wait a little for the body's end, for the connection's sake: the answer has been told."""
@@ -166,36 +186,35 @@ class Attempt:
         watch.hurry(_LAST_SECONDS)
         if self._streams and watch.longest:
             self._means.tally.paused.add(watch.longest)
-        if reading.complete:
-            return
         with suppress(GatewayError):
-            while await watch.read(reading):
-                pass
+            while not reading.complete:
+                await self._next(reading)
 
     def close(self) -> None:
         """Nobody waits any more."""
-        self._means.tally.took.add(self._means.clock() - self._began)
-        self._member.waiting.discard(self._watch.give_up)
+        self.member.waiting.discard(self._watch)
         self._watch.stop()
         if self._reading is not None:
             self._reading.release()
 
-    async def _open(self) -> Reading:
-        member, means = self._member, self._means
-        wire = self._work.wire
-        if member.worker.bearer is not None:
-            wire = keyed(wire, member.worker)
-        self._sent = True
-        reading = await self._watch.open(
-            means.upstream.open(member.worker.url, wire, means.timeouts.connect)
-        )
-        member.reached()
+    def _ask(self, wire: WireRequest) -> Reading | None:
+        """Send the request over a connection that rests; None where there is none."""
+        self._watch.wait()
+        reading = self._reading = self._means.upstream.ask(self.member.worker.url, wire)
+        if reading is not None:
+            self._watch.cut = reading.abort
         return reading
 
-    async def _accept(self, reading: Reading) -> None:
-        """Look at an answer's head. Raises what it means that it is not a good one."""
-        if reading.status != _OK:
-            raise await self._refusal(reading)
+    async def _dial(self, wire: WireRequest) -> Reading:
+        """Send it over a new one, and wait for the head of its answer."""
+        means = self._means
+        opening = means.upstream.dial(self.member.worker.url, wire, means.timeouts.connect)
+        reading = self._reading = await self._watch.open(opening)
+        self._watch.cut = reading.abort
+        return reading
+
+    def _accept(self, reading: Reading) -> None:
+        """Look at the head of an answer that succeeded. Raises WorkerFailed."""
         self.accepted = True
         encoding = reading.headers.get("content-encoding")
         if encoding is not None and encoding.lower() != "identity":
@@ -203,17 +222,26 @@ class Attempt:
 
     async def _refusal(self, reading: Reading) -> GatewayError:
         """What an answer of another status than 200 means."""
-        status, headers, watch = reading.status, reading.headers, self._watch
+        status, headers = reading.status, reading.headers
         if status < HTTPStatus.BAD_REQUEST:
             return WorkerFailed(f"the worker answered {status}", status=status)
-        watch.hurry(_LAST_SECONDS)
+        self._watch.hurry(_LAST_SECONDS)
         body = bytearray()
         with suppress(GatewayError):  # what has come says enough
-            while len(body) < _ERROR_BYTES and (data := await watch.read(reading)):
+            while len(body) < _ERROR_BYTES and (data := await self._next(reading)):
                 body += data
         told = bytes(body[:_ERROR_BYTES])
         self._pushed_back = "retry-after" in headers or b"overloaded" in told.lower()
         return self._work.read_error(status, headers, told)
+
+    async def _next(self, reading: Reading) -> bytes:
+        """The next bytes of the body, b"" at its end. Raises DeadlineExceeded or StreamBroken."""
+        if reading.complete:
+            return reading.taken()
+        self._watch.wait()
+        data = await reading.read()
+        self._watch.rest()
+        return data
 
     def _heard(self, data: bytes) -> bool:
         """Pass on what the next bytes mean; whether more is taken at once."""
@@ -241,18 +269,17 @@ class Attempt:
 
     def _succeeded(self) -> None:
         self.over = True
-        self._member.succeeded()
+        self.member.succeeded()
 
     def _weigh(self, size: int) -> None:
-        """Bound what is kept of an answer before any of it is passed on."""
-        self._size += size
-        if not self._streams:
-            if size:
-                self._watch.begun()
-            if self._size > _WHOLE_BYTES:
-                raise WorkerFailed(f"the worker's answer is larger than {_WHOLE_BYTES} bytes")
-        elif self._size > _SILENT_BYTES:
-            raise WorkerFailed(f"the worker sent {_SILENT_BYTES} bytes and said nothing")
+        """Bound what came of an answer, in bytes, before any of it is passed on."""
+        if self._streams:
+            if size > _SILENT_BYTES:
+                raise WorkerFailed(f"the worker sent {_SILENT_BYTES} bytes and said nothing")
+            return
+        self._watch.begun = True
+        if size > _WHOLE_BYTES:
+            raise WorkerFailed(f"the worker's answer is larger than {_WHOLE_BYTES} bytes")
 
     def _timed(self) -> None:
         """The first token came, or its time is over.
@@ -262,7 +289,15 @@ class Attempt:
         tells = self._streams or type(self._work.request) is EmbedRequest
         if tells and not self._work.aside:
             now = self._means.clock()
-            self._member.smoothed.add(now, now - self._began)
+            self.member.smoothed.add(now, now - self._began)
+
+    def _fail(self, error: GatewayError) -> NoReturn:
+        """Raise ``error``, or what was behind it, having told of it."""
+        cause = self._watch.cause(error)
+        self._failed(cause)
+        if cause is error:
+            raise error
+        raise cause from None
 
     def _failed(self, error: GatewayError) -> None:
         if self.accepted and self._reading is not None:
@@ -275,7 +310,7 @@ class Attempt:
         if not isinstance(error, ClientError) or isinstance(error, RateLimited):
             self._means.tally.failures[kind(error)] += 1
         if not self._work.aside:
-            self._member.failed(error, pushed_back=self._pushed_back)
+            self.member.failed(error, pushed_back=self._pushed_back)
 
 
 def _nothing(data: bytes | None, events: Sequence[Event]) -> bool:
@@ -300,12 +335,11 @@ class Translated:
 
 
 def _begins(piece: Piece) -> bool:
-    """Whether it, and what came before it, may be passed on."""
-    return any(map(_says, piece[1]))
-
-
-def _says(event: Event) -> bool:
-    """Whether it tells anything of an answer's content, or of its end."""
-    if isinstance(event, Text):
-        return bool(event.text or event.token_ids or event.logprobs)
-    return not isinstance(event, _SILENT)
+    """Whether it, and what came before it, may be passed on: it tells of content, or the end."""
+    for event in piece[1]:
+        if type(event) is Text:
+            if event.text or event.token_ids or event.logprobs:
+                return True
+        elif type(event) not in _SILENT:
+            return True
+    return False

@@ -20,11 +20,12 @@ from backends.pool.member import Member, WorkerReport
 from backends.pool.policy import NOTHING, Ask, make_policy, prefix_of
 from backends.pool.probing import Probing
 from backends.pool.retry import Retry
-from backends.pool.roster import LAST_PRIORITY, USUAL_PRIORITY, Limits, Roster, Wish
+from backends.pool.roster import LAST_PRIORITY, USUAL_PRIORITY, Limits, Place, Roster, Wish
 from backends.pool.settings import PoolSettings, SourceSettings
-from backends.pool.showing import UNSEEN, Shown
+from backends.pool.showing import Shown
 from backends.pool.stopping import Stopping
 from backends.pool.tally import Tally
+from backends.pool.watch import Lookout
 from backends.upstream import Connected, Connections, Upstream, Worker
 from gateway.core.context import Clock, Context, Deadline
 from gateway.core.errors import GatewayError
@@ -48,7 +49,7 @@ from gateway.core.watching import Trace, Watch
 
 _PASSED_ON: Final = ("content-type", "accept", "req-id")
 """The headers of a dialect's own that a worker sees."""
-_PLAIN: Final = re.compile(r"[!-~]{1,256}")
+_LONGEST_WORD: Final = 256
 _STATE: Final = re.compile(r"[ -~]{1,512}")
 _OF_A_TRACE: Final = ("traceparent", "tracestate")
 _SESSION_LABELS: Final = ("prompt_cache_key", "user", "safety_identifier")
@@ -83,7 +84,8 @@ class PoolBackend:
         self._upstream = upstream or HttpUpstream()
         self.tally = Tally()
         """What is counted of it."""
-        self._means = Means(self._upstream, told.timeouts, clock, self.tally)
+        self._lookout = Lookout(clock)
+        self._means = Means(self._upstream, told.timeouts, clock, self._lookout, self.tally)
         limits = Limits(told.max_concurrency, told.queue, told.health)
         self._roster = Roster(workers, make_policy(told.policy, draw), limits, clock, self.tally)
         self._budget = Budget(told.retries.budget)
@@ -186,6 +188,7 @@ class PoolBackend:
             await self._learner.aclose()
         await self._stopping.aclose()
         await self._upstream.aclose()
+        self._lookout.close()
 
     def answer(self, request: Request, context: Context) -> AsyncGenerator[Sequence[Event], None]:
         """See ``pour``."""
@@ -245,14 +248,16 @@ class PoolBackend:
 
     async def _pieces(self, work: Work, context: Context, take: Take | None) -> Pieces:
         """The answer to ``work``, of the first worker that gives one."""
-        retry = Retry(self._settings.retries, self._budget, tally=self.tally)
-        wish = self._wish(work.request, context, retry.tried)
-        show = UNSEEN if context.watch is None else self._shown(context.watch, work, wish)
-        show.before()
+        wish = self._wish(work.request, context)
+        show = None if context.watch is None else self._shown(context.watch, work, wish)
+        retry: Retry | None = None
         self._asked(context)
         while True:
-            place = await self._roster.take(wish, work.deadline)
-            show.asked(place.member)
+            if show is not None:
+                show.before()
+            place = self._roster.at_once(wish) or await self._roster.take(wish, work.deadline)
+            if show is not None:
+                show.asked(place.member)
             asks = work if context.trace is None else _traced(work, context.trace, place.member)
             attempt = Attempt(place, asks, self._means)
             begun = False
@@ -268,24 +273,14 @@ class PoolBackend:
                     context.trace.ends(error)
                 if begun:
                     raise
-                show.failed(place.member, error)
-                retry.failed(place.member.key, error)
-                last = self._last(retry, wish, error, accepted=attempt.accepted)
-                if last is error:
-                    raise
-                if last is not None:
-                    raise last from error
-                show.before()
+                if show is not None:
+                    show.failed(place.member, error)
+                retry = retry or self._retry(wish)
+                self._judge(error, attempt, retry, wish)
             else:
                 return
             finally:
-                attempt.close()
-                self._roster.give_back(place)
-                if context.trace is not None:
-                    context.trace.ends(None)
-                if attempt.abandoned:
-                    self.tally.abandoned += 1
-                    self._stop(place.member, work.request)
+                self._leave(attempt, place, work, context)
 
     def _asked(self, context: Context) -> None:
         now = self._clock()
@@ -293,19 +288,35 @@ class PoolBackend:
         if context.asked is None:
             context.asked = now
 
-    def _last(
-        self, retry: Retry, wish: Wish, error: GatewayError, *, accepted: bool
-    ) -> GatewayError | None:
-        """What the client hears after ``error``; None where another worker is asked."""
+    def _retry(self, wish: Wish) -> Retry:
+        return Retry(self._settings.retries, self._budget, tried=wish.tried, tally=self.tally)
+
+    def _judge(self, error: GatewayError, attempt: Attempt, retry: Retry, wish: Wish) -> None:
+        """Raise what the client hears after ``error``, unless another worker may be asked."""
+        retry.failed(attempt.member.key, error)
         left = bool(self._roster.choices(wish))
-        if left and wish.give_way is None and retry.may(error, self._clock(), accepted=accepted):
-            return None
-        return retry.last(error, left=left)
+        again = left and wish.give_way is None
+        if again and retry.may(error, self._clock(), accepted=attempt.accepted):
+            return
+        last = retry.last(error, left=left)
+        if last is error:
+            raise error
+        raise last from error
+
+    def _leave(self, attempt: Attempt, place: Place, work: Work, context: Context) -> None:
+        """Nobody waits for this worker any more."""
+        attempt.close()
+        self._roster.give_back(place)
+        if context.trace is not None:
+            context.trace.ends(None)
+        if not attempt.over:  # it may still be at work
+            self.tally.abandoned += 1
+            self._stop(place.member, work.request)
 
     def _shown(self, watch: Watch, work: Work, wish: Wish) -> Shown:
         return Shown(watch, self._settings, self._roster, wish, work)
 
-    def _wish(self, request: Request, context: Context, tried: set[int]) -> Wish:
+    def _wish(self, request: Request, context: Context) -> Wish:
         """What is to be minded in choosing a worker."""
         match self._settings.policy:
             case "prefix":
@@ -316,9 +327,9 @@ class PoolBackend:
             case _:
                 ask = NOTHING
         if context.give_way is not None:
-            return Wish(tried, ask, LAST_PRIORITY, context.give_way, context.id)
+            return Wish(set(), ask, LAST_PRIORITY, context.give_way, context.id)
         priority = USUAL_PRIORITY if request.priority is None else request.priority
-        return Wish(tried, ask, priority, None, context.id)
+        return Wish(set(), ask, priority, None, context.id)
 
     def _lost(self, member: Member) -> None:
         """Who still waits to hear from a worker that is out asks another, if there is one."""
@@ -337,13 +348,19 @@ def _is_dry(context: Context) -> bool:
 def _allowed(wire: WireRequest, context: Context) -> WireRequest:
     """``wire`` with no header that a worker need not see."""
     headers = _passed_on(wire.headers)
-    if _PLAIN.fullmatch(context.id):
+    if _is_word(context.id):
         headers += (("x-request-id", context.id),)
-    if context.traceparent and _PLAIN.fullmatch(context.traceparent):
+    if context.traceparent and _is_word(context.traceparent):
         headers += (("traceparent", context.traceparent),)
     if context.tracestate and _STATE.fullmatch(context.tracestate):
         headers += (("tracestate", context.tracestate),)
     return WireRequest(wire.path, wire.body, headers, wire.method)
+
+
+def _is_word(text: str) -> bool:
+    """Whether it is printable ASCII without spaces, and not too long for a header."""
+    fits = 0 < len(text) <= _LONGEST_WORD
+    return fits and text.isascii() and text.isprintable() and " " not in text
 
 
 @functools.lru_cache(256)

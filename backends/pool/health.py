@@ -183,7 +183,7 @@ class Patient(Protocol):
 PatientT = TypeVar("PatientT", bound=Patient)
 
 
-def eligible(members: Sequence[PatientT], now: float, panic: float) -> list[PatientT]:
+def eligible(members: Sequence[PatientT], now: float, panic: float) -> Sequence[PatientT]:
     """Those that may be asked, of all the ``members`` of a pool: one at least, if there is any.
 
     When fewer than the part ``panic`` of them are in, health is ignored, but for workers that are
@@ -194,10 +194,10 @@ def eligible(members: Sequence[PatientT], now: float, panic: float) -> list[Pati
         if not one.health.well:
             break
     else:
-        return list(members)
+        return members
     known = [one for one in members if one.health.ready(now)]
     if len(known) < panic * len(members) or not known:
-        return [one for one in members if not one.health.away(now)] or list(members)
+        return [one for one in members if not one.health.away(now)] or members
     free = [one for one in known if not one.in_flight or one.health.state(now) == "up"]
     return [one for one in free if not one.health.rests(now)] or free or known
 

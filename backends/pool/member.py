@@ -1,8 +1,7 @@
 """A worker of a pool, and what is known of it now."""
 
 import logging
-from collections.abc import Callable
-from typing import Final
+from typing import Final, Protocol
 
 from msgspec import Struct, field
 
@@ -47,6 +46,13 @@ class WorkerReport(Struct, frozen=True):
     weight: float
 
 
+class Waiting(Protocol):
+    """Whoever waits for a worker."""
+
+    def give_up(self) -> None:
+        """Wait no longer."""
+
+
 class Member(Struct, eq=False):
     """A worker, and what is known of it now. ``gone``: no longer of the pool."""
 
@@ -65,8 +71,8 @@ class Member(Struct, eq=False):
     """The kind of its last failure."""
     was: State = "up"
     """Its state when something last happened to it."""
-    waiting: set[Callable[[], None]] = field(default_factory=set[Callable[[], None]])
-    """What makes each request give up that has heard nothing from it yet."""
+    waiting: set[Waiting] = field(default_factory=set[Waiting])
+    """The requests that have heard nothing from it yet."""
 
     @property
     def name(self) -> str:
@@ -147,8 +153,8 @@ class Member(Struct, eq=False):
 
     def forsake(self) -> None:
         """Let those who have heard nothing from it yet wait no longer."""
-        for give_up in tuple(self.waiting):
-            give_up()
+        for one in tuple(self.waiting):
+            one.give_up()
 
     def report(self) -> WorkerReport:
         """How it is now."""

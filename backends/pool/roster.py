@@ -157,7 +157,7 @@ class Roster:
         """How each worker is."""
         return [one.report() for one in self._members]
 
-    def choices(self, wish: Wish) -> list[Member]:
+    def choices(self, wish: Wish) -> Sequence[Member]:
         """The workers that may be asked, whether or not they have a place."""
         return self._choices(wish, self._clock())
 
@@ -167,15 +167,19 @@ class Roster:
         likely = copy.deepcopy(self._policy).pick(free, wish.ask) if free else None
         return free, self._policy.scores(free, wish.ask), likely
 
+    def at_once(self, wish: Wish) -> Place | None:
+        """A place at a worker that will do, to be given back; None where there is none now."""
+        if self._waiters:
+            self._serve()
+        return self._pick(wish)
+
     async def take(self, wish: Wish, deadline: Deadline) -> Place:
-        """A place at a worker that will do, to be given back.
+        """The same, and if need be after some time.
 
         Raises Overloaded when there is no worker, or too many wait already who come before this
         one, and DeadlineExceeded (``queue``) when none came free in time.
         """
-        if self._waiters:
-            self._serve()
-        place = self._pick(wish)
+        place = self.at_once(wish)
         if place is not None:
             return place
         if not self._members:
@@ -201,6 +205,7 @@ class Roster:
     def give_back(self, place: Place) -> None:
         """The place is free again."""
         held = self._clock() - place.since
+        self._tally.took.add(held)
         self._takes = held if self._takes is None else self._takes + _NEW * (held - self._takes)
         self._release(place)
 
@@ -228,12 +233,12 @@ class Roster:
             self._guests[place] = wish.give_way
         return place
 
-    def _choices(self, wish: Wish, now: float) -> list[Member]:
+    def _choices(self, wish: Wish, now: float) -> Sequence[Member]:
         found = eligible(self._members, now, self._limits.health.panic)
         tried = wish.tried
         return [one for one in found if one.key not in tried] if tried else found
 
-    def _free(self, wish: Wish, now: float) -> list[Member]:
+    def _free(self, wish: Wish, now: float) -> Sequence[Member]:
         """Those that may be asked and have a place."""
         most = self._limits.most
         if most is not None and self._in_flight >= most:
@@ -242,7 +247,8 @@ class Roster:
 
     def _release(self, place: Place) -> None:
         member = place.member
-        self._guests.pop(place, None)
+        if self._guests:
+            self._guests.pop(place, None)
         member.in_flight -= 1
         self._in_flight -= 1
         if member.gone and not member.in_flight:

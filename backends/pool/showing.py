@@ -16,24 +16,8 @@ from gateway.core.watching import Candidate, Choice, Watch
 Can = Literal["yes", "no", "full", "tried"]
 
 
-class Unseen:
-    """Nobody looks on."""
-
-    def before(self) -> None:
-        """A worker is about to be chosen."""
-
-    def asked(self, member: Member) -> None:
-        """One was, and is asked now."""
-
-    def failed(self, member: Member, error: GatewayError) -> None:
-        """It failed, and nothing of its answer was passed on."""
-
-
-UNSEEN = Unseen()
-
-
-class Shown(Unseen):
-    """Somebody does."""
+class Shown:
+    """Tells who looks on how an answer comes about."""
 
     def __init__(
         self, watch: Watch, settings: PoolSettings, roster: Roster, wish: Wish, work: Work
@@ -45,7 +29,10 @@ class Shown(Unseen):
         self._work = work
 
     def before(self) -> None:
-        """Tells the choice, which is not made by that. Raises what the watch raises."""
+        """A worker is about to be chosen: tells of the choice, which is not made by that.
+
+        Raises what the watch raises.
+        """
         free, scores, likely = self._roster.foresee(self._wish)
         can: dict[int, Can] = dict.fromkeys(self._wish.tried, "tried")
         can |= {one.key: "full" for one in self._roster.choices(self._wish)}
@@ -60,9 +47,11 @@ class Shown(Unseen):
         )
 
     def asked(self, member: Member) -> None:
+        """It was chosen, and is asked now."""
         self._watch.sends(member.name, keyed(self._work.wire, member.worker))
 
     def failed(self, member: Member, error: GatewayError) -> None:
+        """It failed, and nothing of its answer was passed on."""
         self._watch.fails(member.name, error)
 
     def _choice(self, candidates: list[Candidate], scores: Scores, likely: Member | None) -> Choice:

@@ -4,8 +4,6 @@ import math
 from collections import deque
 from typing import Final
 
-from msgspec import Struct
-
 _SLOTS: Final = 10
 
 
@@ -40,41 +38,47 @@ class Smoothed:
         return math.exp((self._at - now) / self._memory)
 
 
-class _Slot(Struct):
-    number: float
-    count: int
-
-
 class Recent:
     """How often something happened in the last ``window`` seconds, give or take a tenth of them."""
 
+    __slots__ = ("_before", "_latest", "_number", "_slots", "_span", "_until")
+
     def __init__(self, window: float) -> None:
         self._span = window / _SLOTS
-        self._slots: deque[_Slot] = deque()
-        self._count = 0
+        self._slots: deque[tuple[float, int]] = deque()
+        """The number and the count of each that is over and not yet too old."""
+        self._before = 0
+        """How often in these."""
+        self._number = 0.0
+        self._latest = 0
+        """How often in the slot that lasts."""
+        self._until = -math.inf
+        """When that is over."""
 
     def add(self, now: float) -> None:
         """It happened once more."""
-        slots = self._slots
-        if slots and slots[-1].number == now // self._span:
-            slots[-1].count += 1
-        else:
-            slots.append(_Slot(self._forget(now), 1))
-        self._count += 1
+        if now >= self._until:
+            self._turn(now)
+        self._latest += 1
 
     def count(self, now: float) -> int:
         """How often."""
-        self._forget(now)
-        return self._count
+        if now >= self._until:
+            self._turn(now)
+        return self._before + self._latest
 
     def clear(self) -> None:
         """Nothing has happened."""
         self._slots.clear()
-        self._count = 0
+        self._before = self._latest = 0
 
-    def _forget(self, now: float) -> float:
-        """Let go of what is too old; gives the number of the slot that ``now`` is in."""
-        number = now // self._span
-        while self._slots and self._slots[0].number <= number - _SLOTS:
-            self._count -= self._slots.popleft().count
-        return number
+    def _turn(self, now: float) -> None:
+        """Begin the slot that ``now`` is in, and let go of those that are too old."""
+        if self._latest:
+            self._slots.append((self._number, self._latest))
+        self._before += self._latest
+        self._latest = 0
+        self._number = now // self._span
+        self._until = (self._number + 1) * self._span
+        while self._slots and self._slots[0][0] <= self._number - _SLOTS:
+            self._before -= self._slots.popleft()[1]

@@ -1,159 +1,235 @@
 """How long a worker may be silent."""
 
 import asyncio
+import itertools
 import math
 from collections.abc import Callable, Coroutine
-from typing import Any
+from heapq import heapify, heappop, heappush
+from typing import Any, Final, Literal
 
 from backends.upstream import Reading
 from gateway.core.context import Clock, Deadline
 from gateway.core.errors import DeadlineExceeded, GatewayError, StreamBroken
 
+Which = Literal["first_token", "idle", "total"]
 
-class Watch:
-    """Listens to one worker's answer, and cuts it off when the worker is silent for too long.
+_SPARE: Final = 64
+"""So many looks at what is over do no harm."""
 
-    ``first`` is how long the first events may take, in seconds, from the making of the watch; None
-    where only the deadline says. After ``begun`` each read has ``idle`` seconds. The deadline holds
-    for all. One timer serves the whole answer: a read only moves the moment at which it is due.
+
+class Lookout:
+    """Who looks, with one timer for a whole pool, whether any of its watches waits for too long.
+
+    A watch is looked at when the first limit runs out that it told of, and says then when it is
+    next. Those that are over are let go together, when they are the most.
     """
 
-    def __init__(
-        self, deadline: Deadline, clock: Clock, *, first: float | None, idle: float
-    ) -> None:
-        self._loop = asyncio.get_running_loop()
-        self._deadline = deadline
-        self._clock = clock
-        self._idle = idle
-        self._first = math.inf if first is None else clock() + first
-        self._begun = False
-        self._last = math.inf
-        """When the last read after the first events began, by the clock."""
-        self.longest = 0.0
-        """Seconds from one read to the next, or to ``hurry``, at most; since the first events."""
-        self._due = math.inf
+    __slots__ = ("_looks", "_numbers", "_over", "_timer", "_turns", "clock")
+
+    def __init__(self, clock: Clock) -> None:
+        self.clock = clock
+        self._turns: list[tuple[float, int, Watch]] = []
+        """A heap: when to look, a number that tells two such moments apart, and at whom."""
+        self._numbers = itertools.count()
+        self._over = 0
+        """How many of them are of watches that are over."""
         self._looks = math.inf
         """When the timer fires, by the clock."""
         self._timer: asyncio.TimerHandle | None = None
-        self._cut: Callable[[], object] = _nothing
-        self._which = ""
-        self._ran_out = False
+
+    def add(self, watch: "Watch", due: float) -> None:
+        """Look at it then."""
+        watch.turns += 1
+        heappush(self._turns, (due, next(self._numbers), watch))
+        if due < self._looks:
+            self._look_at(due)
+
+    def drop(self, watch: "Watch") -> None:
+        """It is over."""
+        self._over += watch.turns
+        if self._over > _SPARE and 2 * self._over > len(self._turns):
+            self._turns[:] = [turn for turn in self._turns if not turn[2].over]
+            heapify(self._turns)
+            self._over = 0
+
+    def close(self) -> None:
+        """Look no more."""
+        if self._timer is not None:
+            self._timer.cancel()
+        self._timer, self._looks = None, math.inf
+
+    def _look_at(self, moment: float) -> None:
+        self.close()
+        self._looks = moment
+        seconds = moment - self.clock()
+        self._timer = asyncio.get_running_loop().call_later(seconds, self._look)
+
+    def _look(self) -> None:
+        now, turns = self.clock(), self._turns
+        while turns and (turns[0][0] <= now or turns[0][2].over):
+            _, _, watch = heappop(turns)
+            watch.turns -= 1
+            if watch.over:
+                self._over -= 1
+            else:
+                watch.look(now)
+        self._timer, self._looks = None, math.inf
+        if turns:
+            self._look_at(turns[0][0])
+
+
+class Watch:
+    """Looks after one worker's answer, and cuts it off when the worker is silent for too long.
+
+    ``first`` is how long the first events may take, in seconds, from the making of the watch; None
+    where only the deadline says. Once they have ``begun``, what comes next has ``idle`` seconds
+    each time. The deadline holds for all. Whoever waits says so (``wait``), and that it waits no
+    more (``rest``); at the end it says ``stop``.
+    """
+
+    __slots__ = (
+        "_clock",
+        "_deadline",
+        "_first",
+        "_idle",
+        "_last",
+        "_lookout",
+        "_looks",
+        "_ran_out",
+        "_waits",
+        "begun",
+        "cut",
+        "longest",
+        "over",
+        "turns",
+    )
+
+    def __init__(
+        self, lookout: Lookout, deadline: Deadline, *, first: float | None, idle: float
+    ) -> None:
+        self._lookout = lookout
+        self._deadline = deadline
+        self._clock = clock = lookout.clock
+        self._idle = idle
+        self._first = math.inf if first is None else clock() + first
+        self.begun = False
+        """The first events have come."""
+        self.over = False
+        self.turns = 0
+        """How often it is yet to be looked at."""
+        self.cut: Callable[[], object] = _nothing
+        """What cuts it off."""
+        self.longest = 0.0
+        """Seconds from one read to the next, or to ``hurry``, at most; since the first events."""
+        self._last = math.inf
+        """When the last read after the first events began, by the clock."""
+        self._waits = False
+        self._looks = math.inf
+        """When it is looked at, by the clock."""
+        self._ran_out: Which | None = None
+        """The limit that cut it off."""
 
     async def open(self, opening: Coroutine[Any, Any, Reading]) -> Reading:
         """The answer whose head ``opening`` waits for. Raises DeadlineExceeded."""
-        task = asyncio.current_task(self._loop)
+        task = asyncio.current_task()
         assert task is not None  # noqa: S101 - a coroutine runs in one
         cancelled = task.cancelling()
-        self._cut = task.cancel
+        self.cut = task.cancel
         try:
-            self.heard()
-            reading = await opening
+            self.wait()
+            return await opening
         except asyncio.CancelledError:
-            if self._ran_out and task.uncancel() <= cancelled:  # nobody else wants it to end
-                raise self._exceeded() from None
+            # Unless somebody else wants it to end, too.
+            if self._ran_out is not None and task.uncancel() <= cancelled:
+                raise _exceeded(self._ran_out) from None
             raise
         finally:
-            self._cut, self._due = _nothing, math.inf
+            self.cut = _nothing
             opening.close()
-        self._cut = reading.abort
-        return reading
 
-    async def read(self, reading: Reading) -> bytes:
-        """The next bytes, b"" at the end. Raises DeadlineExceeded or StreamBroken."""
-        if reading.complete:
-            return await reading.read()  # it does not wait
-        self.heard()
-        try:
-            return await reading.read()
-        except StreamBroken as broken:
-            raise self._cause(broken) from None
-        finally:
-            self._due = math.inf
+    def wait(self) -> None:
+        """Have it cut off when the next bytes are late. Raises DeadlineExceeded."""
+        now = self.heard() if self.begun else self._clock()
+        if self._deadline.at <= now:
+            raise _exceeded("total")
+        self._waits = True
+        self._look_at(self._limit()[0])
 
-    async def listen(self, reading: Reading, take: Callable[[bytes], bool]) -> bool:
-        """Give ``take`` the next bytes as they come; it calls ``heard`` each time.
+    def rest(self) -> None:
+        """Nobody waits."""
+        self._waits = False
 
-        True once all has come, False if it took no more. Raises as ``read`` does, and as it does.
-        """
-        self.heard()
-        try:
-            return await reading.listen(take)
-        except StreamBroken as broken:
-            raise self._cause(broken) from None
-        finally:
-            self._due = math.inf
+    def stop(self) -> None:
+        """Nobody will wait any more."""
+        if not self.over:
+            self.over = True
+            self.cut = _nothing
+            self._lookout.drop(self)
 
-    def begun(self) -> None:
-        """The first events have come."""
-        self._begun = True
+    def heard(self) -> float:
+        """More has come of an answer that had begun, and more is waited for; gives the time."""
+        now = self._clock()
+        if now - self._last > self.longest:  # noqa: PLR1730 - it would be a call for each read
+            self.longest = now - self._last
+        self._last = now
+        return now
+
+    def look(self, now: float) -> None:
+        """Cut it off if it is late by ``now``."""
+        self._looks = math.inf
+        if not self._waits:
+            return
+        due, which = self._limit()
+        if due > now:
+            self._look_at(due)
+        else:
+            self._end(which)
 
     def give_up(self) -> None:
         """Wait for its first events no longer, whatever time they had."""
-        self._which = "first_token"
-        self._ran_out = True
-        self._cut()
+        self._end("first_token")
 
     def hurry(self, seconds: float) -> None:
         """Whatever is still to be read must come within ``seconds``."""
-        now = self._clock()
-        if self._begun:
-            self.longest = max(self.longest, now - self._last)
-        self._begun = False
+        now = self.heard() if self.begun else self._clock()
+        self.begun = False
         self._first = now + seconds
 
-    def stop(self) -> None:
-        """The answer is over."""
-        if self._timer is not None:
-            self._timer.cancel()
+    def cause(self, error: GatewayError) -> GatewayError:
+        """What was behind ``error``: where a limit ran out, that broke the answer."""
+        if self._ran_out is None or not isinstance(error, StreamBroken):
+            return error
+        return _exceeded(self._ran_out)
 
-    def heard(self) -> None:
-        """Have it cut off when the next bytes are late. Raises DeadlineExceeded."""
-        now = self._clock()
-        if self._begun:
-            own = now + self._idle
-            if now - self._last > self.longest:  # noqa: PLR1730 - it would be a call for each read
-                self.longest = now - self._last
-            self._last = now
-        else:
-            own = max(self._first, now)
-        due, which = self._deadline.at, "total"
-        if own <= due:
-            due, which = own, "idle" if self._begun else "first_token"
-        self._due, self._which = due, which
-        if due <= now and which == "total":
-            raise self._exceeded()
-        if self._looks <= due:
-            return  # it looks again when the timer fires
-        if self._timer is not None:
-            self._timer.cancel()
-        self._looks = due
-        self._timer = self._loop.call_later(due - now, self._look)
+    def _look_at(self, moment: float) -> None:
+        """Have it looked at by then; it may be sooner."""
+        if moment < self._looks:
+            self._looks = moment
+            self._lookout.add(self, moment)
 
-    def _look(self) -> None:
-        self._timer, self._looks = None, math.inf
-        left = self._due - self._clock()
-        if left == math.inf:
-            return
-        if left > 0:
-            self._looks = self._due
-            self._timer = self._loop.call_later(left, self._look)
-            return
-        self._ran_out = True
-        self._cut()
+    def _limit(self) -> tuple[float, Which]:
+        """The next limit, by the clock, and which it is."""
+        total = self._deadline.at
+        own = self._last + self._idle if self.begun else self._first
+        if own > total:
+            return total, "total"
+        return own, "idle" if self.begun else "first_token"
 
-    def _cause(self, broken: StreamBroken) -> GatewayError:
-        """What broke it: a limit that ran out cuts it off itself."""
-        return self._exceeded() if self._ran_out else broken
-
-    def _exceeded(self) -> DeadlineExceeded:
-        return DeadlineExceeded(_SAID[self._which], which=self._which)
+    def _end(self, which: Which) -> None:
+        self._ran_out = which
+        self.rest()
+        self.cut()
 
 
 def _nothing() -> None:
     """There is no connection to cut yet."""
 
 
-_SAID = {
+def _exceeded(which: Which) -> DeadlineExceeded:
+    return DeadlineExceeded(_SAID[which], which=which)
+
+
+_SAID: dict[Which, str] = {
     "first_token": "the worker took too long to begin its answer",
     "idle": "the worker fell silent in the middle of its answer",
     "total": "the request's time is up",

@@ -21,14 +21,7 @@ from gateway.core.types import (
     Vector,
 )
 from gateway.noting import Arm, Noted, Overheard
-
-
-class FakeClock:
-    def __init__(self) -> None:
-        self.now = 100.0
-
-    def __call__(self) -> float:
-        return self.now
+from tests.fakes import FakeClock
 
 
 def noted(*events: Event) -> Noted:

@@ -161,6 +161,59 @@ async def test_a_connection_given_back_too_early_is_cut_off() -> None:
         await worker.until_left()
 
 
+async def test_who_asks_at_once_needs_a_connection_that_rests() -> None:
+    async with ScriptedWorker(OK) as worker, client() as upstream:
+        assert upstream.ask(worker.url, ASK) is None
+        await rest(await upstream.dial(worker.url, ASK, 2.0))
+        reading = upstream.ask(worker.url, ASK)
+        assert reading is not None
+        assert reading.taken() == b""
+        assert await reading.head()
+        assert await rest(reading) == b"fine"
+        await rest(await upstream.dial(worker.url, ASK, 2.0))
+
+    assert [one.connection for one in worker.requests] == [0, 0, 1]
+
+
+async def test_one_that_ended_while_it_rested_had_no_answer() -> None:
+    async with ScriptedWorker(OK, [CLOSE]) as worker, client() as upstream:
+        assert await ask(upstream, worker.url) == b"fine"
+        reading = upstream.ask(worker.url, ASK)
+        assert reading is not None
+        assert not await reading.head()
+        reading.release()
+        assert upstream.connections.open == 0
+
+
+async def test_one_that_was_cut_off_before_its_head_is_broken() -> None:
+    async with ScriptedWorker(OK, [HANG]) as worker, client() as upstream:
+        assert await ask(upstream, worker.url) == b"fine"
+        reading = upstream.ask(worker.url, ASK)
+        assert reading is not None
+        asyncio.get_running_loop().call_later(0.05, reading.abort)
+        with pytest.raises(StreamBroken):
+            await reading.head()
+
+
+async def test_what_was_thrown_away_does_not_look_like_the_end() -> None:
+    async with ScriptedWorker(OK) as worker, client() as upstream:
+        reading = await upstream.open(worker.url, ASK, 2.0)
+        await asyncio.sleep(0.05)
+        assert reading.complete
+        reading.abort()
+        assert reading.taken() == b""
+        with pytest.raises(StreamBroken):
+            await reading.read()
+
+
+async def test_a_long_path_is_a_path_like_others() -> None:
+    path = f"/{'a' * 5000}"
+    async with ScriptedWorker(OK) as worker, client() as upstream:
+        await ask(upstream, worker.url, WireRequest(path, b"{}"))
+
+    assert worker.requests[0].path == path
+
+
 async def test_a_worker_that_says_close_is_believed() -> None:
     reply: Reply = [whole(b"fine", connection="close"), HANG]
     async with ScriptedWorker(reply) as worker, client() as upstream:

@@ -19,14 +19,7 @@ from gateway.core.errors import (
     WorkerFailed,
     WorkerUnreachable,
 )
-
-
-class FakeClock:
-    def __init__(self) -> None:
-        self.now = 100.0
-
-    def __call__(self) -> float:
-        return self.now
+from tests.fakes import FakeClock
 
 
 def member(clock: FakeClock | None = None, **settings: int) -> Member:

@@ -18,14 +18,7 @@ from gateway.core.errors import (
     StreamBroken,
     WorkerUnreachable,
 )
-
-
-class FakeClock:
-    def __init__(self) -> None:
-        self.now = 100.0
-
-    def __call__(self) -> float:
-        return self.now
+from tests.fakes import FakeClock
 
 
 def workers(count: int, places: int | None = None) -> list[Worker]:

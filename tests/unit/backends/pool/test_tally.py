@@ -13,7 +13,7 @@ from backends.pool.policy import RoundRobin
 from backends.pool.retry import Retry, RetrySettings
 from backends.pool.roster import Limits, Roster, Wish
 from backends.pool.tally import Tally
-from backends.pool.watch import Watch
+from backends.pool.watch import Lookout, Watch
 from backends.upstream import Queue, Worker
 from gateway.core.context import Context, Deadline
 from gateway.core.errors import (
@@ -25,18 +25,11 @@ from gateway.core.errors import (
     WorkerUnreachable,
 )
 from gateway.core.ports import WireRequest
+from tests.fakes import FakeClock
 
 DOWN = WorkerUnreachable("x")
 BAD = WorkerFailed("x", status=502)
 BUSY = RateLimited("x")
-
-
-class FakeClock:
-    def __init__(self) -> None:
-        self.now = 100.0
-
-    def __call__(self) -> float:
-        return self.now
 
 
 @pytest.mark.parametrize(
@@ -140,31 +133,35 @@ class Reads:
 )
 async def test_the_first_wait_is_no_pause(takes: list[float], longest: float) -> None:
     clock = FakeClock()
-    watch = Watch(Deadline(clock, 60), clock, first=30.0, idle=30.0)
+    lookout = Lookout(clock)
+    watch = Watch(lookout, Deadline(clock, 60), first=30.0, idle=30.0)
     reads = Reads(clock, takes)
-    for number in range(len(takes)):
-        await watch.read(reads)
-        if not number:
-            watch.begun()
+    for _ in takes:
+        watch.wait()
+        await reads.read()
+        watch.begun = True
     watch.hurry(1.0)
-    watch.stop()
+    lookout.close()
     assert watch.longest == pytest.approx(longest)
 
 
 async def test_a_pause_counts_for_one_who_listens_too() -> None:
     clock = FakeClock()
-    watch = Watch(Deadline(clock, 60), clock, first=30.0, idle=30.0)
+    lookout = Lookout(clock)
+    watch = Watch(lookout, Deadline(clock, 60), first=30.0, idle=30.0)
     reads = Reads(clock, [5.0, 0.1, 2.0, 0.2])
 
     def take(data: bytes) -> bool:
         watch.heard()
         return bool(data)
 
-    await watch.read(reads)
-    watch.begun()
-    await watch.listen(reads, take)
+    watch.wait()
+    await reads.read()
+    watch.begun = True
+    watch.wait()
+    await reads.listen(take)
     watch.hurry(1.0)
-    watch.stop()
+    lookout.close()
     assert watch.longest == pytest.approx(2.0)
 
 

@@ -1,0 +1,136 @@
+"""How long a worker may be silent: a watch for each answer, and one timer for them all."""
+
+import asyncio
+from collections.abc import Callable
+
+import pytest
+
+from backends.pool.watch import Lookout, Watch
+from gateway.core.context import Deadline
+from gateway.core.errors import DeadlineExceeded, StreamBroken, WorkerFailed
+from tests.fakes import FakeClock
+
+BROKEN = StreamBroken("it broke")
+
+
+def clock() -> float:
+    return asyncio.get_running_loop().time()
+
+
+class Cut:
+    """A watch, and how often it cut its answer off."""
+
+    def __init__(
+        self, lookout: Lookout, *, first: float | None = None, idle: float = 30, total: float = 60
+    ) -> None:
+        self.times = 0
+        self.watch = Watch(lookout, Deadline(lookout.clock, total), first=first, idle=idle)
+        self.watch.cut = self._cut
+
+    def _cut(self) -> None:
+        self.times += 1
+
+    @property
+    def why(self) -> str:
+        cause = self.watch.cause(BROKEN)
+        return cause.which if isinstance(cause, DeadlineExceeded) else ""
+
+
+async def test_each_is_cut_off_by_its_own_limit_and_only_once() -> None:
+    lookout = Lookout(clock)
+    late = Cut(lookout, first=0.15)
+    later = Cut(lookout, total=0.1)
+    never = Cut(lookout)
+    for one in (late, later, never):
+        one.watch.wait()
+    await asyncio.sleep(0.4)
+
+    assert [one.why for one in (late, later, never)] == ["first_token", "total", ""]
+    assert [one.times for one in (late, later, never)] == [1, 1, 0]
+    lookout.close()
+
+
+async def test_what_is_heard_puts_it_off() -> None:
+    now = FakeClock()
+    lookout = Lookout(now)
+    one = Cut(lookout, first=50.0, idle=20.0, total=1000.0)
+    one.watch.wait()
+    one.watch.begun = True
+    one.watch.wait()
+    for _ in range(6):
+        now.now += 15
+        one.watch.heard()
+        one.watch.look(now())
+    assert one.times == 0
+    now.now += 19
+    one.watch.look(now())
+    assert one.times == 0
+    now.now += 1
+    one.watch.look(now())
+    assert (one.times, one.why) == (1, "idle")
+    lookout.close()
+
+
+@pytest.mark.parametrize("ends", [Watch.rest, Watch.stop])
+async def test_nobody_is_cut_off_who_does_not_wait(ends: Callable[[Watch], None]) -> None:
+    lookout = Lookout(clock)
+    one, other = Cut(lookout, first=0.05), Cut(lookout, first=0.1)
+    one.watch.wait()
+    other.watch.wait()
+    ends(one.watch)
+    await asyncio.sleep(0.2)
+
+    assert one.times == 0
+    assert other.times == 1
+    lookout.close()
+
+
+async def test_who_rested_over_its_limit_is_cut_off_when_it_waits_again() -> None:
+    lookout = Lookout(clock)
+    one = Cut(lookout, first=0.05)
+    one.watch.wait()
+    one.watch.rest()
+    await asyncio.sleep(0.1)
+    one.watch.wait()
+    await asyncio.sleep(0.05)
+
+    assert one.why == "first_token"
+    lookout.close()
+
+
+async def test_those_that_are_over_are_let_go() -> None:
+    lookout = Lookout(clock)
+    stays = Cut(lookout, first=0.2)
+    stays.watch.wait()
+    for _ in range(1000):
+        one = Cut(lookout, first=20.0)
+        one.watch.wait()
+        one.watch.begun = True
+        one.watch.wait()
+        one.watch.stop()
+        one.watch.stop()
+
+    assert len(lookout._turns) < 200
+    await asyncio.sleep(0.3)
+    assert stays.why == "first_token"
+    lookout.close()
+
+
+async def test_a_limit_is_behind_a_break_and_behind_nothing_else() -> None:
+    lookout = Lookout(clock)
+    one = Cut(lookout)
+    assert one.watch.cause(BROKEN) is BROKEN
+    one.watch.give_up()
+    failed = WorkerFailed("it failed")
+
+    assert one.why == "first_token"
+    assert one.watch.cause(failed) is failed
+    assert one.times == 1
+
+
+async def test_nobody_waits_whose_time_is_up() -> None:
+    lookout = Lookout(clock)
+    one = Cut(lookout, total=0.0)
+    with pytest.raises(DeadlineExceeded) as caught:
+        one.watch.wait()
+    assert caught.value.which == "total"
