@@ -46,10 +46,11 @@ def plain(data: bytes) -> list[bytes] | None:
 
     None where ``data`` holds anything else, or a piece of one.
     """
-    if not data.startswith(b"data: ") or not data.endswith(b"\n\n") or b"\r" in data:
+    if not data.startswith(b"data: ") or not data.endswith(b"\n\n"):
         return None
     found = data[6:-2].split(b"\n\ndata: ")
-    return found if data.count(b"\n") == 2 * len(found) else None
+    lines = b"".join(found)
+    return found if lines.find(b"\n") < 0 and lines.find(b"\r") < 0 else None
 
 
 class Body:
@@ -66,6 +67,10 @@ class Body:
         self._begun = False
         self.whole: bytearray | None = None
         """The piece, as far as it is there; None while it is, or may be, a stream."""
+
+    def streams(self) -> None:
+        """It is a stream, as was seen elsewhere."""
+        self._begun = True
 
     def feed(self, data: bytes) -> bytes:
         """The stream's share of ``data``. Raises WorkerFailed for a piece past the size limit."""

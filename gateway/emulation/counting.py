@@ -21,9 +21,6 @@ _PER_TOKEN: Final = 4
 _MOST_PER_TOKEN: Final = 16
 """No text has so many characters to a token: who says so has called a whole answer one piece."""
 
-_UNMEASURED = Thought | Refusal | CallArguments
-"""What comes without a number of tokens."""
-
 
 class Count:
     """Watches one answer. The backend's own figures always win."""
@@ -39,20 +36,19 @@ class Count:
 
     def apply(self, events: Sequence[Event]) -> Sequence[Event]:
         """These events, with usage before Done if there was none."""
-        for i, event in enumerate(events):
+        for event in events:
             if type(event) is Text:
                 self._tokens += event.tokens
                 self._characters += len(event.text)
             elif type(event) is Usage:
                 self._told = True
-            elif type(event) is Done:
-                if not self._told:
-                    return [*events[:i], *self.missing(), *events[i:]]
             elif type(event) is Start:
                 self._prompt = event.prompt_tokens
-            elif isinstance(event, _UNMEASURED):
+            elif type(event) is Thought or type(event) is Refusal or type(event) is CallArguments:
                 self._unmeasured += len(event.text)
-        return events
+        if self._told or not events or type(events[-1]) is not Done:
+            return events
+        return [*events[:-1], *self.missing(), events[-1]]
 
     def missing(self) -> tuple[Usage, ...]:
         """The usage of what was said so far, unless the backend has told it.

@@ -4,7 +4,6 @@ import base64
 import binascii
 import struct
 from collections.abc import Callable, Mapping, Sequence
-from itertools import accumulate, pairwise
 from typing import Any, Final
 
 import msgspec
@@ -36,6 +35,7 @@ from protocols.openai.incoming import (
     parts_in,
     read_answer,
     read_vectors,
+    shares,
     usage_in,
 )
 from protocols.openai.repeats import Repeats
@@ -130,6 +130,16 @@ class AnswerDecoder:
             events.append(Text("".join(texts), self._index, len(texts)))
         return end
 
+    def event(self, payload: bytes) -> Sequence[Event]:
+        """What the data of one whole event of a stream tells, while there is no piece of another.
+
+        Raises at once what ``feed`` would raise behind what was there before.
+        """
+        self._body.streams()
+        events: list[Event] = []
+        self._event(payload, events)
+        return events
+
     def whole(self, body: bytes) -> Sequence[Event] | None:
         """The events of a usual answer in one piece; None where it must be fed."""
         return None if self._echoes else wholes.whole(self._request, body)
@@ -223,13 +233,11 @@ class AnswerDecoder:
         self._tell_served(wire, events)
         usage = None if wire.usage is None else usage_in(wire.usage)
         choices = wire.choices or []
-        counts = [1] * len(choices)
-        if whole and usage is not None:
-            counts = _shares(choices, usage.completion_tokens)
-        for position, (choice, count) in enumerate(zip(choices, counts, strict=True)):
+        counts = shares(choices, usage.completion_tokens) if whole and usage is not None else None
+        for position, choice in enumerate(choices):
             index = position if choice.index is None and whole else choice.index or 0
             known = self._choice(index)
-            self._piece(choice, known, events, count=count)
+            self._piece(choice, known, events, count=1 if counts is None else counts[position])
             if (choice.finish_reason or whole) and not known.ended:
                 events.append(self._finish(choice, known))
         if usage is not None:
@@ -252,9 +260,10 @@ class AnswerDecoder:
         )
 
     def _choice(self, index: int) -> _Choice:
-        if index not in self._choices:
-            self._choices[index] = _Choice(index, self._prompt(index))
-        return self._choices[index]
+        known = self._choices.get(index)
+        if known is None:
+            known = self._choices[index] = _Choice(index, self._prompt(index))
+        return known
 
     def _prompt(self, index: int) -> str | None:
         """The prompt that will come back in front of a choice."""
@@ -272,16 +281,17 @@ class AnswerDecoder:
             thought = delta.reasoning_content or delta.reasoning
             if thought and isinstance(thought, str):
                 said.append(Thought(thought, choice.index))
-            match delta.content:
-                case list() as parts:
-                    text = parts_in(parts, choice.index, said)
-                case content:
-                    text = content or ""
+            content = delta.content
+            if isinstance(content, list):
+                text = parts_in(content, choice.index, said)
+            else:
+                text = content or ""
         said += self._texts(wire, choice, text, count=count)
         if delta is not None:
             if delta.refusal:
                 said.append(Refusal(delta.refusal, choice.index))
-            said += choice.calls.read(delta)
+            if delta.tool_calls or delta.function_call is not None:
+                said += choice.calls.read(delta)
         if said and choice.ended:
             raise StreamBroken(f"The worker went on with choice {choice.index} after its end.")
         events += said
@@ -319,24 +329,6 @@ class AnswerDecoder:
         if isinstance(stop, str) or (isinstance(stop, int) and stop in stopping.stop_token_ids):
             return End("stop", index, stop)
         return End("eos", index)
-
-
-def _shares(choices: Sequence[WireChoice], tokens: int) -> list[int]:
-    """How many tokens each choice of a whole answer has: usage tells only their sum.
-
-    Each has its part of it by the length of its text.
-    """
-    if len(choices) == 1:
-        return [tokens]
-    sizes = [len(_said(choice)) or 1 for choice in choices]
-    size = sum(sizes)
-    ends = [tokens * end // size for end in accumulate(sizes, initial=0)]
-    return [end - begin for begin, end in pairwise(ends)]
-
-
-def _said(choice: WireChoice) -> str:
-    content = choice.text if choice.message is None else choice.message.content
-    return content if isinstance(content, str) else ""
 
 
 def _text(got: Any) -> str | None:

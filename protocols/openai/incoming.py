@@ -1,6 +1,7 @@
 """What workers send, read as generously as real workers need it: any key may be missing or null."""
 
 from collections.abc import Iterable, Mapping, Sequence
+from itertools import accumulate, pairwise
 from typing import Any
 
 import msgspec
@@ -132,6 +133,24 @@ def usage_in(usage: WireUsage, *, embeds: bool = False) -> Usage | None:
         prompt.cached_tokens if prompt else None,
         thought or None,
     )
+
+
+def shares(choices: Sequence[WireChoice], tokens: int) -> list[int]:
+    """How many tokens each choice of a whole answer has: usage tells only their sum.
+
+    Each has its part of it by the length of its text.
+    """
+    if len(choices) == 1:
+        return [tokens]
+    sizes = [len(_said(choice)) or 1 for choice in choices]
+    size = sum(sizes)
+    ends = [tokens * end // size for end in accumulate(sizes, initial=0)]
+    return [end - begin for begin, end in pairwise(ends)]
+
+
+def _said(choice: WireChoice) -> str:
+    content = choice.text if choice.message is None else choice.message.content
+    return content if isinstance(content, str) else ""
 
 
 def logprobs_in(logprobs: WireLogprobs | None) -> tuple[TokenLogprob, ...]:

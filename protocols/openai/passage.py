@@ -24,7 +24,7 @@ Glance = Callable[[GenerateRequest, bytes], Sequence[Event] | None]
 _encode = msgspec.json.Encoder().encode
 _fields = msgspec.json.Decoder(dict[str, Raw]).decode
 
-_BOUNDARY: Final = re.compile(rb"\r?\n\r?\n")
+_BOUNDARY: Final = re.compile(rb"\n\r?\n")
 _STRAY: Final = re.compile(rb"^(?!(?:\xef\xbb\xbf)?data:|:|event|id|retry|\r?$).*\n", re.MULTILINE)
 """A line that is no field of an event: some workers say so what went wrong."""
 _LARGEST: Final = 1 << 20
@@ -81,20 +81,21 @@ class WholePassage:
         self._decoder: Decoder | None = None
         self._glance = glance
         self._names = names
-        self._body = bytearray()
+        self._parts: list[bytes] = []
         self._waits = False
         """Whether it is read when the whole of it is there."""
 
     def feed(self, data: bytes) -> tuple[bytes | None, Sequence[Event]]:
         """See ``gateway.core.ports.Passage``."""
-        if not self._body:
+        if not self._parts:
             self._waits = data.startswith(b"{")
-        self._body += data
+        if data:
+            self._parts.append(data)
         return b"", () if self._waits else self._reading().feed(data)
 
     def close(self) -> tuple[bytes | None, Sequence[Event]]:
         """See ``gateway.core.ports.Passage``."""
-        body = bytes(self._body).strip()
+        body = b"".join(self._parts).strip()
         events = None if self._glance is None or not self._waits else self._glance(body)
         if events is None:
             said = self._reading().feed(body) if self._waits else ()
@@ -119,10 +120,12 @@ class StreamPassage:
     def __init__(self, decoder: Decoder, names: Names, model: str, end: bytes) -> None:
         """``model`` is what the worker was asked for, and is likely to call itself."""
         self._decoder = decoder
-        self._run = decoder.run if isinstance(decoder, AnswerDecoder) else _none
+        self._glance = decoder if isinstance(decoder, AnswerDecoder) else None
+        self._run = _none if self._glance is None else self._glance.run
         self._names = names
         self._end = end
-        self._pairs = _pairs(_renamed(names, Served(model)))
+        self._pairs: dict[bytes, bytes] = {}
+        self._rename(Served(model))
         self._held = b""
         self._begun = False
         self._strange = False
@@ -136,13 +139,15 @@ class StreamPassage:
         if self._strange or (not self._begun and held.lstrip()[:1] == b"{"):
             self._strange, self._held = True, b""
             return None, self._decoder.feed(held)
-        events, clean = list[Event](), True
+        events: list[Event] = []
+        clean = True
         end = self._run(held, 0, events)
         while end < len(held) and (found := _BOUNDARY.search(held, end)) is not None:
             block = held[end : found.end()]
-            clean = clean and sse.plain(block) is not None
+            payloads = sse.plain(block)
+            clean = clean and payloads is not None
             try:
-                events += self._event(block)
+                events += self._event(block, payloads)
             except GatewayError as error:
                 if not events:
                     raise
@@ -172,8 +177,10 @@ class StreamPassage:
             return self._end, events
         return _STRAY.sub(b"", self._passed(self._held.strip() + b"\n\n")), events
 
-    def _event(self, block: bytes) -> Sequence[Event]:
+    def _event(self, block: bytes, payloads: Sequence[bytes] | None) -> Sequence[Event]:
         """What an event tells. Raises also what its decoder would have told only afterwards."""
+        if self._glance is not None and payloads is not None:
+            return self._named(self._glance.event(payloads[0]))
         events = self._named(self._decoder.feed(block))
         self._decoder.feed(b"")
         return events
@@ -182,8 +189,12 @@ class StreamPassage:
         """These, of which one may tell what the worker calls itself."""
         for event in events:
             if type(event) is Served:
-                self._pairs |= _pairs(_renamed(self._names, event))
+                self._rename(event)
         return events
+
+    def _rename(self, served: Served) -> None:
+        if renamed := _renamed(self._names, served):
+            self._pairs |= _pairs(renamed)
 
     def _passed(self, data: bytes) -> bytes:
         """Whole events as the client may have them."""

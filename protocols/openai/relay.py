@@ -209,7 +209,7 @@ class Relays:
         stream: Headers = _STREAM,
     ) -> None:
         made = ((name, form, checker(form)) for name, form in forms.items())
-        self._forms = {name: (form, check, names(check)) for name, form, check in made}
+        self._forms = {name: (form, check, names(check) | _MODEL) for name, form, check in made}
         self._read = read
         self._glance = glance
         self._whole = whole
@@ -231,8 +231,8 @@ class Relays:
         """See ``gateway.core.ports.Relaying``; the call is one of ``form``.
 
         ``headers`` are those of any answer, behind the first ones. ``known`` are fields of the
-        request that the body does not tell; ``names`` what the client is to read in the answer, if
-        not the model's public name.
+        request that the body does not tell: ``stream``, ``timeout`` and ``client_id``. ``names`` is
+        what the client is to read in the answer, if not the model's public name.
         """
         kind, check, taken = self._forms[form]
         try:
@@ -240,9 +240,11 @@ class Relays:
             body = check.decode(call.body)
         except (Malformed, msgspec.DecodeError):
             return None
-        said = fields.keys() & taken
-        if (others := fields.keys() - taken - _MODEL) and not _pass(kind, others):
-            return None
+        said: AbstractSet[str] = fields.keys()
+        if not said <= taken:
+            if not _pass(kind, said - taken):
+                return None
+            said &= taken
         if ("stream_options" in said and body.stream is not True) or not kind.fits(body, said):
             return None
         request = _request(body, said, about.served_model, known)
@@ -322,23 +324,29 @@ def _addressed(form: Form, model: str, fields: dict[str, Raw]) -> str:
 
 def _request(body: Any, said: AbstractSet[str], model: str, known: Mapping[str, Any]) -> Request:
     """The request, as far as it matters. What is ``known`` goes before what the body says."""
-    told: dict[str, Any] = {"model": model, "labels": {"user": body.user} if "user" in said else {}}
+    labels = {"user": body.user} if "user" in said else {}
     if "input" in said:
-        told.update(known)
-        return EmbedRequest(inputs=_several(body.input), **told)
-    told["stream"] = "stream" in said and body.stream
-    told["n"] = body.n if "n" in said else None
-    told.update(known)
-    if "messages" in said:
-        messages = tuple([Message(one.role, (TextPart(_said(one)),)) for one in body.messages])
-        return GenerateRequest(kind="chat", messages=messages, **told)
-    return GenerateRequest(kind="completion", prompts=_several(body.prompt), **told)
+        inputs = _several(body.input)
+        return EmbedRequest(model=model, inputs=inputs, labels=labels, **known)
+    chat = "messages" in said
+    return GenerateRequest(
+        model=model,
+        kind="chat" if chat else "completion",
+        messages=tuple([_turn(one) for one in body.messages]) if chat else (),
+        prompts=() if chat else _several(body.prompt),
+        n=body.n if "n" in said else None,
+        stream=known.get("stream", "stream" in said and body.stream),
+        timeout=known.get("timeout"),
+        client_id=known.get("client_id"),
+        labels=labels,
+    )
 
 
 def _several(texts: str | list[str]) -> tuple[str, ...]:
     return (texts,) if isinstance(texts, str) else tuple(texts)
 
 
-def _said(message: Any) -> str:
+def _turn(message: Any) -> Message:
     content = message.content
-    return content if type(content) is str else "".join([part.text for part in content])
+    text = content if type(content) is str else "".join([part.text for part in content])
+    return Message(message.role, (TextPart(text),))

@@ -13,12 +13,15 @@ from protocols.openai.incoming import WireAnswer, read_answer
 
 _encode = msgspec.json.Encoder().encode
 _read_text = msgspec.json.Decoder(str).decode
+_read_texts = msgspec.json.Decoder(list[str]).decode
 
 _ESCAPED: Final = re.compile(rb"[\\\x00-\x1f]")
-_ODD: Final = re.compile(rb'["\\\x00-\x1f]')
 _PROBE: Final = "Would this change more than the text?"
 _TRIES: Final = 8
 """Of a worker whose chunks differ in more no likeness is sought for ever."""
+_AT_ONCE: Final = 128
+"""Events that are cut apart together: one that differs may not cost another look at all of a read.
+"""
 
 
 class Repeats:
@@ -81,40 +84,63 @@ class Repeats:
         before, after = self._before, self._after
         if not before or not chunk.startswith(before) or not chunk.endswith(after):
             return None
-        end = len(chunk) - len(after)
-        if end < len(before):
-            return None
-        said = chunk[len(before) : end]
-        try:
-            return said.decode() if _ODD.search(said) is None else _read_text(b'"%b"' % said)
-        except (UnicodeDecodeError, msgspec.DecodeError):
-            return None
+        return _text(chunk[len(before) - 1 : len(chunk) - len(after) + 1])
 
     def run(self, data: bytes, start: int, texts: list[str]) -> int:
         """Adds what the whole events from ``start`` on say, and gives where these end."""
         head, tail = self._head, self._tail
         if not head or not data.startswith(head, start):
             return start
-        left = len(data) - start
-        if self._size <= left < 2 * self._size and data.endswith(tail):  # most bring one event
-            only = data[start + self._head_size : -len(tail)]
-            if only.isascii() and _ODD.search(only) is None:
-                if only:
-                    texts.append(only.decode())
-                return len(data)
-        parts, between, at = list[bytes](), self._between, start + self._head_size
-        while data.startswith(between, end := data.find(b'"', at)):
-            parts.append(data[at:end])
-            at = end + self._size
-        if data.startswith(tail, end):
-            parts.append(data[at:end])
-        plain, size = _ODD.search(b"".join(parts)) is None, self._size
-        for part in parts:
-            try:
-                text = part.decode() if plain else _read_text(b'"%b"' % part)
-            except (UnicodeDecodeError, msgspec.DecodeError):
+        if len(data) - start >= 2 * self._size or not data.endswith(tail):
+            return self._run(data, start, texts)
+        text = _text(data[start + len(head) - 1 : len(data) - len(tail) + 1])
+        if text:
+            texts.append(text)
+        return start if text is None else len(data)
+
+    def _run(self, data: bytes, start: int, texts: list[str]) -> int:
+        """The same where there may be many."""
+        head = self._head
+        while True:
+            *events, rest = data[start:].split(self._tail, _AT_ONCE)
+            end = len(data) - len(rest)
+            parts = [event.removeprefix(head) for event in events]
+            known = _texts(parts, end - start - self._size * len(events))
+            if known is None:
+                return start + self._each(events, texts)
+            texts += known if all(known) else filter(None, known)
+            start = end
+            if len(events) < _AT_ONCE or not data.startswith(head, start):
+                return start
+
+    def _each(self, events: list[bytes], texts: list[str]) -> int:
+        """The same one by one, of events whose tails are cut off; gives how long they were."""
+        head, size = self._head, 0
+        for event in events:
+            text = _text(event[len(head) - 1 :] + b'"') if event.startswith(head) else None
+            if text is None:
                 break
-            start += size + len(part)
             if text:
                 texts.append(text)
-        return start
+            size += len(event) + len(self._tail)
+        return size
+
+
+def _text(quoted: bytes) -> str | None:
+    """What a JSON string says; None where it is none."""
+    try:
+        return _read_text(quoted)
+    except (UnicodeDecodeError, msgspec.DecodeError):
+        return None
+
+
+def _texts(said: list[bytes], size: int) -> list[str] | None:
+    """What stands in the quotes of many, which are so long together; None where one is in doubt."""
+    together = b"".join(said)
+    if len(together) != size or together.find(b'"') >= 0:
+        return None
+    try:
+        texts = _read_texts(b'["%b"]' % b'","'.join(said))
+    except (UnicodeDecodeError, msgspec.DecodeError):
+        return None
+    return texts if len(texts) == len(said) else None  # a backslash takes away the next quote

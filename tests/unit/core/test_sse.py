@@ -87,6 +87,14 @@ def test_one_piece_is_told_from_a_stream_by_its_first_byte(
     assert body.whole == whole
 
 
+def test_a_stream_may_be_known_before_its_first_byte() -> None:
+    body = sse.Body()
+    body.streams()
+
+    assert body.feed(b'{"a":1}') == b'{"a":1}'
+    assert body.whole is None
+
+
 def test_a_piece_has_its_limit(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sse, "LARGEST", 10)
     body = sse.Body()

@@ -53,6 +53,14 @@ def reading(request: GenerateRequest = STREAMED) -> AnswerDecoder:
     return made
 
 
+class Fed:
+    """Another decoder, of which a passage knows no more than that it is one."""
+
+    def __init__(self, inner: Decoder) -> None:
+        self.feed = inner.feed
+        self.close = inner.close
+
+
 def passing(decoder: Decoder) -> StreamPassage:
     return StreamPassage(decoder, {"model": "public"}, "worker's", b"data: [DONE]\n\n")
 
@@ -148,8 +156,14 @@ def test_a_stream_means_the_same_whether_or_not_its_chunks_are_compared(
 @forall(STREAMS)
 def test_and_is_passed_on_the_same(stream: tuple[list[bytes], list[int]]) -> None:
     for cut in (parts(*stream), stream[0]):
-        one, other = passing(AnswerDecoder(STREAMED)), passing(reading())
-        assert joined(told(one.feed, one.close, cut)) == joined(told(other.feed, other.close, cut))
+        ways: list[Decoder] = [
+            AnswerDecoder(STREAMED),
+            reading(),
+            Fed(AnswerDecoder(STREAMED)),
+            Fed(reading()),
+        ]
+        one, *others = [joined(told(way.feed, way.close, cut)) for way in map(passing, ways)]
+        assert others == [one, one, one]
 
 
 # --- what is learned ------------------------------------------------------------------------------
@@ -211,11 +225,58 @@ def test_escapes_are_part_of_a_text(text: str) -> None:
     assert texts == ["a", text, "b"]
 
 
-def test_many_are_known_up_to_a_quote() -> None:
+def test_quotes_are_part_of_a_text_where_they_are_escaped() -> None:
     texts: list[str] = []
+    data = said("a") + said('"') + said("") + said('\\"b')
 
     assert learned().text(said('"')[6:-2]) == '"'
-    assert learned().run(said("a") + said('"'), 0, texts) == len(said("a"))
+    assert learned().run(data, 0, texts) == len(data)
+    assert texts == ["a", '"', '\\"b']
+
+
+@pytest.mark.parametrize(
+    "odd",
+    [
+        said("x").replace(b'"x"', b'"x\\"'),
+        said("x").replace(b'"x"', b'"\xff"'),
+        said("x").replace(b'"x"', b'"\x01"'),
+        said("x").replace(b'"x"', b'"x","y"'),
+        said("x").replace(b'"x"', b'"\\ud83d"'),
+        said("x").partition(b'"x')[2],
+        b"data: [DONE]\n\n",
+    ],
+    ids=[
+        "a backslash at the end",
+        "not UTF-8",
+        "control character",
+        "more than a text",
+        "half a character",
+        "no beginning",
+        "the end",
+    ],
+)
+def test_many_are_known_up_to_one_that_is_odd(odd: bytes) -> None:
+    texts: list[str] = []
+    before = said("a") + said("") + said("b")
+
+    assert learned().run(before + odd + said("c") + said("d"), 0, texts) == len(before)
+    assert texts == ["a", "b"]
+
+
+def test_any_number_are_known_at_once() -> None:
+    texts: list[str] = []
+    data = said("a") * 128
+
+    assert learned().run(data + data + data[:-1], 0, texts) == 2 * len(data) + 127 * len(said("a"))
+    assert texts == ["a"] * 383
+    assert learned().run(data, 0, texts) == len(data)
+
+
+def test_one_is_known_before_the_next_is_whole() -> None:
+    texts: list[str] = []
+
+    assert learned().run(said("a") + said("b")[:-1], 0, texts) == len(said("a"))
+    assert learned().run(said("a")[:-1], 0, texts) == 0
     assert texts == ["a"]
 
 
