@@ -43,10 +43,10 @@ class Calls(Struct, frozen=True):
 
 STATED: Final = {
     # front, client's dialect, worker's dialect
-    ("native", "openai", "openai"): Calls(333, 576, 37),
-    ("native", "openai", "triton"): Calls(644, 765, 62),
-    ("native", "triton", "openai"): Calls(618, 709, 42),
-    ("reference", "openai", "openai"): Calls(400, 665, 74),
+    ("native", "openai", "openai"): Calls(314, 528, 38),
+    ("native", "openai", "triton"): Calls(585, 725, 55),
+    ("native", "triton", "openai"): Calls(566, 693, 45),
+    ("reference", "openai", "openai"): Calls(374, 610, 79),
 }
 MORE: Final = 4
 """How many more there may be: what is read, or written, may come in two pieces."""
