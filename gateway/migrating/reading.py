@@ -36,10 +36,13 @@ def whole(given: Given | None, notes: Notes, low: int, high: int) -> int | None:
 def seconds(given: Given | None, notes: Notes) -> str | None:
     """A time limit, as it is written here."""
     found = number(given, notes, 0, 168 * 3600)
-    if given is not None and found == 0:
+    if given is None or found is None:
+        return None
+    written = f"{found:.9f}".rstrip("0").rstrip(".")
+    if written == "0":
         notes.add(given, "left out", "it leaves no time at all")
         return None
-    return None if found is None else f"{found:.9f}".rstrip("0").rstrip(".") + "s"
+    return f"{written}s"
 
 
 def name(given: Given, notes: Notes) -> str | None:
