@@ -81,21 +81,20 @@ class WholePassage:
         self._decoder: Decoder | None = None
         self._glance = glance
         self._names = names
-        self._parts: list[bytes] = []
+        self._body = bytearray()
         self._waits = False
         """Whether it is read when the whole of it is there."""
 
     def feed(self, data: bytes) -> tuple[bytes | None, Sequence[Event]]:
         """See ``gateway.core.ports.Passage``."""
-        if not self._parts:
+        if not self._body:
             self._waits = data.startswith(b"{")
-        if data:
-            self._parts.append(data)
+        self._body += data
         return b"", () if self._waits else self._reading().feed(data)
 
     def close(self) -> tuple[bytes | None, Sequence[Event]]:
         """See ``gateway.core.ports.Passage``."""
-        body = b"".join(self._parts).strip()
+        body = bytes(self._body).strip()
         events = None if self._glance is None or not self._waits else self._glance(body)
         if events is None:
             said = self._reading().feed(body) if self._waits else ()

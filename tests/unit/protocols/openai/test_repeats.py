@@ -166,6 +166,13 @@ def test_and_is_passed_on_the_same(stream: tuple[list[bytes], list[int]]) -> Non
         assert others == [one, one, one]
 
 
+def test_texts_that_come_together_are_passed_on_as_one() -> None:
+    passage, data = passing(AnswerDecoder(STREAMED)), b"".join(map(said, ["b", "\n", "", '"']))
+    passage.feed(said("a") + said("a"))
+
+    assert passage.feed(data) == (data.replace(b"worker's", b"public"), [Text('b\n"', 0, 3)])
+
+
 # --- what is learned ------------------------------------------------------------------------------
 
 
@@ -261,6 +268,22 @@ def test_many_are_known_up_to_one_that_is_odd(odd: bytes) -> None:
 
     assert learned().run(before + odd + said("c") + said("d"), 0, texts) == len(before)
     assert texts == ["a", "b"]
+
+
+@pytest.mark.parametrize(
+    ("data", "heard"),
+    [
+        (said("b"), ["b"]),
+        (said(""), []),
+        (said("b").replace(b'"b"', b'"b\\"'), None),
+    ],
+    ids=["a text", "no text", "odd"],
+)
+def test_one_may_come_alone(data: bytes, heard: list[str] | None) -> None:
+    texts: list[str] = []
+
+    assert learned().run(b"held" + data, 4, texts) == 4 + len(data) * (heard is not None)
+    assert texts == (heard or [])
 
 
 def test_any_number_are_known_at_once() -> None:
