@@ -36,6 +36,7 @@ class Outgoing:
         "_http10",
         "_owner",
         "_parts",
+        "_request",
         "_status",
         "_transport",
         "_writable",
@@ -54,6 +55,7 @@ class Outgoing:
         """See ``gateway.seam.Sink``."""
         self._transport = transport
         self._owner = owner
+        self._request = request
         self._bare = request.method == "HEAD"
         """The client wants no body."""
         self._http10 = request.http10
@@ -136,7 +138,8 @@ class Outgoing:
 
     def _top(self, lines: list[str]) -> bytes:
         """The head, which counts as sent."""
-        self.closes = self.closes or self._owner.leaving
+        # A body that nobody waited for is not read to its end: no other request can follow it.
+        self.closes = self.closes or self._owner.leaving or not self._request.complete
         if self.closes:
             lines.append(_CLOSE)
         elif self._http10:

@@ -20,7 +20,7 @@ from gateway.core.ports import Reply
 from gateway.front import native, reference
 from gateway.front.limits import Limits
 from gateway.seam import Request, Sink
-from tests.front.probes import ACCEPTED, LATER, REFUSED, Probe, Sent
+from tests.front.probes import ACCEPTED, LATER, REFUSED, Probe, Sent, request
 
 Front = native.Front | reference.Front
 FRONTS: dict[str, type[Front]] = {"native": native.Front, "reference": reference.Front}
@@ -317,6 +317,17 @@ async def test_who_leaves_ends_each_connection_with_its_answer(name: str) -> Non
         assert not made.listening
         with pytest.raises(ConnectionRefusedError):
             await asyncio.open_connection("127.0.0.1", port)
+
+
+async def test_whose_body_is_not_waited_for_is_told_that_the_connection_ends() -> None:
+    """Or it would send its next request into a connection that is closed."""
+    deny = request(b"Content-Length: 4", line=b"POST /deny HTTP/1.1")
+    for sent, ends in ((deny, True), (deny + b"abcd", False)):
+        async with front("native") as (port, _, _):
+            said = await talk(port, [sent], lambda said: said.endswith(b"who?"))
+        assert statuses(said) == [401]
+        assert (b"\r\nConnection: close\r\n" in said) is ends
+        assert said.endswith(b"<end>") is ends
 
 
 @pytest.mark.parametrize("name", FRONTS)
