@@ -95,6 +95,8 @@ class Exchange:
         self._said = False
         """Whether some of the answer itself was written."""
         self._done = False
+        self._over = False
+        """Whether a stream's end was written: whatever fails now, its client misses nothing."""
         self._ended: list[FinishReason] = []
 
     @property
@@ -128,6 +130,8 @@ class Exchange:
             self._look()
             await (self._stream() if stream else self._whole())
         except asyncio.CancelledError:
+            if self._over:
+                return
             if not self._cut or task.cancelling() > cancelled + 1:  # others want it to end, too
                 raise
             if self._deaf:
@@ -170,21 +174,32 @@ class Exchange:
         """Write events as they come.
 
         The answer is opened by its first bytes, so that what fails before them gets a true status.
+        Its end is written with its last piece.
         """
         sink = self._sink
         pieces = self._answering.pieces(self._take)
         try:
             async for data, events in pieces:
-                if not self._take(data, events):
+                more = self._take(data, events)
+                if self._done:
+                    self._finish()
+                elif not more:
                     self._since = self._loop.time()
                     await sink.drain()
                     self._since = math.inf
         finally:
             await pieces.aclose()
+        self._finish()
+
+    def _finish(self) -> None:
+        """All has been said. Raises StreamBroken where it has not."""
+        if self._over:
+            return
         self._check()
-        if not sink.started:
+        if not self._sink.started:
             self._open()
-        sink.finish()
+        self._sink.finish()
+        self._over = True
 
     def _take(self, data: bytes | None, events: Sequence[Event]) -> bool:
         """Write what came; whether the client takes more at once."""
@@ -243,7 +258,7 @@ class Exchange:
         self._record.first_byte = self._elapsed()
         record = self._record
         headers = (("x-request-id", record.id), *record.told, *self._answering.opening())
-        self._sink.start(200, headers)
+        self._sink.start(200, headers, streams=True)
 
     def _elapsed(self) -> float:
         return self._context.clock() - self._context.began
@@ -254,6 +269,8 @@ class Exchange:
         self._record.outcome = "cancelled"
 
     def _fail(self, error: GatewayError) -> None:
+        if self._over:
+            return
         if not self._sink.started:
             raise error
         note(self._record, error)

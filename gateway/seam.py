@@ -35,8 +35,8 @@ class Sink(Protocol):
     def pressure(self) -> bool:
         """Whether ``drain`` must be awaited before writing more."""
 
-    def start(self, status: int, headers: Headers) -> None:
-        """Begin the answer."""
+    def start(self, status: int, headers: Headers, *, streams: bool = False) -> None:
+        """Begin the answer; ``streams``: it is sent in pieces, even if all of them come at once."""
 
     def write(self, data: bytes) -> None:
         """A piece of the body."""

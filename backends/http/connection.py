@@ -53,17 +53,19 @@ class Answer:
         "status",
     )
 
-    def __init__(self, connection: "Connection", loop: asyncio.AbstractEventLoop) -> None:
+    def __init__(
+        self, connection: "Connection", loop: asyncio.AbstractEventLoop, parts: list[bytes]
+    ) -> None:
         self.status = 0
         self.headers: dict[str, str] = {}
         self.complete = False
         """All of it has come."""
         self._connection = connection
         self._loop = loop
-        self.parts: list[bytes] = []
+        self.parts = parts
         """What of the body came and nobody has taken yet."""
         self.held = 0
-        """How many bytes that is."""
+        """How many bytes came since some were taken."""
         self._take: Callable[[bytes], bool] | None = None
         """Who takes what comes, at once."""
         self._waiter: asyncio.Future[bool] | None = None
@@ -125,7 +127,7 @@ class Answer:
         if not self._over:
             self._over = True
             self._connection.cut()
-            self.parts.clear()
+            self.parts = []
             self.complete = False  # what was thrown away must not look like the end
             self.fail()
 
@@ -133,6 +135,7 @@ class Answer:
         """See ``backends.upstream.Reading``."""
         if not self._over:
             self._over = True
+            self.parts = []  # what it was goes on to hold the next answer's
             self._connection.rest()
 
     def _more(self) -> asyncio.Future[bool]:
@@ -195,7 +198,13 @@ class Connection(asyncio.Protocol):
         self._rested = rested
         self._ended = ended
         self._transport: asyncio.Transport | None = None
-        self._answer = Answer(self, loop)
+        self._parts: list[bytes] = []
+        """Of the body of the answer that comes."""
+        self.on_body: Callable[[bytes], None] = self._parts.append
+        """A piece of the body, of which a stream has thousands: see ``httptools``."""
+        self._extent = 0
+        """How many such pieces a whole answer had."""
+        self._answer = Answer(self, loop, self._parts)
         """To the last request; there was none yet, and what nobody asked for is no part of it."""
         self._answer.complete = True
         self._parser = HttpResponseParser(self)
@@ -227,7 +236,8 @@ class Connection(asyncio.Protocol):
 
     def ask(self, data: bytes) -> Answer:
         """Send a whole request. Nothing has come of its answer yet."""
-        answer = self._answer = Answer(self, self._loop)
+        self._parts.clear()
+        answer = self._answer = Answer(self, self._loop, self._parts)
         self._heard = False
         if self._transport is None:
             answer.fail()
@@ -273,14 +283,18 @@ class Connection(asyncio.Protocol):
             self.cut()  # nobody asked for this: what follows it could be taken for an answer
             return
         self._heard = True
-        before = answer.held
+        parts = self._parts
+        before = len(parts)
+        answer.held += len(data)
         try:
             self._feed(data)
         except HttpParserUpgrade:
             self._keeps = False
         except HttpParserError:
             self._wrong = True
-        self._empty = 0 if answer.held > before else self._empty + len(data)
+        self._empty = 0 if len(parts) > before else self._empty + len(data)
+        if self._answer.complete:
+            del parts[self._extent :]  # nobody asked for more
         if self._wrong or self._empty > _EMPTY:
             self._refuse(answer)
         elif answer.held > _BUFFER and not self.paused and self._transport is not None:
@@ -317,13 +331,6 @@ class Connection(asyncio.Protocol):
         if status >= _FINAL or status == _SWITCHED:
             answer.status = status
 
-    def on_body(self, data: bytes) -> None:
-        """A piece of the body."""
-        answer = self._answer
-        if not answer.complete:
-            answer.parts.append(data)
-            answer.held += len(data)
-
     def on_message_complete(self) -> None:
         """The end of an answer, or of what came before one."""
         answer = self._answer
@@ -333,6 +340,7 @@ class Connection(asyncio.Protocol):
             answer.headers = {}
             return
         answer.complete = True
+        self._extent = len(self._parts)
         self._count = self._empty = 0
         self._keeps = self._keeps and self._parser.should_keep_alive()
 

@@ -59,7 +59,8 @@ class _Sink:
         self.started = False
         self._finished = False
 
-    def start(self, status: int, headers: Headers) -> None:
+    def start(self, status: int, headers: Headers, *, streams: bool = False) -> None:
+        del streams
         self.started = True
         self._answer.set_status(status)
         for name, text in headers:

@@ -52,8 +52,8 @@ class _Sink:
         self.headers: Headers = ()
         self.body = b""
 
-    def start(self, status: int, headers: Headers) -> None:
-        del status
+    def start(self, status: int, headers: Headers, *, streams: bool = False) -> None:
+        del status, streams
         self.started = True
         self.headers = headers
 

@@ -38,6 +38,7 @@ class Outgoing:
         "_parts",
         "_request",
         "_status",
+        "_streams",
         "_transport",
         "_writable",
         "closes",
@@ -60,15 +61,17 @@ class Outgoing:
         """The client wants no body."""
         self._http10 = request.http10
         self._chunked = False
+        self._streams = False
         self._head_sent = False
         self._status = 0
         self._headers: Headers = ()
         self._parts: list[bytes] = []
         self._writable: asyncio.Future[None] | None = None
 
-    def start(self, status: int, headers: Headers) -> None:
+    def start(self, status: int, headers: Headers, *, streams: bool = False) -> None:
         """See ``gateway.seam.Sink``."""
         self.started = True
+        self._streams = streams
         self._status = status
         self._headers = headers
 
@@ -81,10 +84,13 @@ class Outgoing:
 
     def finish(self) -> None:
         """See ``gateway.seam.Sink``."""
-        if not self._head_sent:
+        if self._head_sent:
+            if self._chunked:
+                self._transport.write(_LAST)
+        elif self._streams:
+            self._open(_LAST)
+        else:
             self._whole()
-        elif self._chunked:
-            self._transport.write(_LAST)
         self.finished = True
 
     async def drain(self) -> None:
@@ -123,18 +129,17 @@ class Outgoing:
         top = self._top(lines)
         self._transport.write(top if self._bare else top + body)
 
-    def _open(self) -> None:
-        """Begin a stream."""
+    def _open(self, last: bytes = b"") -> None:
+        """Begin a stream; and end it, with ``last`` where that is told."""
         lines, silent = told(self._headers, STREAM)
         lines += _STREAMED
         if not self._http10:
             lines.append(_CHUNKED)
         self._chunked = not self._http10 and not self._bare
         self.closes = self.closes or self._http10 or "connection" in silent
-        top = self._top(lines)
-        data = b"".join(self._parts)
+        said = self._top(lines), self._framed(b"".join(self._parts)), last if self._chunked else b""
         self._parts.clear()
-        self._transport.write(top + self._framed(data))
+        self._transport.write(b"".join(said))
 
     def _top(self, lines: list[str]) -> bytes:
         """The head, which counts as sent."""

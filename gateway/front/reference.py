@@ -60,6 +60,7 @@ class _Sink:
     """A gateway.seam.Sink. Nothing is sent before ``drain``, so a short answer is one write."""
 
     pressure = True
+    _streams = False
 
     def __init__(self, raw: web.BaseRequest, front: "Front") -> None:
         self._raw = raw
@@ -71,8 +72,9 @@ class _Sink:
         self.started = False
         self.finished = False
 
-    def start(self, status: int, headers: Headers) -> None:
+    def start(self, status: int, headers: Headers, *, streams: bool = False) -> None:
         self.started = True
+        self._streams = streams
         self._status, self._headers = status, headers
 
     def write(self, data: bytes) -> None:
@@ -82,6 +84,10 @@ class _Sink:
         self.finished = True
 
     async def drain(self) -> None:
+        await self._sent()
+
+    async def _sent(self) -> web.StreamResponse:
+        """The answer, of which all that was written is sent."""
         if self._response is None:
             self._response = self._make(web.StreamResponse(status=self._status))
             self._response.headers[hdrs.CACHE_CONTROL] = "no-cache"
@@ -91,22 +97,23 @@ class _Sink:
         self._pending.clear()
         if data:
             await self._response.write(data)
+        return self._response
 
     async def close(self) -> web.StreamResponse:
         """Send what is left. The connection is cut when the answer was not finished."""
-        if self._response is None and self.finished:
+        if self._response is None and self.finished and not self._streams:
             body = b"".join(self._pending)
             return self._make(web.Response(status=self._status, body=body))
-        if self._response is None:
-            self._response = web.Response(status=500)
-            self._response.force_close()
-            return self._response
-        await self.drain()
+        if self._response is None and not self.finished:
+            failed = web.Response(status=500)
+            failed.force_close()
+            return failed
+        response = await self._sent()
         if self.finished:
-            await self._response.write_eof()
+            await response.write_eof()
         elif self._raw.transport is not None:
             self._raw.transport.abort()
-        return self._response
+        return response
 
     def _make(self, response: web.StreamResponse) -> web.StreamResponse:
         headers = response.headers

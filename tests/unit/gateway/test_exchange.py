@@ -1,10 +1,12 @@
 """What an exchange records while it passes on."""
 
+import asyncio
 from collections.abc import Sequence
 
 import pytest
 
 from gateway.core.context import Context, Deadline
+from gateway.core.errors import StreamBroken
 from gateway.core.loss import Loss
 from gateway.core.ports import Encoder, Headers, Pieces, Reply, Take
 from gateway.core.types import (
@@ -71,20 +73,35 @@ class Batches:
         yield None, ()
 
 
+class Lingering(Batches):
+    """The same from a worker that does not end its answer."""
+
+    def __init__(self, clock: Clock, *batches: tuple[bytes, Sequence[Event]]) -> None:
+        super().__init__(clock, *batches)
+        self.ends = asyncio.Event()
+
+    async def pieces(self, take: Take | None = None) -> Pieces:
+        for batch in self._batches:
+            yield batch
+        await self.ends.wait()
+        raise StreamBroken("the worker's answer stopped before its end")
+
+
 class Sink:
     """Takes it all."""
 
     started = False
+    finished = 0
     pressure = False
 
-    def start(self, status: int, headers: Headers) -> None:
+    def start(self, status: int, headers: Headers, *, streams: bool = False) -> None:
         self.started = True
 
     def write(self, data: bytes) -> None:
         """Forgotten."""
 
     def finish(self) -> None:
-        """Nothing follows."""
+        self.finished += 1
 
     async def drain(self) -> None:
         raise AssertionError
@@ -119,3 +136,26 @@ async def test_the_first_token_is_not_the_heading(
     assert (record.first_byte, record.first_token) == (first_byte, first_token)
     assert record.finish == ("stop", "length")
     assert record.usage == Usage(1, 2)
+
+
+@pytest.mark.parametrize("how", ["broken", "stopped", "gone"])
+async def test_a_stream_ends_with_its_last_piece_whatever_its_worker_does_then(how: str) -> None:
+    clock, record, sink = Clock(), Record("r"), Sink()
+    context = Context("r", Deadline(clock, 60.0), clock, began=100.0)
+    said: list[Event] = [Text("a")]
+    answer = Lingering(clock, (b"t", said), (b"end", [End("stop"), Done()]))
+    exchange = Exchange(answer, context, sink, record)
+    task = asyncio.create_task(exchange.run(stream=True))
+    await asyncio.sleep(0)
+    assert (sink.finished, task.done()) == (1, False)
+
+    if how == "broken":
+        answer.ends.set()
+    elif how == "stopped":
+        exchange.stop()
+    else:
+        task.cancel()
+    await task
+
+    assert sink.finished == 1
+    assert (record.outcome, record.error, record.finish) == ("ok", "", ("stop",))

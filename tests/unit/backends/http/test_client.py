@@ -235,6 +235,17 @@ async def test_nor_do_they_change_it() -> None:
         assert await rest(reading) == b"fine"
 
 
+async def test_nor_does_what_nobody_read_of_the_one_before() -> None:
+    async with ScriptedWorker([whole(b"old")], [whole(b"new")]) as worker, client() as upstream:
+        await ask(upstream, worker.url)
+        left = await upstream.open(worker.url, ASK, 2.0)
+        left.release()
+        taken = await upstream.open(worker.url, ASK, 2.0)
+
+        assert left.taken() == b""
+        assert await rest(taken) == b"new"
+
+
 async def test_no_cookie_is_kept() -> None:
     async with ScriptedWorker([whole(b"fine", set_cookie="a=b")]) as worker, client() as upstream:
         await connections(upstream, worker, 2)
