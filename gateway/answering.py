@@ -18,6 +18,7 @@ from msgspec.structs import replace
 from gateway.abilities import lacking
 from gateway.core.context import Context
 from gateway.core.errors import ClientError, GatewayError
+from gateway.core.lookout import Lookout
 from gateway.core.ports import About, Call, Dialect, Envelope
 from gateway.core.types import GenerateRequest
 from gateway.exchange import Answering, Exchange
@@ -50,7 +51,9 @@ class Asked(Struct, frozen=True):
 class Answers:
     """Gives them."""
 
-    def __init__(self, router: Router, body: int, shadows: Shadows | None) -> None:
+    def __init__(
+        self, router: Router, body: int, shadows: Shadows | None, lookout: Lookout
+    ) -> None:
         """``body`` is the size of the largest, in bytes, as it is explained."""
         self.running: dict[tuple[str, str, str], Exchange] = {}
         """By dialect, key, and the client's own name for the request."""
@@ -59,10 +62,11 @@ class Answers:
         self._router = router
         self._body = body
         self._shadows = shadows
+        self._lookout = lookout
 
     def alone(self) -> "Answers":
         """The same for what must not be seen here: nothing is stopped by it, and nothing copied."""
-        return Answers(self._router, self._body, None)
+        return Answers(self._router, self._body, None, self._lookout)
 
     def give(self, asked: Asked, route: Route, ask: Ask) -> Coroutine[Any, Any, None]:
         """Ask the route's target, and in its stead those that it falls back to."""
@@ -170,16 +174,17 @@ class Answers:
             )
         if asked.noted is not None:
             answering = Overheard(answering, asked.noted)
-        exchange = Exchange(answering, asked.context, asked.sink, record)
+        exchange = Exchange(answering, asked.context, asked.sink, record, self._lookout)
         client_id = asked.envelope.client_id or request.client_id or ""
-        name = (asked.dialect.name, record.key, client_id)
-        self.running[name] = exchange
+        name = (asked.dialect.name, record.key, client_id) if client_id else None
+        if name is not None:
+            self.running[name] = exchange
         self.live.add(exchange)
         try:
             await exchange.run(stream=record.stream)
         finally:
             self.live.discard(exchange)
-            if self.running.get(name) is exchange:
+            if name is not None and self.running.get(name) is exchange:
                 del self.running[name]
 
 

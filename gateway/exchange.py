@@ -7,7 +7,7 @@ end. An end is never made up.
 
 import asyncio
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
 from gateway.core.context import Context
@@ -18,6 +18,7 @@ from gateway.core.errors import (
     GatewayError,
     StreamBroken,
 )
+from gateway.core.lookout import Lookout
 from gateway.core.loss import Loss
 from gateway.core.ports import Encoder, Headers, Pieces, Reply, Take
 from gateway.core.types import (
@@ -74,28 +75,34 @@ class Answering(Protocol):
 class Exchange:
     """One request, one target, one sink."""
 
-    def __init__(self, answering: Answering, context: Context, sink: Sink, record: Record) -> None:
+    def __init__(
+        self,
+        answering: Answering,
+        context: Context,
+        sink: Sink,
+        record: Record,
+        lookout: Lookout,
+    ) -> None:
+        """``lookout`` has the clock of ``context``."""
         self._answering = answering
         self._context = context
         self._sink = sink
         self._record = record
-        self._loop = asyncio.get_running_loop()
+        self._lookout = lookout
+        self._watched = _Watched(self._look)
         self._task: asyncio.Task[Any] | None = None
         """What answers, as long as it may be ended."""
         self._cut = False
         """Whether it was ended."""
         self._why: GatewayError | None = None
         """Why it was stopped, if it was."""
-        self._ends = math.inf
-        """When its time is up, by the loop's clock."""
         self._since = math.inf
-        """Since when the client is to take what was written, by the loop's clock."""
-        self._timer: asyncio.TimerHandle | None = None
+        """Since when the client is to take what was written, by the context's clock."""
         self._deaf = False
         self._said = False
         """Whether some of the answer itself was written."""
         self._done = False
-        self._over = False
+        self._ends = False
         """Whether a stream's end was written: whatever fails now, its client misses nothing."""
         self._ended: list[FinishReason] = []
 
@@ -121,16 +128,16 @@ class Exchange:
 
     async def run(self, *, stream: bool) -> None:
         """Answer. Raises GatewayError while nothing was sent."""
-        task = asyncio.current_task(self._loop)
+        task = asyncio.current_task()
         assert task is not None  # noqa: S101 - a coroutine runs in one
-        cancelled = task.cancelling()
+        cancelled, context = task.cancelling(), self._context
         try:
-            self._ends = self._loop.time() + self._context.deadline.remaining()
+            left = context.deadline.remaining()
             self._task = task
-            self._look()
+            self._lookout.add(self._watched, context.clock() + min(left, context.timeouts.idle))
             await (self._stream() if stream else self._whole())
         except asyncio.CancelledError:
-            if self._over:
+            if self._ends:
                 return
             if not self._cut or task.cancelling() > cancelled + 1:  # others want it to end, too
                 raise
@@ -144,9 +151,8 @@ class Exchange:
             self._task = None
             if self._cut:
                 task.uncancel()
-            if self._timer is not None:
-                self._timer.cancel()
-            context = self._context
+            self._watched.end()
+            self._lookout.drop(self._watched)
             if context.asked is not None:
                 self._record.overhead = context.asked - context.received
 
@@ -156,19 +162,18 @@ class Exchange:
             self._cut = True
             self._task.cancel()
 
-    def _look(self) -> None:
+    def _look(self, now: float) -> None:
         """Look whether time is up, and whether the client still takes what is written.
 
         One that holds up a write for as long as a worker may be silent would keep its worker's
         place, and is let go.
         """
-        now, idle = self._loop.time(), self._context.timeouts.idle
-        left, patience = self._ends - now, self._since + idle - now
-        self._deaf = patience <= 0
-        if left <= 0 or patience <= 0:
+        ends, idle = self._context.deadline.at, self._context.timeouts.idle
+        self._deaf = self._since + idle <= now
+        if ends <= now or self._deaf:
             self._end()
         else:
-            self._timer = self._loop.call_later(min(left, patience, idle), self._look)
+            self._lookout.add(self._watched, min(ends, self._since + idle, now + idle))
 
     async def _stream(self) -> None:
         """Write events as they come.
@@ -184,7 +189,7 @@ class Exchange:
                 if self._done:
                     self._finish()
                 elif not more:
-                    self._since = self._loop.time()
+                    self._since = self._context.clock()
                     await sink.drain()
                     self._since = math.inf
         finally:
@@ -193,13 +198,13 @@ class Exchange:
 
     def _finish(self) -> None:
         """All has been said. Raises StreamBroken where it has not."""
-        if self._over:
+        if self._ends:
             return
         self._check()
         if not self._sink.started:
             self._open()
         self._sink.finish()
-        self._over = True
+        self._ends = True
 
     def _take(self, data: bytes | None, events: Sequence[Event]) -> bool:
         """Write what came; whether the client takes more at once."""
@@ -269,7 +274,7 @@ class Exchange:
         self._record.outcome = "cancelled"
 
     def _fail(self, error: GatewayError) -> None:
-        if self._over:
+        if self._ends:
             return
         if not self._sink.started:
             raise error
@@ -277,6 +282,26 @@ class Exchange:
         self._record.outcome = "truncated"
         self._sink.write(self._answering.encoder().error(error))
         self._sink.finish()
+
+
+class _Watched:
+    """What a lookout has of an exchange: it may keep it for longer than a request is to be held."""
+
+    __slots__ = ("look", "over", "turns")
+
+    def __init__(self, look: Callable[[float], None]) -> None:
+        self.look = look
+        self.over = False
+        self.turns = 0
+
+    def end(self) -> None:
+        """There is nothing to look at any more."""
+        self.over = True
+        self.look = _nothing
+
+
+def _nothing(now: float) -> None:
+    """Nobody waits."""
 
 
 def send(sink: Sink, reply: Reply, record: Record) -> None:

@@ -28,6 +28,7 @@ from gateway.core.errors import (
     RequestNotFound,
     Unsupported,
 )
+from gateway.core.lookout import Lookout
 from gateway.core.ports import (
     Call,
     Dialect,
@@ -150,7 +151,8 @@ class Server:
         self._observe = surroundings.observe
         self._explain = surroundings.explain
         self._traces = surroundings.traces
-        self.answers = Answers(router, settings.body, surroundings.shadows)
+        lookout = Lookout(surroundings.clock, _later)
+        self.answers = Answers(router, settings.body, surroundings.shadows, lookout)
         self.running = 0
         """The exchanges that it has now."""
         self._over: asyncio.Event | None = None
@@ -353,6 +355,10 @@ class Server:
             record.outcome = "truncated"
             return
         send(sink, dialect.refuse(error, call), record)
+
+
+def _later(seconds: float, call: Callable[[], None]) -> asyncio.TimerHandle:
+    return asyncio.get_running_loop().call_later(seconds, call)
 
 
 def _call(found: Found, http: HttpRequest, record: Record, body: bytes) -> Call:

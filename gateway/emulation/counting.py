@@ -7,15 +7,19 @@ from gateway.core.types import (
     CallArguments,
     Done,
     EmbedRequest,
+    End,
     Event,
     Refusal,
     Request,
+    Served,
     Start,
     Text,
     Thought,
     Usage,
 )
 
+_WORDLESS: Final = frozenset({Served, End, Done})
+"""What every answer has, and tells nothing of its length."""
 _PER_TOKEN: Final = 4
 """Characters, as a rule of thumb."""
 _MOST_PER_TOKEN: Final = 16
@@ -40,6 +44,8 @@ class Count:
             if type(event) is Text:
                 self._tokens += event.tokens
                 self._characters += len(event.text)
+            elif type(event) in _WORDLESS:
+                continue
             elif type(event) is Usage:
                 self._told = True
             elif type(event) is Start:

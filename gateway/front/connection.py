@@ -192,7 +192,7 @@ class Connection(asyncio.Protocol):
             self._wait_for("answer" if one.complete else "body")
             sink = self._sink = Outgoing(self._transport, self._owner, one)
             self._owner.began(self)
-            self._task = self._loop.create_task(self._serve(one, sink))
+            self._task = self._loop.create_task(self._serve(one, sink), name="exchange")
 
     async def _serve(self, request: Incoming, sink: Outgoing) -> None:
         try:

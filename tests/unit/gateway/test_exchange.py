@@ -7,6 +7,7 @@ import pytest
 
 from gateway.core.context import Context, Deadline
 from gateway.core.errors import StreamBroken
+from gateway.core.lookout import Lookout
 from gateway.core.loss import Loss
 from gateway.core.ports import Encoder, Headers, Pieces, Reply, Take
 from gateway.core.types import (
@@ -107,6 +108,10 @@ class Sink:
         raise AssertionError
 
 
+def lookout(clock: Clock) -> Lookout:
+    return Lookout(clock, asyncio.get_running_loop().call_later)
+
+
 END = (b"end", [End("stop"), End("length", 1), Usage(1, 2), Done()])
 
 
@@ -131,7 +136,8 @@ async def test_the_first_token_is_not_the_heading(
     clock, record = Clock(), Record("r")
     context = Context("r", Deadline(clock, 60.0), clock, began=100.0)
 
-    await Exchange(Batches(clock, *batches, pours=pours), context, Sink(), record).run(stream=True)
+    answer = Batches(clock, *batches, pours=pours)
+    await Exchange(answer, context, Sink(), record, lookout(clock)).run(stream=True)
 
     assert (record.first_byte, record.first_token) == (first_byte, first_token)
     assert record.finish == ("stop", "length")
@@ -144,7 +150,7 @@ async def test_a_stream_ends_with_its_last_piece_whatever_its_worker_does_then(h
     context = Context("r", Deadline(clock, 60.0), clock, began=100.0)
     said: list[Event] = [Text("a")]
     answer = Lingering(clock, (b"t", said), (b"end", [End("stop"), Done()]))
-    exchange = Exchange(answer, context, sink, record)
+    exchange = Exchange(answer, context, sink, record, lookout(clock))
     task = asyncio.create_task(exchange.run(stream=True))
     await asyncio.sleep(0)
     assert (sink.finished, task.done()) == (1, False)
