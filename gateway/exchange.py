@@ -218,7 +218,8 @@ class Exchange:
         return not (self._sink.started and self._sink.pressure)
 
     async def _whole(self) -> None:
-        said, body = list[Event](), None
+        said: list[Event] = []
+        body = None
         pieces = self._answering.pieces()
         try:
             async for data, events in pieces:

@@ -10,6 +10,7 @@ from backends.http.dialling import dial
 from backends.http.origin import Origin, head, origin
 from backends.upstream import Connections
 from gateway.core.errors import InternalError, WorkerUnreachable
+from gateway.core.outbox import Outbox
 from gateway.core.ports import WireRequest
 
 _DIALS: Final = 64
@@ -31,6 +32,7 @@ class HttpUpstream:
         self._keep = keep
         self._tls: ssl.SSLContext | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
+        self._outbox = Outbox(lambda call: asyncio.get_running_loop().call_soon(call))
         self._homes: dict[str, _Home] = {}
         """By their worker's URL."""
         self._made = self._failed = 0
@@ -90,7 +92,7 @@ class HttpUpstream:
         await asyncio.gather(*(home.aclose() for home in homes))
 
     def _home(self, url: str, loop: asyncio.AbstractEventLoop) -> "_Home":
-        made = self._homes[url] = _Home(origin(url), self._keep, loop)
+        made = self._homes[url] = _Home(origin(url), self._keep, loop, self._outbox)
         if self._sweeper is None:
             self._sweeper = loop.call_later(self._idle, self._sweep, loop)
         return made
@@ -116,12 +118,15 @@ class HttpUpstream:
 class _Home:
     """The connections of one worker."""
 
-    def __init__(self, target: Origin, keep: int, loop: asyncio.AbstractEventLoop) -> None:
+    def __init__(
+        self, target: Origin, keep: int, loop: asyncio.AbstractEventLoop, outbox: Outbox
+    ) -> None:
         self._every: set[Connection] = set()
         self._empty = asyncio.Event()
         self.target = target
         self._keep = keep
         self._loop = loop
+        self._outbox = outbox
         self._resting: deque[Connection] = deque()
         self._dials = asyncio.Semaphore(_DIALS)
         self._dialling = 0
@@ -168,7 +173,7 @@ class _Home:
             self._resting.popleft().cut()
 
     def _make(self) -> Connection:
-        return Connection(self._loop, self._rest, self._end)
+        return Connection(self._loop, self._outbox, self._rest, self._end)
 
     def _rest(self, connection: Connection) -> None:
         if len(self._resting) >= self._keep:

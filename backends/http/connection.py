@@ -8,6 +8,7 @@ from httptools import HttpParserError, HttpParserUpgrade, HttpResponseParser
 
 from gateway.core.errors import StreamBroken, WorkerError, WorkerFailed
 from gateway.core.fields import Names
+from gateway.core.outbox import Outbox
 
 _BUFFER: Final = 64 << 10
 """Bytes of an answer held before the worker is made to wait; one read more at most."""
@@ -189,12 +190,14 @@ class Connection(asyncio.Protocol):
     def __init__(
         self,
         loop: asyncio.AbstractEventLoop,
+        outbox: Outbox,
         rested: Callable[["Connection"], None],
         ended: Callable[["Connection"], None],
     ) -> None:
         self.since = 0.0
         """When it began to rest, by the loop's clock."""
         self._loop = loop
+        self._outbox = outbox
         self._rested = rested
         self._ended = ended
         self._transport: asyncio.Transport | None = None
@@ -242,7 +245,7 @@ class Connection(asyncio.Protocol):
         if self._transport is None:
             answer.fail()
         else:
-            self._transport.write(data)
+            self._outbox.send(self._transport, data)
         return answer
 
     def go_on(self) -> None:

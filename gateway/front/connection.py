@@ -4,6 +4,7 @@ import asyncio
 from collections import Counter, deque
 from typing import Final, Literal, Protocol, cast
 
+from gateway.core.outbox import Outbox
 from gateway.front import Serve
 from gateway.front.heads import head
 from gateway.front.incoming import Incoming
@@ -28,6 +29,7 @@ class Owner(Protocol):
     serve: Serve
     leaving: bool
     limits: Limits
+    outbox: Outbox
     now: float
     """By the loop's clock, as of the last look at who takes too long."""
     refused: Counter[int]
@@ -76,11 +78,13 @@ class Connection(asyncio.Protocol):
         """Close, once what was written is sent."""
         self._reader.deaf = True
         self._wait_for("ending")
+        self._owner.outbox.flush()
         if self._transport is not None:
             self._transport.close()
 
     def cut(self) -> None:
         """Close at once."""
+        self._owner.outbox.flush()
         if self._transport is not None:
             self._transport.abort()
 
@@ -165,6 +169,7 @@ class Connection(asyncio.Protocol):
         body = self._reader.body
         if self._transport is not None and body is not None and body.expects:
             body.expects = False
+            self._owner.outbox.flush()
             self._transport.write(b"HTTP/1.1 100 Continue\r\n\r\n")
         self._read_on()
 
@@ -228,13 +233,14 @@ class Connection(asyncio.Protocol):
             "Connection: close",
         )
         if self._transport is not None:
-            self._transport.write(head(refused.status, lines) + body)
+            self._owner.outbox.send(self._transport, head(refused.status, lines) + body)
         self._linger()
 
     def _linger(self) -> None:
         """End, but read on for a little: an answer is lost if its reader is met by a reset."""
         self._reader.deaf = True
         self._wait_for("lingering")
+        self._owner.outbox.flush()
         self._read_on()
         if self._transport is not None:
             if self._transport.can_write_eof():

@@ -6,6 +6,7 @@ import ssl
 from collections import Counter
 from collections.abc import Sequence
 
+from gateway.core.outbox import Outbox
 from gateway.door import Door
 from gateway.front import Serve
 from gateway.front.connection import Connection
@@ -24,6 +25,7 @@ class Front:
         self.leaving = False
         self.now = 0.0
         self.limits = limits
+        self.outbox = Outbox(lambda call: asyncio.get_running_loop().call_soon(call))
         self._connections: dict[Connection, None] = {}
         self._addresses: dict[str, int] = {}
         """How many connections each has."""

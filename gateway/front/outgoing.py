@@ -3,6 +3,7 @@
 import asyncio
 from typing import Final, Protocol
 
+from gateway.core.outbox import Outbox
 from gateway.core.ports import Headers
 from gateway.front.heads import STREAM, WHOLE, head, told
 from gateway.front.incoming import Incoming
@@ -19,6 +20,8 @@ class Leaving(Protocol):
     """What may close its connections."""
 
     leaving: bool
+    outbox: Outbox
+    """By which all of them are written to."""
 
 
 class Outgoing:
@@ -80,13 +83,13 @@ class Outgoing:
         if not self._head_sent:
             self._parts.append(data)
         elif framed := self._framed(data):
-            self._transport.write(framed)
+            self._send(framed)
 
     def finish(self) -> None:
         """See ``gateway.seam.Sink``."""
         if self._head_sent:
             if self._chunked:
-                self._transport.write(_LAST)
+                self._send(_LAST)
         elif self._streams:
             self._open(_LAST)
         else:
@@ -127,7 +130,7 @@ class Outgoing:
             lines.append(f"Content-Length: {len(body)}")
         self.closes = self.closes or "connection" in silent
         top = self._top(lines)
-        self._transport.write(top if self._bare else top + body)
+        self._send(top if self._bare else top + body)
 
     def _open(self, last: bytes = b"") -> None:
         """Begin a stream; and end it, with ``last`` where that is told."""
@@ -139,7 +142,7 @@ class Outgoing:
         self.closes = self.closes or self._http10 or "connection" in silent
         said = self._top(lines), self._framed(b"".join(self._parts)), last if self._chunked else b""
         self._parts.clear()
-        self._transport.write(b"".join(said))
+        self._send(b"".join(said))
 
     def _top(self, lines: list[str]) -> bytes:
         """The head, which counts as sent."""
@@ -153,6 +156,9 @@ class Outgoing:
         self._head_sent = True
         self.pressure = self._writable is not None
         return made
+
+    def _send(self, data: bytes) -> None:
+        self._owner.outbox.send(self._transport, data)
 
     def _framed(self, data: bytes) -> bytes:
         if self._bare or not data:

@@ -226,7 +226,8 @@ class StreamPassage:
         """See ``gateway.core.ports.Passage``."""
         if self._failed is not None:
             raise self._failed
-        held, end, events = self._held, 0, list[Event]()
+        held, end = self._held, 0
+        events: list[Event] = []
         at = max(0, len(held) - _MARGIN)
         held += data
         while boundary := _BOUNDARY.search(held, at):

@@ -1,0 +1,69 @@
+"""What is written to many connections in one turn of the loop, sent together. Pure.
+
+A write wakes who waits for it, which takes the sender longer than the write itself. Where many end
+at one place, as clients behind a proxy do, and a pool's connections to a worker, it is woken once.
+"""
+
+from collections.abc import Callable
+from typing import Final, Protocol
+
+_MOST: Final = 16
+"""Writes that wait at a time: the first waits for as long as the others are made."""
+_ALONE: Final = 8
+"""Writes that are not held back after a turn that had only one: it would be another turn for each.
+"""
+
+
+class Transport(Protocol):
+    """One connection's way out."""
+
+    def is_closing(self) -> bool:
+        """Whether nothing more can be written."""
+
+    def write(self, data: bytes) -> None:
+        """Send it."""
+
+
+class Outbox:
+    """Holds back what is written until the turn's end, and keeps its order.
+
+    Whoever does anything else with a transport that was written to calls ``flush`` before.
+    """
+
+    __slots__ = ("_alone", "_due", "_soon", "_waiting")
+
+    def __init__(self, soon: Callable[[Callable[[], None]], object]) -> None:
+        """``soon`` has something called in the loop's next turn."""
+        self._soon = soon
+        self._waiting: list[tuple[Transport, bytes]] = []
+        self._alone = 0
+        """Writes that are sent at once, while none waits."""
+        self._due = False
+        """The turn's end will be told."""
+
+    def send(self, transport: Transport, data: bytes) -> None:
+        """Write this. To one that is closing by then it is not sent."""
+        if self._alone:
+            self._alone -= 1
+            transport.write(data)
+            return
+        self._waiting.append((transport, data))
+        if len(self._waiting) >= _MOST:
+            self.flush()
+        elif not self._due:
+            self._due = True
+            self._soon(self._end)
+
+    def flush(self) -> None:
+        """Send what waits."""
+        waiting, self._waiting = self._waiting, []
+        for transport, data in waiting:
+            if not transport.is_closing():
+                transport.write(data)
+
+    def _end(self) -> None:
+        """The turn is over."""
+        self._due = False
+        if len(self._waiting) == 1:
+            self._alone = _ALONE
+        self.flush()
