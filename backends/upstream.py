@@ -14,7 +14,7 @@ from urllib.parse import urlsplit
 
 from msgspec import Struct
 
-from gateway.core.ports import WireRequest
+from gateway.core.ports import Headers, WireRequest
 
 _KEY: Final = re.compile(r"[!-~]+")
 
@@ -121,22 +121,30 @@ class Connected(Protocol):
 
 
 class Upstream(Protocol):
-    """Sends requests to workers, each at a ``url``."""
+    """Sends requests to workers, each at a ``url``.
 
-    def ask(self, url: str, request: WireRequest) -> Reading | None:
+    A request's headers are those that many have in common: how they are written is remembered.
+    ``own`` are those of this request alone, which come after them, and are not.
+    """
+
+    def ask(self, url: str, request: WireRequest, own: Headers = ()) -> Reading | None:
         """Send ``request`` at once, over a connection that rests; None where there is none.
 
         Its head is still to come.
         """
 
-    async def dial(self, url: str, request: WireRequest, connect_timeout: float) -> Reading:
+    async def dial(
+        self, url: str, request: WireRequest, connect_timeout: float, own: Headers = ()
+    ) -> Reading:
         """Send it over a new connection, and wait for the head.
 
         ``connect_timeout`` (seconds) covers name, connection and TLS. Cancelling closes the
         connection at once. Raises WorkerUnreachable, StreamBroken or WorkerFailed.
         """
 
-    async def open(self, url: str, request: WireRequest, connect_timeout: float) -> Reading:
+    async def open(
+        self, url: str, request: WireRequest, connect_timeout: float, own: Headers = ()
+    ) -> Reading:
         """Send it over a connection that rests or else over a new one, and wait for the head.
 
         One that ended while it rested is replaced once, unnoticed. Otherwise as ``dial``.

@@ -11,7 +11,7 @@ from backends.http.origin import Origin, head, origin
 from backends.upstream import Connections
 from gateway.core.errors import InternalError, WorkerUnreachable
 from gateway.core.outbox import Outbox
-from gateway.core.ports import WireRequest
+from gateway.core.ports import Headers, WireRequest
 
 _DIALS: Final = 64
 """Connections to one worker that are made at a time: more would only wait in its queue."""
@@ -42,20 +42,22 @@ class HttpUpstream:
         """See Upstream."""
         self._loop = asyncio.get_running_loop()
 
-    def ask(self, url: str, request: WireRequest) -> Answer | None:
+    def ask(self, url: str, request: WireRequest, own: Headers = ()) -> Answer | None:
         """See Upstream."""
         home = self._homes.get(url)
-        if home is None or self._loop is None:
+        if home is None:
             return None
-        data = head(url, request) + request.body
-        used = home.pop(self._loop.time() - self._idle)
+        data = head(url, request, own) + request.body
+        used = home.pop(self._idle)
         return None if used is None else used.ask(data)
 
-    async def dial(self, url: str, request: WireRequest, connect_timeout: float) -> Answer:
+    async def dial(
+        self, url: str, request: WireRequest, connect_timeout: float, own: Headers = ()
+    ) -> Answer:
         """See Upstream."""
         if self._loop is None:
             raise InternalError("the HTTP client was not started")
-        data = head(url, request) + request.body
+        data = head(url, request, own) + request.body
         home = self._homes.get(url) or self._home(url, self._loop)
         tls = self._context() if home.target.tls else None
         try:
@@ -68,12 +70,14 @@ class HttpUpstream:
         await answer.head()
         return answer
 
-    async def open(self, url: str, request: WireRequest, connect_timeout: float) -> Answer:
+    async def open(
+        self, url: str, request: WireRequest, connect_timeout: float, own: Headers = ()
+    ) -> Answer:
         """See Upstream."""
-        answer = self.ask(url, request)
+        answer = self.ask(url, request, own)
         if answer is not None and await answer.head():
             return answer
-        return await self.dial(url, request, connect_timeout)
+        return await self.dial(url, request, connect_timeout, own)
 
     @property
     def connections(self) -> Connections:
@@ -141,10 +145,11 @@ class _Home:
         """How many connections there are, and how many of them rest."""
         return len(self._every), len(self._resting)
 
-    def pop(self, before: float) -> Connection | None:
-        """The connection used last, unless that was ``before`` (by the loop's clock)."""
-        if self._resting and self._resting[-1].since > before:
-            return self._resting.pop()
+    def pop(self, idle: float) -> Connection | None:
+        """The connection used last, unless it rested for ``idle`` seconds."""
+        resting = self._resting
+        if resting and resting[-1].since + idle > self._loop.time():
+            return resting.pop()
         return None
 
     async def dial(self, tls: ssl.SSLContext | None, seconds: float) -> Connection:

@@ -8,7 +8,7 @@ from urllib.parse import urlsplit
 from msgspec import Struct
 
 from gateway.core.errors import InternalError
-from gateway.core.ports import WireRequest
+from gateway.core.ports import Headers, WireRequest
 
 _PORTS: Final = {"http": 80, "https": 443}
 _BODILESS: Final = ("GET", "HEAD")
@@ -40,35 +40,43 @@ def origin(url: str) -> Origin:
     return Origin(host, port, parts.scheme == "https", named, parts.path.rstrip("/"))
 
 
-def head(url: str, request: WireRequest) -> bytes:
-    """The request line and the headers. Raises InternalError for what would be another request."""
-    headers, body, path = request.headers, request.body, request.path
-    make_top = _known_top if len(path) <= _SHORT else _top
-    top = make_top(url, request.method, path)
-    text = ""
-    for name, value in headers:
-        text += f"{name}: {value}\r\n"
-    if not _is_lines(text, len(headers)):
-        raise InternalError("a header for a worker holds a line's end")
-    length = f"Content-Length: {len(body)}\r\n" if body or request.method not in _BODILESS else ""
-    return f"{top}{text}Accept-Encoding: identity\r\n{length}\r\n".encode()
+def head(url: str, request: WireRequest, own: Headers = ()) -> bytes:
+    """The request line and the headers; see ``backends.upstream.Upstream`` for ``own``.
+
+    Raises InternalError for what would be another request.
+    """
+    make_top = _known_top if len(request.path) <= _SHORT else _top
+    top = make_top(url, request.method, request.path, request.headers)
+    text = f"{top}{_lines(own)}Accept-Encoding: identity\r\n"
+    size = len(request.body)
+    if not size and request.method in _BODILESS:
+        return f"{text}\r\n".encode()
+    return f"{text}Content-Length: {size}\r\n\r\n".encode()
 
 
-def _top(url: str, method: str, path: str) -> str:
+def _top(url: str, method: str, path: str, headers: Headers) -> str:
     """The lines before a request's own headers. Raises InternalError."""
     if not _PATH.fullmatch(path):
         raise InternalError("a worker's path is not one")
     target = origin(url)
-    top = f"{method} {target.base}{path} HTTP/1.1\r\nHost: {target.named}\r\n"
-    if not _is_lines(top, 2):
-        raise InternalError("a worker's URL holds a line's end")
-    return top
+    asked = _line(f"{method} {target.base}{path} HTTP/1.1")
+    return asked + _lines((("Host", target.named), *headers))
 
 
 _known_top = functools.lru_cache(maxsize=1024)(_top)
 """Most requests to a worker share them."""
 
 
-def _is_lines(text: str, count: int) -> bool:
-    """Whether it is so many lines as a head may hold, each with its end."""
-    return text.count("\r") == count and text.count("\n") == count and "\0" not in text
+def _lines(headers: Headers) -> str:
+    """A line for each. Raises InternalError where one would be more."""
+    text = ""
+    for name, value in headers:
+        text += _line(f"{name}: {value}")
+    return text
+
+
+def _line(text: str) -> str:
+    """It with its end. Raises InternalError where it holds one."""
+    if "\r" in text or "\n" in text or "\0" in text:
+        raise InternalError("a line of a request's head holds a line's end")
+    return f"{text}\r\n"

@@ -22,7 +22,7 @@ from gateway.core.errors import (
     StreamBroken,
     WorkerFailed,
 )
-from gateway.core.ports import Decoder, Passage, Take, WireRequest
+from gateway.core.ports import Decoder, Headers, Passage, Take, WireRequest
 from gateway.core.types import (
     Done,
     EmbedRequest,
@@ -54,10 +54,12 @@ _SILENT: Final = frozenset({Start, Served, Timing, Usage})
 
 
 class Work(Struct, frozen=True):
-    """One request on its way. ``wire`` has no worker's key yet."""
+    """One request on its way. ``wire`` has the headers that many have in common."""
 
     request: Request
     wire: WireRequest
+    own: Headers
+    """The headers of this request alone, but for the worker's key."""
     passage: Callable[[], Passage]
     """Makes what reads the answer, a new one for each attempt."""
     read_error: ReadError
@@ -110,7 +112,7 @@ class Attempt:
         self._streams = work.request.stream
         # The first token of an answer in one piece is its last: only the deadline bounds it.
         first = timeouts.first_token if self._streams else None
-        self._watch = Watch(means.lookout, work.deadline, first=first, idle=timeouts.idle)
+        self._watch = Watch(means.lookout, work.deadline, first, timeouts.idle)
         self._reading: Reading | None = None
         self._pushed_back = False
         self._take: Take = _nothing
@@ -126,19 +128,20 @@ class Attempt:
         there. Until then another worker can make up for it. Raises DeadlineExceeded, WorkerError,
         and what the dialect reads in a worker's error.
         """
-        member, watch, held = self.member, self._watch, list[Piece]()
+        member, watch, streams = self.member, self._watch, self._streams
+        held: list[Piece] = []  # not list[Piece](), which costs a hundred times as much
         member.waiting.add(watch)
         try:
-            wire = keyed(self._work.wire, member.worker)
-            reading = self._ask(wire)
+            own = keyed(self._work.own, member.worker)
+            reading = self._ask(own)
             if reading is None or not await reading.head():
-                reading = await self._dial(wire)
+                reading = await self._dial(own)
             member.reached()
             if reading.status != _OK:
                 raise await self._refusal(reading)
             self._accept(reading)
             size, ended = 0, False
-            while not (self.over or (self._streams and held and _begins(held[-1]))):
+            while not (self.over or (streams and held and _begins(held[-1]))):
                 data = b"" if ended else reading.taken() or await self._next(reading)
                 ended = reading.complete
                 if data:
@@ -197,18 +200,19 @@ class Attempt:
         if self._reading is not None:
             self._reading.release()
 
-    def _ask(self, wire: WireRequest) -> Reading | None:
+    def _ask(self, own: Headers) -> Reading | None:
         """Send the request over a connection that rests; None where there is none."""
         self._watch.wait()
-        reading = self._reading = self._means.upstream.ask(self.member.worker.url, wire)
+        url, wire = self.member.worker.url, self._work.wire
+        reading = self._reading = self._means.upstream.ask(url, wire, own)
         if reading is not None:
             self._watch.cut = reading.abort
         return reading
 
-    async def _dial(self, wire: WireRequest) -> Reading:
+    async def _dial(self, own: Headers) -> Reading:
         """Send it over a new one, and wait for the head of its answer."""
-        means = self._means
-        opening = means.upstream.dial(self.member.worker.url, wire, means.timeouts.connect)
+        means, url = self._means, self.member.worker.url
+        opening = means.upstream.dial(url, self._work.wire, means.timeouts.connect, own)
         reading = self._reading = await self._watch.open(opening)
         self._watch.cut = reading.abort
         return reading

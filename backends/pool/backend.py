@@ -47,8 +47,10 @@ from gateway.core.ports import (
 from gateway.core.types import Event, Request
 from gateway.core.watching import Trace, Watch
 
-_PASSED_ON: Final = ("content-type", "accept", "req-id")
-"""The headers of a dialect's own that a worker sees."""
+_SHARED: Final = ("content-type", "accept")
+"""The headers of a dialect that a worker sees, and that many requests have in common."""
+_OWN: Final = ("req-id",)
+"""The same, but each of one request."""
 _LONGEST_WORD: Final = 256
 _STATE: Final = re.compile(r"[ -~]{1,512}")
 _OF_A_TRACE: Final = ("traceparent", "tracestate")
@@ -212,12 +214,12 @@ class PoolBackend:
             own = f"{context.id}-{self._salt}{next(self._numbers):x}"
             request = replace(request, client_id=own)
         if context.large:
-            wire = _allowed(await asyncio.to_thread(dialect.encode, request), context)
+            wire = await asyncio.to_thread(dialect.encode, request)
         else:
-            wire = _allowed(dialect.encode(request), context)
+            wire = dialect.encode(request)
         work = Work(
             request,
-            wire,
+            *_allowed(wire, context),
             lambda: Translated(dialect.decoder(request)),
             dialect.read_error,
             deadline,
@@ -236,9 +238,9 @@ class PoolBackend:
 
     def relay(self, relay: Relay, context: Context, take: Take | None = None) -> Pieces:
         """See ``gateway.core.ports.Relayer``."""
-        wire = _allowed(relay.wire, context)
+        wire, own = _allowed(relay.wire, context)
         read_error = relay.read_error or self._dialect.read_error
-        work = Work(relay.request, wire, relay.passage, read_error, self._deadline(context))
+        work = Work(relay.request, wire, own, relay.passage, read_error, self._deadline(context))
         return self._pieces(work, context, take)
 
     def _deadline(self, context: Context) -> Deadline:
@@ -345,16 +347,17 @@ def _is_dry(context: Context) -> bool:
     return context.watch is not None and context.watch.dry
 
 
-def _allowed(wire: WireRequest, context: Context) -> WireRequest:
-    """``wire`` with no header that a worker need not see."""
-    headers = _passed_on(wire.headers)
-    if _is_word(context.id):
-        headers += (("x-request-id", context.id),)
+def _allowed(wire: WireRequest, context: Context) -> tuple[WireRequest, Headers]:
+    """``wire`` with no header that a worker need not see, and the headers of this request alone."""
+    shared, own = _passed_on(wire.headers)
+    if shared != wire.headers:
+        wire = WireRequest(wire.path, wire.body, shared, wire.method)
+    own += (("x-request-id", context.id),)  # which was found fit when it came in
     if context.traceparent and _is_word(context.traceparent):
-        headers += (("traceparent", context.traceparent),)
+        own += (("traceparent", context.traceparent),)
     if context.tracestate and _STATE.fullmatch(context.tracestate):
-        headers += (("tracestate", context.tracestate),)
-    return WireRequest(wire.path, wire.body, headers, wire.method)
+        own += (("tracestate", context.tracestate),)
+    return wire, own
 
 
 def _is_word(text: str) -> bool:
@@ -364,17 +367,16 @@ def _is_word(text: str) -> bool:
 
 
 @functools.lru_cache(256)
-def _passed_on(headers: Headers) -> Headers:
-    """Those of a dialect's own that a worker sees; a dialect has the same for most requests."""
-    return tuple(one for one in headers if one[0].lower() in _PASSED_ON)
+def _passed_on(headers: Headers) -> tuple[Headers, Headers]:
+    """Those that a worker sees: what requests have in common, and what is each one's own."""
+    shared = tuple(one for one in headers if one[0].lower() in _SHARED)
+    return shared, tuple(one for one in headers if one[0].lower() in _OWN)
 
 
 def _traced(work: Work, trace: Trace, member: Member) -> Work:
     """``work`` for one worker, which is told of the trace."""
-    wire = work.wire
-    own = [one for one in wire.headers if one[0] not in _OF_A_TRACE]
-    headers = (*own, *trace.asks(member.name))
-    return replace(work, wire=WireRequest(wire.path, wire.body, headers, wire.method))
+    own = [one for one in work.own if one[0] not in _OF_A_TRACE]
+    return replace(work, own=(*own, *trace.asks(member.name)))
 
 
 def _source(told: SourceSettings, readers: Mapping[str, Read]) -> Source:

@@ -5,18 +5,17 @@ from typing import Final
 
 from backends.upstream import Upstream, Worker
 from gateway.core.errors import DeadlineExceeded, WorkerFailed
-from gateway.core.ports import WireRequest
+from gateway.core.ports import Headers, WireRequest
 
 _BYTES: Final = 1 << 20
 """The largest answer that is read."""
 
 
-def keyed(wire: WireRequest, worker: Worker) -> WireRequest:
-    """``wire`` with the worker's key, where it has one."""
+def keyed(own: Headers, worker: Worker) -> Headers:
+    """A request's own headers with the worker's key, where it has one."""
     if worker.bearer is None:
-        return wire
-    key = ("Authorization", f"Bearer {worker.bearer}")
-    return WireRequest(wire.path, wire.body, (*wire.headers, key), wire.method)
+        return own
+    return (*own, ("Authorization", f"Bearer {worker.bearer}"))
 
 
 async def fetch(
@@ -29,7 +28,7 @@ async def fetch(
     body = bytearray()
     try:
         async with asyncio.timeout(seconds):
-            reading = await upstream.open(worker.url, keyed(wire, worker), seconds)
+            reading = await upstream.open(worker.url, wire, seconds, keyed((), worker))
             try:
                 while data := await reading.read():
                     body += data

@@ -159,7 +159,8 @@ class Roster:
 
     def choices(self, wish: Wish) -> Sequence[Member]:
         """The workers that may be asked, whether or not they have a place."""
-        return self._choices(wish, self._clock())
+        found = eligible(self._members, self._clock(), self._limits.health.panic)
+        return [one for one in found if one.key not in wish.tried]
 
     def foresee(self, wish: Wish) -> tuple[Sequence[Member], Scores, Member | None]:
         """Who has a place, how they compare, and who would be taken now; it changes nothing."""
@@ -233,17 +234,13 @@ class Roster:
             self._guests[place] = wish.give_way
         return place
 
-    def _choices(self, wish: Wish, now: float) -> Sequence[Member]:
-        found = eligible(self._members, now, self._limits.health.panic)
-        tried = wish.tried
-        return [one for one in found if one.key not in tried] if tried else found
-
     def _free(self, wish: Wish, now: float) -> Sequence[Member]:
         """Those that may be asked and have a place."""
-        most = self._limits.most
+        most, tried = self._limits.most, wish.tried
         if most is not None and self._in_flight >= most:
             return []
-        return [one for one in self._choices(wish, now) if one.free]
+        found = eligible(self._members, now, self._limits.health.panic)
+        return [one for one in found if one.free and one.key not in tried]
 
     def _release(self, place: Place) -> None:
         member = place.member

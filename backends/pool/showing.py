@@ -11,6 +11,7 @@ from backends.pool.policy import Scores
 from backends.pool.roster import Roster, Wish
 from backends.pool.settings import PoolSettings
 from gateway.core.errors import GatewayError
+from gateway.core.ports import WireRequest
 from gateway.core.watching import Candidate, Choice, Watch
 
 Can = Literal["yes", "no", "full", "tried"]
@@ -40,19 +41,21 @@ class Shown:
         candidates = [
             _candidate(one, can.get(one.key, "no"), scores) for one in self._roster.members
         ]
-        wire = self._work.wire
-        self._watch.chooses(
-            self._choice(candidates, scores, likely),
-            wire if likely is None else keyed(wire, likely.worker),
-        )
+        self._watch.chooses(self._choice(candidates, scores, likely), self._wire(likely))
 
     def asked(self, member: Member) -> None:
         """It was chosen, and is asked now."""
-        self._watch.sends(member.name, keyed(self._work.wire, member.worker))
+        self._watch.sends(member.name, self._wire(member))
 
     def failed(self, member: Member, error: GatewayError) -> None:
         """It failed, and nothing of its answer was passed on."""
         self._watch.fails(member.name, error)
+
+    def _wire(self, member: Member | None) -> WireRequest:
+        """The request as this worker gets it; None: without a key."""
+        wire, own = self._work.wire, self._work.own
+        told = own if member is None else keyed(own, member.worker)
+        return WireRequest(wire.path, wire.body, (*wire.headers, *told), wire.method)
 
     def _choice(self, candidates: list[Candidate], scores: Scores, likely: Member | None) -> Choice:
         told = self._settings

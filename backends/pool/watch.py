@@ -105,7 +105,7 @@ class Watch:
     )
 
     def __init__(
-        self, lookout: Lookout, deadline: Deadline, *, first: float | None, idle: float
+        self, lookout: Lookout, deadline: Deadline, first: float | None, idle: float
     ) -> None:
         self._lookout = lookout
         self._deadline = deadline

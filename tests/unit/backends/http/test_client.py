@@ -38,6 +38,18 @@ async def test_what_the_worker_sees() -> None:
     }
 
 
+async def test_what_is_of_one_request_alone_is_not_sent_with_the_next() -> None:
+    async with ScriptedWorker(OK, OK) as worker, client() as upstream:
+        for own in ((("X-Id", "1"), ("X-Key", "k")), ()):
+            reading = await upstream.open(worker.url, ASK, 2.0, own)
+            assert await rest(reading) == b"fine"
+
+    first, second = ([*one.headers] for one in worker.requests)
+    shared, after = ["host", "content-type"], ["accept-encoding", "content-length"]
+    assert first == [*shared, "x-id", "x-key", *after]
+    assert second == [*shared, *after]
+
+
 async def test_a_get_has_no_body() -> None:
     async with ScriptedWorker(OK) as worker, client() as upstream:
         await ask(upstream, worker.url, WireRequest("/health", b"", method="GET"))

@@ -205,6 +205,8 @@ async def test_a_header_is_one_line(value: str) -> None:
     async with ScriptedWorker(OK) as worker, client() as upstream:
         with pytest.raises(InternalError):
             await upstream.open(worker.url, WireRequest("/", b"", (("X-A", value),)), 2.0)
+        with pytest.raises(InternalError):
+            await upstream.open(worker.url, WireRequest("/", b""), 2.0, (("X-A", value),))
     assert worker.asked == 0
 
 

@@ -43,7 +43,7 @@ def shown(roster: Roster, wish: Wish, settings: PoolSettings | None = None) -> t
     request = GenerateRequest(kind="chat", model="m")
     wire = WireRequest("/v1", b"{}")
     deadline = Deadline(lambda: 0.0, 30.0)
-    work = Work(request, wire, _never, _never, deadline)  # type: ignore[arg-type]
+    work = Work(request, wire, (), _never, _never, deadline)  # type: ignore[arg-type]
     return seen, Shown(seen, settings or PoolSettings(), roster, wish, work)
 
 

@@ -182,5 +182,13 @@ def test_what_a_client_says_of_its_trace_is_passed_on(
     given: dict[str, str], passed_on: list[tuple[str, str]]
 ) -> None:
     context = Context("r", Deadline(lambda: 0.0, 1), lambda: 0.0, **given)  # type: ignore[arg-type]
-    wire = _allowed(WireRequest("/", b"", ()), context)
-    assert [*wire.headers] == [("x-request-id", "r"), *passed_on]
+    _, own = _allowed(WireRequest("/", b"", ()), context)
+    assert [*own] == [("x-request-id", "r"), *passed_on]
+
+
+def test_a_worker_sees_no_header_that_it_need_not() -> None:
+    context = Context("r", Deadline(lambda: 0.0, 1), lambda: 0.0)
+    given = (("Content-Type", "text/plain"), ("X-Secret", "s"), ("req-id", "mine"))
+    wire, own = _allowed(WireRequest("/", b"{}", given, "PUT"), context)
+    assert wire == WireRequest("/", b"{}", (("Content-Type", "text/plain"),), "PUT")
+    assert own == (("req-id", "mine"), ("x-request-id", "r"))
