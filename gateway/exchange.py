@@ -20,7 +20,7 @@ from gateway.core.errors import (
 )
 from gateway.core.lookout import Lookout
 from gateway.core.loss import Loss
-from gateway.core.ports import Encoder, Headers, Pieces, Reply, Take
+from gateway.core.ports import Encoder, Headers, Piece, Pieces, Reply, Take
 from gateway.core.types import (
     CallStart,
     Done,
@@ -57,13 +57,16 @@ class Answering(Protocol):
         """A stream's headers, once its first events are there."""
 
     def heard(self, events: Sequence[Event]) -> Sequence[Event]:
-        """What these pieces' events come to; each batch is told once, in its turn."""
+        """What these events of a stream come to; each batch is told once, in its turn."""
 
     def whole(self, events: Sequence[Event], body: bytes | None) -> Reply:
         """An answer in one piece; ``body`` where a worker wrote it already.
 
         Raises StreamBroken where the events are not those of a whole answer.
         """
+
+    async def gathered(self) -> Piece:
+        """All of an answer in one piece, heard; its last event is Done, or it broke off."""
 
     def pieces(self, take: Take | None = None) -> Pieces:
         """The answer; ends with Done or raises. Closing it stops the work at once.
@@ -218,15 +221,7 @@ class Exchange:
         return not (self._sink.started and self._sink.pressure)
 
     async def _whole(self) -> None:
-        said: list[Event] = []
-        body = None
-        pieces = self._answering.pieces()
-        try:
-            async for data, events in pieces:
-                said += self._answering.heard(events)
-                body = data or body
-        finally:
-            await pieces.aclose()
+        body, said = await self._answering.gathered()
         self._note(said)
         self._check()
         send(self._sink, self._answering.whole(said, body), self._record)

@@ -8,7 +8,7 @@ from msgspec import Struct
 
 from gateway.core.context import Clock
 from gateway.core.loss import Loss
-from gateway.core.ports import Pieces, Take
+from gateway.core.ports import Piece, Pieces, Take
 from gateway.core.types import (
     CallArguments,
     CallStart,
@@ -171,6 +171,13 @@ class Overheard:
         events = self._answering.heard(events)
         self._noted.take(events)
         return events
+
+    async def gathered(self) -> Piece:
+        """See ``gateway.exchange.Answering``."""
+        self._noted.begin()
+        body, said = await self._answering.gathered()
+        self._noted.take(said)
+        return body, said
 
     def pieces(self, take: Take | None = None) -> Pieces:
         """See ``gateway.exchange.Answering``."""

@@ -12,6 +12,7 @@ from gateway.core.ports import (
     Dialect,
     Encoder,
     Headers,
+    Piece,
     Pieces,
     Relay,
     Relayer,
@@ -60,6 +61,15 @@ class Relaying:
         if body is None:
             return self._translate().whole(events, None)
         return Reply(200, body, self._relay.headers())
+
+    async def gathered(self) -> Piece:
+        """See ``gateway.exchange.Answering``."""
+        said: list[Event] = []
+        body = None
+        for data, events in await self._backend.fetch(self._relay, self._context):
+            said += self.heard(events)
+            body = data or body
+        return body, said
 
     def pieces(self, take: Take | None = None) -> Pieces:
         """See ``gateway.exchange.Answering``."""

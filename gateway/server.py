@@ -151,7 +151,7 @@ class Server:
         self._observe = surroundings.observe
         self._explain = surroundings.explain
         self._traces = surroundings.traces
-        lookout = Lookout(surroundings.clock, _later)
+        lookout = Lookout(surroundings.clock, asyncio.get_running_loop)
         self.answers = Answers(router, settings.body, surroundings.shadows, lookout)
         self.running = 0
         """The exchanges that it has now."""
@@ -355,10 +355,6 @@ class Server:
             record.outcome = "truncated"
             return
         send(sink, dialect.refuse(error, call), record)
-
-
-def _later(seconds: float, call: Callable[[], None]) -> asyncio.TimerHandle:
-    return asyncio.get_running_loop().call_later(seconds, call)
 
 
 def _call(found: Found, http: HttpRequest, record: Record, body: bytes) -> Call:

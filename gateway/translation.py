@@ -6,7 +6,7 @@ from gateway.core import loss
 from gateway.core.aggregate import folded
 from gateway.core.errors import Unsupported
 from gateway.core.loss import Loss
-from gateway.core.ports import About, Call, Dialect, Encoder, Headers, Pieces, Reply, Take
+from gateway.core.ports import About, Call, Dialect, Encoder, Headers, Piece, Pieces, Reply, Take
 from gateway.core.types import Event
 from gateway.emulation import answer, planned
 from gateway.fitting import fit
@@ -52,6 +52,17 @@ class Translation:
         reply = self._encoder.whole(folded(events))
         headers = (*reply.headers, *self._encoder.headers(), *self._told())
         return Reply(reply.status, reply.body, headers)
+
+    async def gathered(self) -> Piece:
+        """See ``gateway.exchange.Answering``."""
+        said: list[Event] = []
+        pieces = self.pieces()
+        try:
+            async for _, events in pieces:
+                said += events
+        finally:
+            await pieces.aclose()
+        return None, said
 
     def pieces(self, take: Take | None = None) -> Pieces:
         """See ``gateway.exchange.Answering``."""

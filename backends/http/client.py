@@ -32,7 +32,7 @@ class HttpUpstream:
         self._keep = keep
         self._tls: ssl.SSLContext | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
-        self._outbox = Outbox(lambda call: asyncio.get_running_loop().call_soon(call))
+        self._outbox = Outbox(asyncio.get_running_loop)
         self._homes: dict[str, _Home] = {}
         """By their worker's URL."""
         self._made = self._failed = 0

@@ -11,7 +11,7 @@ from backends.pool.errand import keyed
 from backends.pool.member import kind
 from backends.pool.roster import Place
 from backends.pool.tally import Tally
-from backends.pool.watch import Lookout, Watch
+from backends.pool.watch import Watch
 from backends.upstream import Reading, Upstream
 from gateway.core.context import Clock, Deadline, Timeouts
 from gateway.core.errors import (
@@ -22,7 +22,8 @@ from gateway.core.errors import (
     StreamBroken,
     WorkerFailed,
 )
-from gateway.core.ports import Decoder, Headers, Passage, Take, WireRequest
+from gateway.core.lookout import Lookout
+from gateway.core.ports import Decoder, Headers, Passage, Piece, Take, WireRequest
 from gateway.core.types import (
     Done,
     EmbedRequest,
@@ -35,8 +36,6 @@ from gateway.core.types import (
     Usage,
 )
 
-Piece = tuple[bytes | None, Sequence[Event]]
-"""Events, with their bytes in the client's dialect where the worker wrote them already."""
 ReadError = Callable[[int, Mapping[str, str], bytes], GatewayError]
 """See ``gateway.core.ports.WorkerDialect.read_error``."""
 
@@ -100,9 +99,11 @@ class Attempt:
         "accepted",
         "member",
         "over",
+        "place",
     )
 
     def __init__(self, place: Place, work: Work, means: Means) -> None:
+        self.place = place
         self.member = place.member
         self._work = work
         self._means = means

@@ -1,9 +1,7 @@
 """One request: a worker, its answer as events, and another worker where the first never began."""
 
 import asyncio
-import functools
 import itertools
-import re
 from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from typing import Any, Final
 
@@ -15,45 +13,38 @@ from backends.pool.attempt import Attempt, Means, Translated, Work
 from backends.pool.budget import Budget
 from backends.pool.discovery import Discovery, Dns, File, Source
 from backends.pool.discovery.file import Read
+from backends.pool.headers import allowed, traced
 from backends.pool.learning import Learner
 from backends.pool.member import Member, WorkerReport
 from backends.pool.policy import NOTHING, Ask, make_policy, prefix_of
 from backends.pool.probing import Probing
 from backends.pool.retry import Retry
-from backends.pool.roster import LAST_PRIORITY, USUAL_PRIORITY, Limits, Place, Roster, Wish
+from backends.pool.roster import LAST_PRIORITY, USUAL_PRIORITY, Limits, Roster, Wish
 from backends.pool.settings import PoolSettings, SourceSettings
 from backends.pool.showing import Shown
 from backends.pool.stopping import Stopping
 from backends.pool.tally import Tally
-from backends.pool.watch import Lookout
 from backends.upstream import Connected, Connections, Upstream, Worker
 from gateway.core.context import Clock, Context, Deadline
 from gateway.core.errors import GatewayError
+from gateway.core.lookout import Lookout
 from gateway.core.loss import Loss
 from gateway.core.ports import (
     About,
     Call,
     Cancelling,
     Dialect,
-    Headers,
     Learning,
+    Piece,
     Pieces,
     Relay,
     Relaying,
     Take,
-    WireRequest,
     WorkerDialect,
 )
 from gateway.core.types import Event, Request
-from gateway.core.watching import Trace, Watch
+from gateway.core.watching import Watch
 
-_SHARED: Final = ("content-type", "accept")
-"""The headers of a dialect that a worker sees, and that many requests have in common."""
-_OWN: Final = ("req-id",)
-"""The same, but each of one request."""
-_LONGEST_WORD: Final = 256
-_STATE: Final = re.compile(r"[ -~]{1,512}")
-_OF_A_TRACE: Final = ("traceparent", "tracestate")
 _SESSION_LABELS: Final = ("prompt_cache_key", "user", "safety_identifier")
 
 
@@ -86,7 +77,7 @@ class PoolBackend:
         self._upstream = upstream or HttpUpstream()
         self.tally = Tally()
         """What is counted of it."""
-        self._lookout = Lookout(clock)
+        self._lookout = Lookout(clock, asyncio.get_running_loop)
         self._means = Means(self._upstream, told.timeouts, clock, self._lookout, self.tally)
         limits = Limits(told.max_concurrency, told.queue, told.health)
         self._roster = Roster(workers, make_policy(told.policy, draw), limits, clock, self.tally)
@@ -219,7 +210,7 @@ class PoolBackend:
             wire = dialect.encode(request)
         work = Work(
             request,
-            *_allowed(wire, context),
+            *allowed(wire, context),
             lambda: Translated(dialect.decoder(request)),
             dialect.read_error,
             deadline,
@@ -238,10 +229,22 @@ class PoolBackend:
 
     def relay(self, relay: Relay, context: Context, take: Take | None = None) -> Pieces:
         """See ``gateway.core.ports.Relayer``."""
-        wire, own = _allowed(relay.wire, context)
+        return self._pieces(self._work(relay, context), context, take)
+
+    async def fetch(self, relay: Relay, context: Context) -> Sequence[Piece]:
+        """See ``gateway.core.ports.Relayer``."""
+        work = self._work(relay, context)
+        attempt, pieces = await self._begun(work, context)
+        try:
+            await attempt.end()
+        finally:
+            self._leave(attempt, work, context)
+        return pieces
+
+    def _work(self, relay: Relay, context: Context) -> Work:
+        wire, own = allowed(relay.wire, context)
         read_error = relay.read_error or self._dialect.read_error
-        work = Work(relay.request, wire, own, relay.passage, read_error, self._deadline(context))
-        return self._pieces(work, context, take)
+        return Work(relay.request, wire, own, relay.passage, read_error, self._deadline(context))
 
     def _deadline(self, context: Context) -> Deadline:
         most = self._settings.timeouts.total
@@ -249,7 +252,23 @@ class PoolBackend:
         return Deadline(context.clock, most) if sooner else context.deadline
 
     async def _pieces(self, work: Work, context: Context, take: Take | None) -> Pieces:
-        """The answer to ``work``, of the first worker that gives one."""
+        """The answer to ``work``, of the first worker that begins one."""
+        attempt, pieces = await self._begun(work, context)
+        try:
+            for piece in pieces:
+                yield piece
+            while not attempt.over:
+                yield await attempt.more(take)
+            await attempt.end()
+        except GatewayError as error:
+            if context.trace is not None:
+                context.trace.ends(error)
+            raise
+        finally:
+            self._leave(attempt, work, context)
+
+    async def _begun(self, work: Work, context: Context) -> tuple[Attempt, Sequence[Piece]]:
+        """The first worker's answer that begins, and how it does: all of one in one piece."""
         wish = self._wish(work.request, context)
         show = None if context.watch is None else self._shown(context.watch, work, wish)
         retry: Retry | None = None
@@ -260,29 +279,22 @@ class PoolBackend:
             place = self._roster.at_once(wish) or await self._roster.take(wish, work.deadline)
             if show is not None:
                 show.asked(place.member)
-            asks = work if context.trace is None else _traced(work, context.trace, place.member)
-            attempt = Attempt(place, asks, self._means)
-            begun = False
+            asks = work if context.trace is None else traced(work, context.trace, place.member)
+            attempt, pieces = Attempt(place, asks, self._means), None
             try:
-                for piece in await attempt.begin():
-                    begun = True
-                    yield piece
-                while not attempt.over:
-                    yield await attempt.more(take)
-                await attempt.end()
+                pieces = await attempt.begin()
             except GatewayError as error:
                 if context.trace is not None:
                     context.trace.ends(error)
-                if begun:
-                    raise
                 if show is not None:
                     show.failed(place.member, error)
                 retry = retry or self._retry(wish)
                 self._judge(error, attempt, retry, wish)
             else:
-                return
+                return attempt, pieces
             finally:
-                self._leave(attempt, place, work, context)
+                if pieces is None:
+                    self._leave(attempt, work, context)
 
     def _asked(self, context: Context) -> None:
         now = self._clock()
@@ -305,15 +317,15 @@ class PoolBackend:
             raise error
         raise last from error
 
-    def _leave(self, attempt: Attempt, place: Place, work: Work, context: Context) -> None:
+    def _leave(self, attempt: Attempt, work: Work, context: Context) -> None:
         """Nobody waits for this worker any more."""
         attempt.close()
-        self._roster.give_back(place)
+        self._roster.give_back(attempt.place)
         if context.trace is not None:
             context.trace.ends(None)
         if not attempt.over:  # it may still be at work
             self.tally.abandoned += 1
-            self._stop(place.member, work.request)
+            self._stop(attempt.member, work.request)
 
     def _shown(self, watch: Watch, work: Work, wish: Wish) -> Shown:
         return Shown(watch, self._settings, self._roster, wish, work)
@@ -345,38 +357,6 @@ class PoolBackend:
 
 def _is_dry(context: Context) -> bool:
     return context.watch is not None and context.watch.dry
-
-
-def _allowed(wire: WireRequest, context: Context) -> tuple[WireRequest, Headers]:
-    """``wire`` with no header that a worker need not see, and the headers of this request alone."""
-    shared, own = _passed_on(wire.headers)
-    if shared != wire.headers:
-        wire = WireRequest(wire.path, wire.body, shared, wire.method)
-    own += (("x-request-id", context.id),)  # which was found fit when it came in
-    if context.traceparent and _is_word(context.traceparent):
-        own += (("traceparent", context.traceparent),)
-    if context.tracestate and _STATE.fullmatch(context.tracestate):
-        own += (("tracestate", context.tracestate),)
-    return wire, own
-
-
-def _is_word(text: str) -> bool:
-    """Whether it is printable ASCII without spaces, and not too long for a header."""
-    fits = 0 < len(text) <= _LONGEST_WORD
-    return fits and text.isascii() and text.isprintable() and " " not in text
-
-
-@functools.lru_cache(256)
-def _passed_on(headers: Headers) -> tuple[Headers, Headers]:
-    """Those that a worker sees: what requests have in common, and what is each one's own."""
-    shared = tuple(one for one in headers if one[0].lower() in _SHARED)
-    return shared, tuple(one for one in headers if one[0].lower() in _OWN)
-
-
-def _traced(work: Work, trace: Trace, member: Member) -> Work:
-    """``work`` for one worker, which is told of the trace."""
-    own = [one for one in work.own if one[0] not in _OF_A_TRACE]
-    return replace(work, own=(*own, *trace.asks(member.name)))
 
 
 def _source(told: SourceSettings, readers: Mapping[str, Read]) -> Source:

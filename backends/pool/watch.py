@@ -1,81 +1,16 @@
 """How long a worker may be silent."""
 
 import asyncio
-import itertools
 import math
 from collections.abc import Callable, Coroutine
-from heapq import heapify, heappop, heappush
-from typing import Any, Final, Literal
+from typing import Any, Literal
 
 from backends.upstream import Reading
-from gateway.core.context import Clock, Deadline
+from gateway.core.context import Deadline
 from gateway.core.errors import DeadlineExceeded, GatewayError, StreamBroken
+from gateway.core.lookout import Lookout
 
 Which = Literal["first_token", "idle", "total"]
-
-_SPARE: Final = 64
-"""So many looks at what is over do no harm."""
-
-
-class Lookout:
-    """Who looks, with one timer for a whole pool, whether any of its watches waits for too long.
-
-    A watch is looked at when the first limit runs out that it told of, and says then when it is
-    next. Those that are over are let go together, when they are the most.
-    """
-
-    __slots__ = ("_looks", "_numbers", "_over", "_timer", "_turns", "clock")
-
-    def __init__(self, clock: Clock) -> None:
-        self.clock = clock
-        self._turns: list[tuple[float, int, Watch]] = []
-        """A heap: when to look, a number that tells two such moments apart, and at whom."""
-        self._numbers = itertools.count()
-        self._over = 0
-        """How many of them are of watches that are over."""
-        self._looks = math.inf
-        """When the timer fires, by the clock."""
-        self._timer: asyncio.TimerHandle | None = None
-
-    def add(self, watch: "Watch", due: float) -> None:
-        """Look at it then."""
-        watch.turns += 1
-        heappush(self._turns, (due, next(self._numbers), watch))
-        if due < self._looks:
-            self._look_at(due)
-
-    def drop(self, watch: "Watch") -> None:
-        """It is over."""
-        self._over += watch.turns
-        if self._over > _SPARE and 2 * self._over > len(self._turns):
-            self._turns[:] = [turn for turn in self._turns if not turn[2].over]
-            heapify(self._turns)
-            self._over = 0
-
-    def close(self) -> None:
-        """Look no more."""
-        if self._timer is not None:
-            self._timer.cancel()
-        self._timer, self._looks = None, math.inf
-
-    def _look_at(self, moment: float) -> None:
-        self.close()
-        self._looks = moment
-        seconds = moment - self.clock()
-        self._timer = asyncio.get_running_loop().call_later(seconds, self._look)
-
-    def _look(self) -> None:
-        now, turns = self.clock(), self._turns
-        while turns and (turns[0][0] <= now or turns[0][2].over):
-            _, _, watch = heappop(turns)
-            watch.turns -= 1
-            if watch.over:
-                self._over -= 1
-            else:
-                watch.look(now)
-        self._timer, self._looks = None, math.inf
-        if turns:
-            self._look_at(turns[0][0])
 
 
 class Watch:

@@ -1,6 +1,6 @@
 """Many limits of time, with one timer for all of them: one for each would cost a request much more.
 
-Pure: who makes a lookout says how something is called later.
+Pure: who makes a lookout hands it what finds the loop.
 """
 
 import itertools
@@ -22,8 +22,11 @@ class Timer(Protocol):
         """Don't."""
 
 
-Later = Callable[[float, Callable[[], None]], Timer]
-"""Has something called in so many seconds."""
+class Loop(Protocol):
+    """What calls something later."""
+
+    def call_later(self, delay: float, callback: Callable[[], None], /) -> Timer:
+        """Call it in so many seconds."""
 
 
 class Watched(Protocol):
@@ -44,11 +47,11 @@ class Lookout:
     Those that are over are let go together, when they are the most.
     """
 
-    __slots__ = ("_later", "_looks", "_numbers", "_over", "_timer", "_turns", "clock")
+    __slots__ = ("_looks", "_loop", "_numbers", "_over", "_timer", "_turns", "clock")
 
-    def __init__(self, clock: Clock, later: Later) -> None:
+    def __init__(self, clock: Clock, loop: Callable[[], Loop]) -> None:
         self.clock = clock
-        self._later = later
+        self._loop = loop
         self._turns: list[tuple[float, int, Watched]] = []
         """A heap: when to look, a number that tells two such moments apart, and at whom."""
         self._numbers = itertools.count()
@@ -82,7 +85,7 @@ class Lookout:
     def _look_at(self, moment: float) -> None:
         self.close()
         self._looks = moment
-        self._timer = self._later(moment - self.clock(), self._look)
+        self._timer = self._loop().call_later(moment - self.clock(), self._look)
 
     def _look(self) -> None:
         now, turns = self.clock(), self._turns

@@ -24,17 +24,24 @@ class Transport(Protocol):
         """Send it."""
 
 
+class Loop(Protocol):
+    """What has turns."""
+
+    def call_soon(self, callback: Callable[[], None], /) -> object:
+        """Call it in the next one."""
+
+
 class Outbox:
     """Holds back what is written until the turn's end, and keeps its order.
 
     Whoever does anything else with a transport that was written to calls ``flush`` before.
     """
 
-    __slots__ = ("_alone", "_due", "_soon", "_waiting")
+    __slots__ = ("_alone", "_due", "_loop", "_waiting")
 
-    def __init__(self, soon: Callable[[Callable[[], None]], object]) -> None:
-        """``soon`` has something called in the loop's next turn."""
-        self._soon = soon
+    def __init__(self, loop: Callable[[], Loop]) -> None:
+        """``loop`` gives the one that runs."""
+        self._loop = loop
         self._waiting: list[tuple[Transport, bytes]] = []
         self._alone = 0
         """Writes that are sent at once, while none waits."""
@@ -52,7 +59,7 @@ class Outbox:
             self.flush()
         elif not self._due:
             self._due = True
-            self._soon(self._end)
+            self._loop().call_soon(self._end)
 
     def flush(self) -> None:
         """Send what waits."""

@@ -9,7 +9,7 @@ Renderer       makes one prompt of a conversation
 Learning       a worker dialect that asks a worker about a model first
 Cancelling     a worker dialect with a request that stops another
 Relaying       a worker dialect that takes a client's own bytes
-Backend        something that answers a request
+Backend        what answers a request
 Warming        a backend that takes a while until it is at its best
 Pouring        a backend that gives its events to who takes them at once
 Relayer        a backend whose workers take a client's own bytes
@@ -351,8 +351,9 @@ class Warming(Protocol):
         """Wait until it is, or is as good as it will be now. Raises WorkerError if it never is."""
 
 
-Pieces = AsyncGenerator[tuple[bytes | None, Sequence[Event]], None]
-"""Events, each batch with its bytes in the client's dialect where a worker wrote them already."""
+Piece = tuple[bytes | None, Sequence[Event]]
+"""Some events, with their bytes in the client's dialect where a worker wrote them already."""
+Pieces = AsyncGenerator[Piece, None]
 Take = Callable[[bytes | None, Sequence[Event]], bool]
 """Takes such a batch, at once; whether it takes another before anything else is done."""
 
@@ -364,10 +365,7 @@ class Pouring(Protocol):
     def pour(
         self, request: Request, context: Context, take: Take
     ) -> AsyncGenerator[Sequence[Event], None]:
-        """As ``Backend.answer``; but ``take`` may get batches, each as it comes, until it is full.
-
-        An empty batch tells that to the one who reads.
-        """
+        """As ``answer``; ``take`` may get batches at once, until it is full: then one is empty."""
 
 
 @runtime_checkable
@@ -379,6 +377,9 @@ class Relayer(Protocol):
 
     def relay(self, relay: Relay, context: Context, take: Take | None = None) -> Pieces:
         """The answer, as ``Backend.answer`` gives it; with ``take``, as ``Pouring.pour`` does."""
+
+    async def fetch(self, relay: Relay, context: Context) -> Sequence[Piece]:
+        """The same of an answer in one piece. Cancelling its task stops the work at once."""
 
 
 @runtime_checkable
@@ -394,7 +395,4 @@ class Tokenizer(Protocol):
     """What a backend may also be: one that tells how its model cuts a text."""
 
     async def tokenize(self, text: str, context: Context) -> Sequence[Token]:
-        """The tokens of ``text``, with those that the model puts around a prompt.
-
-        Cancelling its task leaves nothing behind.
-        """
+        """The tokens of ``text``, and those that the model puts around it. May be cancelled."""

@@ -25,7 +25,7 @@ class Front:
         self.leaving = False
         self.now = 0.0
         self.limits = limits
-        self.outbox = Outbox(lambda call: asyncio.get_running_loop().call_soon(call))
+        self.outbox = Outbox(asyncio.get_running_loop)
         self._connections: dict[Connection, None] = {}
         self._addresses: dict[str, int] = {}
         """How many connections each has."""

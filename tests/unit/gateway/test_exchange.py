@@ -9,7 +9,7 @@ from gateway.core.context import Context, Deadline
 from gateway.core.errors import StreamBroken
 from gateway.core.lookout import Lookout
 from gateway.core.loss import Loss
-from gateway.core.ports import Encoder, Headers, Pieces, Reply, Take
+from gateway.core.ports import Encoder, Headers, Piece, Pieces, Reply, Take
 from gateway.core.types import (
     CallStart,
     Done,
@@ -63,6 +63,9 @@ class Batches:
     def whole(self, events: Sequence[Event], body: bytes | None) -> Reply:
         raise AssertionError
 
+    async def gathered(self) -> Piece:
+        raise AssertionError
+
     async def pieces(self, take: Take | None = None) -> Pieces:
         for number, batch in enumerate(self._batches):
             self._clock.now += 1
@@ -109,7 +112,7 @@ class Sink:
 
 
 def lookout(clock: Clock) -> Lookout:
-    return Lookout(clock, asyncio.get_running_loop().call_later)
+    return Lookout(clock, asyncio.get_running_loop)
 
 
 END = (b"end", [End("stop"), End("length", 1), Usage(1, 2), Done()])

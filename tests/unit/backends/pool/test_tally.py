@@ -7,13 +7,13 @@ from typing import Any
 
 import pytest
 
-from backends.pool.backend import _allowed
 from backends.pool.budget import Budget
+from backends.pool.headers import allowed
 from backends.pool.policy import RoundRobin
 from backends.pool.retry import Retry, RetrySettings
 from backends.pool.roster import Limits, Roster, Wish
 from backends.pool.tally import Tally
-from backends.pool.watch import Lookout, Watch
+from backends.pool.watch import Watch
 from backends.upstream import Queue, Worker
 from gateway.core.context import Context, Deadline
 from gateway.core.errors import (
@@ -24,6 +24,7 @@ from gateway.core.errors import (
     WorkerFailed,
     WorkerUnreachable,
 )
+from gateway.core.lookout import Lookout
 from gateway.core.ports import WireRequest
 from tests.fakes import FakeClock
 
@@ -133,7 +134,7 @@ class Reads:
 )
 async def test_the_first_wait_is_no_pause(takes: list[float], longest: float) -> None:
     clock = FakeClock()
-    lookout = Lookout(clock)
+    lookout = Lookout(clock, asyncio.get_running_loop)
     watch = Watch(lookout, Deadline(clock, 60), first=30.0, idle=30.0)
     reads = Reads(clock, takes)
     for _ in takes:
@@ -147,7 +148,7 @@ async def test_the_first_wait_is_no_pause(takes: list[float], longest: float) ->
 
 async def test_a_pause_counts_for_one_who_listens_too() -> None:
     clock = FakeClock()
-    lookout = Lookout(clock)
+    lookout = Lookout(clock, asyncio.get_running_loop)
     watch = Watch(lookout, Deadline(clock, 60), first=30.0, idle=30.0)
     reads = Reads(clock, [5.0, 0.1, 2.0, 0.2])
 
@@ -182,13 +183,13 @@ def test_what_a_client_says_of_its_trace_is_passed_on(
     given: dict[str, str], passed_on: list[tuple[str, str]]
 ) -> None:
     context = Context("r", Deadline(lambda: 0.0, 1), lambda: 0.0, **given)  # type: ignore[arg-type]
-    _, own = _allowed(WireRequest("/", b"", ()), context)
+    _, own = allowed(WireRequest("/", b"", ()), context)
     assert [*own] == [("x-request-id", "r"), *passed_on]
 
 
 def test_a_worker_sees_no_header_that_it_need_not() -> None:
     context = Context("r", Deadline(lambda: 0.0, 1), lambda: 0.0)
     given = (("Content-Type", "text/plain"), ("X-Secret", "s"), ("req-id", "mine"))
-    wire, own = _allowed(WireRequest("/", b"{}", given, "PUT"), context)
+    wire, own = allowed(WireRequest("/", b"{}", given, "PUT"), context)
     assert wire == WireRequest("/", b"{}", (("Content-Type", "text/plain"),), "PUT")
     assert own == (("req-id", "mine"), ("x-request-id", "r"))

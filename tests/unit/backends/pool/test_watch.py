@@ -5,9 +5,10 @@ from collections.abc import Callable
 
 import pytest
 
-from backends.pool.watch import Lookout, Watch
+from backends.pool.watch import Watch
 from gateway.core.context import Deadline
 from gateway.core.errors import DeadlineExceeded, StreamBroken, WorkerFailed
+from gateway.core.lookout import Lookout
 from tests.fakes import FakeClock
 
 BROKEN = StreamBroken("it broke")
@@ -37,7 +38,7 @@ class Cut:
 
 
 async def test_each_is_cut_off_by_its_own_limit_and_only_once() -> None:
-    lookout = Lookout(clock)
+    lookout = Lookout(clock, asyncio.get_running_loop)
     late = Cut(lookout, first=0.15)
     later = Cut(lookout, total=0.1)
     never = Cut(lookout)
@@ -52,7 +53,7 @@ async def test_each_is_cut_off_by_its_own_limit_and_only_once() -> None:
 
 async def test_what_is_heard_puts_it_off() -> None:
     now = FakeClock()
-    lookout = Lookout(now)
+    lookout = Lookout(now, asyncio.get_running_loop)
     one = Cut(lookout, first=50.0, idle=20.0, total=1000.0)
     one.watch.wait()
     one.watch.begun = True
@@ -73,7 +74,7 @@ async def test_what_is_heard_puts_it_off() -> None:
 
 @pytest.mark.parametrize("ends", [Watch.rest, Watch.stop])
 async def test_nobody_is_cut_off_who_does_not_wait(ends: Callable[[Watch], None]) -> None:
-    lookout = Lookout(clock)
+    lookout = Lookout(clock, asyncio.get_running_loop)
     one, other = Cut(lookout, first=0.05), Cut(lookout, first=0.1)
     one.watch.wait()
     other.watch.wait()
@@ -86,7 +87,7 @@ async def test_nobody_is_cut_off_who_does_not_wait(ends: Callable[[Watch], None]
 
 
 async def test_who_rested_over_its_limit_is_cut_off_when_it_waits_again() -> None:
-    lookout = Lookout(clock)
+    lookout = Lookout(clock, asyncio.get_running_loop)
     one = Cut(lookout, first=0.05)
     one.watch.wait()
     one.watch.rest()
@@ -99,7 +100,7 @@ async def test_who_rested_over_its_limit_is_cut_off_when_it_waits_again() -> Non
 
 
 async def test_those_that_are_over_are_let_go() -> None:
-    lookout = Lookout(clock)
+    lookout = Lookout(clock, asyncio.get_running_loop)
     stays = Cut(lookout, first=0.2)
     stays.watch.wait()
     for _ in range(1000):
@@ -117,7 +118,7 @@ async def test_those_that_are_over_are_let_go() -> None:
 
 
 async def test_a_limit_is_behind_a_break_and_behind_nothing_else() -> None:
-    lookout = Lookout(clock)
+    lookout = Lookout(clock, asyncio.get_running_loop)
     one = Cut(lookout)
     assert one.watch.cause(BROKEN) is BROKEN
     one.watch.give_up()
@@ -129,7 +130,7 @@ async def test_a_limit_is_behind_a_break_and_behind_nothing_else() -> None:
 
 
 async def test_nobody_waits_whose_time_is_up() -> None:
-    lookout = Lookout(clock)
+    lookout = Lookout(clock, asyncio.get_running_loop)
     one = Cut(lookout, total=0.0)
     with pytest.raises(DeadlineExceeded) as caught:
         one.watch.wait()
