@@ -5,7 +5,7 @@ after the colon, comments, ``event:`` lines, data over several lines, a byte ord
 the bytes.
 """
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator
 
 from gateway.core.errors import GatewayError, StreamBroken, WorkerFailed
 from gateway.core.events import Event
@@ -13,6 +13,8 @@ from gateway.core.events import Event
 DONE = b"data: [DONE]\n\n"
 LARGEST = 1 << 28
 """Bytes of an answer in one piece."""
+Skip = Callable[[bytes, int], int]
+"""Reads what it knows of the events that begin at a place, and gives the place where it stopped."""
 _BOM = b"\xef\xbb\xbf"
 
 
@@ -21,16 +23,21 @@ def event(data: bytes) -> bytes:
     return b"data: " + data + b"\n\n"
 
 
+def each(lines: bytes, head: bytes, tail: bytes) -> bytes:
+    """Each of the ``lines``, of which all end with a newline, between ``head`` and ``tail``."""
+    return b"%b%b%b" % (head, lines[:-1].replace(b"\n", tail + head), tail)
+
+
 def events_of(
     payloads: Iterable[bytes],
     read: Callable[[bytes, list[Event]], None],
-    before: Sequence[Event] = (),
+    before: list[Event] | None = None,
 ) -> tuple[list[Event], GatewayError | None]:
     """What ``read`` adds to the events ``before`` for each payload, up to the error that ends them.
 
     The error is to be told when the events before it are passed on. Raises it where there are none.
     """
-    events = [*before]
+    events = [] if before is None else before
     try:
         for payload in payloads:
             read(payload, events)
@@ -113,15 +120,33 @@ class Splitter:
         """Whether all that came was whole events."""
         return not self._buffer and not self._data
 
-    def feed(self, data: bytes) -> Iterable[bytes]:
-        """The data of each event that is complete. Raises WorkerFailed past the size limit."""
+    def feed(self, data: bytes, skip: Skip | None = None) -> Iterable[bytes]:
+        """The data of each event that is complete. Raises WorkerFailed past the size limit.
+
+        After each of them ``skip`` may read others, which are left out.
+        """
         if not self._buffer and not self._data and len(data) <= self._limit:
             if not data:
                 return ()
+            if skip is not None:
+                return self._skipping(data, skip)
             if (found := plain(data)) is not None:
                 self._first = False
                 return found
         return self._cut(data)
+
+    def _skipping(self, data: bytes, skip: Skip) -> Iterator[bytes]:
+        """The same for what begins with an event, while events are plain."""
+        start = 0
+        while start < len(data):
+            end = data.find(b"\n\n", start) + 2
+            found = plain(data[start:end])
+            if found is None:
+                yield from self._cut(data[start:])
+                return
+            self._first = False
+            yield found[0]
+            start = skip(data, end)
 
     def _cut(self, data: bytes) -> Iterator[bytes]:
         buffer = self._buffer

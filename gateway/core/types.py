@@ -22,6 +22,8 @@ from gateway.core.events import (
     TopLogprob,
     Usage,
     Vector,
+    apart,
+    together,
 )
 from gateway.core.request import (
     SECTIONS,
@@ -108,4 +110,6 @@ __all__ = [
     "Vector",
     "VideoPart",
     "Want",
+    "apart",
+    "together",
 ]

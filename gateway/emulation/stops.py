@@ -1,7 +1,7 @@
 """Stop strings, for a worker that leaves them in its text, or takes only some of them."""
 
 from collections import deque
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from typing import Final
 
 from msgspec.structs import replace
@@ -20,6 +20,7 @@ from gateway.core.types import (
     Stopping,
     Text,
     Thought,
+    apart,
 )
 
 PATHS: Final = frozenset({"stopping.stop", "stopping.include_stop"})
@@ -63,10 +64,10 @@ class Stops:
         """Whether every choice has ended, while the backend goes on with one of them."""
         return self._left <= 0 and bool(self._cut)
 
-    def apply(self, events: Iterable[Event]) -> list[Event]:
+    def apply(self, events: Sequence[Event]) -> list[Event]:
         """What may be passed on now."""
         out: list[Event] = []
-        for event in events:
+        for event in apart(events):
             match event:
                 case End(_, index):
                     self._cut.discard(index)

@@ -4,6 +4,7 @@ import base64
 import binascii
 import struct
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import Any, Final
 
 import msgspec
@@ -24,6 +25,7 @@ from gateway.core.types import (
     Thought,
     Usage,
     Vector,
+    together,
 )
 from protocols.openai import wholes
 from protocols.openai.calls import Calls
@@ -33,12 +35,13 @@ from protocols.openai.incoming import (
     WireChoice,
     logprobs_in,
     parts_in,
+    probed,
     read_answer,
     read_vectors,
     shares,
     usage_in,
 )
-from protocols.openai.repeats import Repeats
+from protocols.repeats import Repeats, text_alone
 
 REASONS: Final[Mapping[str, FinishReason | None]] = {
     "stop": "eos",
@@ -105,29 +108,33 @@ class AnswerDecoder:
         """See ``gateway.core.ports.Decoder``."""
         if self._failed is not None:
             raise self._failed
-        if not data:
-            return ()
         events: list[Event] = []
         if self._repeats.known and self._splitter.between:
-            texts: list[str] = []
-            end, index = self._repeats.run(data, 0, texts), self._index
-            events += [Text(text, index) for text in texts]
+            end = self._alike(events, data, 0)
             if end == len(data):
                 return events
             data = data[end:]
-        payloads = self._splitter.feed(self._body.feed(data))
+        payloads = self._splitter.feed(self._body.feed(data), partial(self._alike, events))
         events, self._failed = sse.events_of(payloads, self._event, events)
         return events
 
-    def run(self, data: bytes, start: int, events: list[Event]) -> int:
-        """Read the whole events from ``start`` on that say a text as the last one did, as one.
+    def _alike(self, events: list[Event], data: bytes, start: int) -> int:
+        """Read the whole events from ``start`` on that say a text as the last one did.
 
-        Gives where they end. What is before them was read already, and no piece of an event is.
+        Gives where they end.
         """
         texts: list[str] = []
         end = self._repeats.run(data, start, texts)
-        if texts:
-            events.append(Text("".join(texts), self._index, len(texts)))
+        if said := texts if all(texts) else [*filter(None, texts)]:
+            events.append(together(said, self._index))
+        return end
+
+    def run(self, data: bytes, start: int, events: list[Event]) -> int:
+        """Read them as one, while no piece of an event was fed before."""
+        texts: list[str] = []
+        end = self._repeats.run(data, start, texts)
+        if text := "".join(texts):
+            events.append(Text(text, self._index, len(texts) - texts.count("")))
         return end
 
     def event(self, payload: bytes) -> Sequence[Event]:
@@ -190,11 +197,12 @@ class AnswerDecoder:
 
     def _compare(self, payload: bytes, wire: WireAnswer, events: list[Event]) -> None:
         """Learn what a piece of text looks like here; whatever else comes may change that."""
-        if len(events) != 1 or type(said := events[0]) is not Text or wire.usage is not None:
+        said = text_alone(events)
+        if said is None or wire.usage is not None:
             self._repeats.forget()
             return
         plain = self._request.choices == 1 and said == Text(said.text, said.index)
-        if plain and self._repeats.learn(payload, wire, said.text):
+        if plain and self._repeats.learn(payload, said.text, read_answer, probed(wire)):
             self._index = said.index
 
     def _called(self) -> list[Event]:

@@ -9,6 +9,7 @@ from msgspec import Struct
 
 from gateway.core.errors import WorkerFailed
 from gateway.core.types import Event, Refusal, Thought, TokenLogprob, TopLogprob, Usage
+from protocols.repeats import PROBE
 
 
 class Details(Struct):
@@ -119,6 +120,16 @@ class WireVectors(Struct):
 
 read_answer = msgspec.json.Decoder(WireAnswer).decode
 read_vectors = msgspec.json.Decoder(WireVectors).decode
+
+
+def probed(wire: WireAnswer) -> WireAnswer:
+    """``wire``, which is needed no more, with PROBE in the place of its text."""
+    for choice in wire.choices or ():
+        if (delta := choice.delta or choice.message) is None:
+            choice.text = PROBE
+        else:
+            delta.content = PROBE
+    return wire
 
 
 def usage_in(usage: WireUsage, *, embeds: bool = False) -> Usage | None:

@@ -24,15 +24,14 @@ from gateway.core.types import (
     Text,
     TokenLogprob,
     Usage,
+    apart,
 )
 from protocols.triton import measures, refusal
 from protocols.triton.meaning import wanted
 from protocols.triton.measures import Piece
 from protocols.triton.tensors import flat
 from protocols.triton.vocabulary import Profile
-from protocols.triton.wire import EVENTS, SAID, SAID_AS_EVENTS, encode, fp32, version
-
-_WORDS = (Text, Refusal)
+from protocols.triton.wire import EVENTS, SAID, SAID_AS_EVENTS, encode, encode_lines, fp32, version
 
 
 class Generated(Struct, kw_only=True):
@@ -85,10 +84,7 @@ class GenerateEncoder:
     def write(self, events: Sequence[Event]) -> bytes:
         """One event for each piece of text."""
         if not self._asked and self._choices == 1:
-            head = self._head
-            return b"".join(
-                [head + encode(one.text) + b"}\n\n" for one in events if isinstance(one, _WORDS)]
-            )
+            return b"".join([self._plain(one) for one in events])
         return b"".join([sse.event(self._object(row)) for row in self._rows(events)])
 
     def error(self, error: GatewayError) -> bytes:
@@ -103,6 +99,14 @@ class GenerateEncoder:
         if self._framed:
             return Reply(200, sse.event(body), SAID_AS_EVENTS)
         return Reply(200, body, SAID)
+
+    def _plain(self, event: Event) -> bytes:
+        """An event that is nothing but a text, for each piece of it."""
+        if type(event) is Text and event.pieces:
+            return sse.each(encode_lines(event.pieces), self._head, b"}\n\n")
+        if type(event) is Text or type(event) is Refusal:
+            return self._head + encode(event.text) + b"}\n\n"
+        return b""
 
     def _object(self, row: Sequence[Piece]) -> bytes:
         told: dict[str, Any] = {}
@@ -120,7 +124,7 @@ class GenerateEncoder:
         place in its lists tells them apart.
         """
         rows: list[list[Piece]] = []
-        for event in events:
+        for event in apart(events):
             match event:
                 case Start(tokens) if tokens is not None:
                     self._prompt_tokens = tokens

@@ -7,7 +7,10 @@ before; of another's end nothing more is known.
 
 import math
 from collections.abc import Mapping, Sequence
+from functools import partial
 from typing import Final
+
+from msgspec.structs import replace
 
 from gateway.core import sse
 from gateway.core.errors import GatewayError, StreamBroken, WorkerFailed
@@ -22,7 +25,9 @@ from gateway.core.types import (
     Text,
     TokenLogprob,
     Usage,
+    together,
 )
+from protocols.repeats import PROBE, Repeats, text_alone
 from protocols.triton.failures import complain_of
 from protocols.triton.incoming import UNTOLD, Said, are_usual, read, usual
 
@@ -76,14 +81,22 @@ class AnswerDecoder:
         self._prompt_tokens: int | None = None
         self._tokens: int | None = None
         self._served = False
+        self._repeats = Repeats()
+        self._counted: Sequence[int] = ()
+        """The counts of events that repeat each other."""
         self._failed: GatewayError | None = None
 
     def feed(self, data: bytes) -> Sequence[Event]:
         """See ``gateway.core.ports.Decoder``."""
         if self._failed is not None:
             raise self._failed
-        streamed = self._body.feed(data)
-        return self._events(streamed) if streamed else ()
+        events: list[Event] = []
+        if self._repeats.known and self._splitter.between:
+            end = self._alike(events, data, 0)
+            if end == len(data):
+                return events
+            data = data[end:]
+        return self._events(self._body.feed(data), events)
 
     def close(self) -> Sequence[Event]:
         """See ``gateway.core.ports.Decoder``."""
@@ -115,15 +128,46 @@ class AnswerDecoder:
 
     # --- events -----------------------------------------------------------------------------------
 
-    def _events(self, data: bytes) -> list[Event]:
-        payloads = filter(bytes.strip, self._splitter.feed(data))
-        events, self._failed = sse.events_of(payloads, self._read)
+    def _events(self, data: bytes, events: list[Event]) -> list[Event]:
+        payloads = self._splitter.feed(data, partial(self._alike, events))
+        events, self._failed = sse.events_of(filter(bytes.strip, payloads), self._event, events)
         return events
+
+    def _alike(self, events: list[Event], data: bytes, start: int) -> int:
+        """Read the whole events from ``start`` on that say a text as the last one did.
+
+        Gives where they end.
+        """
+        texts: list[str] = []
+        end = self._repeats.run(data, start, texts)
+        if texts:
+            counts = self._counted
+            if counts:
+                self._tokens = (self._tokens or 0) + counts[0] * len(texts)
+            if said := texts if all(texts) else [*filter(None, texts)]:
+                events.append(together(said, 0, counts[0] if counts else 1))
+        return end
+
+    def _event(self, payload: bytes, events: list[Event]) -> None:
+        before = len(events)
+        said = self._read(payload, events)
+        if not self._repeat(payload, said, events[before:]):
+            self._repeats.forget()
+
+    def _repeat(self, payload: bytes, said: Said, events: Sequence[Event]) -> bool:
+        """Learn what a piece of text looks like here; whether there was something to be learned."""
+        if not self._usual or self._choices != 1 or text_alone(events) is None:
+            return False
+        if not said.counts and not self._in_pieces:  # each text tells its own size
+            return False
+        self._counted = said.counts
+        [text] = said.texts
+        return self._repeats.learn(payload, text, usual, replace(said, texts=[PROBE]))
 
     def _rest(self) -> list[Event]:
         """An event whose newlines are missing."""
         try:
-            events = self._events(self._body.feed(b"\n\n"))
+            events = self._events(self._body.feed(b"\n\n"), [])
         except WorkerFailed as error:
             if error.__cause__ is None:  # it could be read, and is a complaint
                 raise
@@ -132,7 +176,7 @@ class AnswerDecoder:
             raise self._failed
         return events
 
-    def _read(self, body: bytes, events: list[Event]) -> None:
+    def _read(self, body: bytes, events: list[Event]) -> Said:
         said = self._said(body)
         self._count(said, events)
         if said.reasons:
@@ -142,6 +186,7 @@ class AnswerDecoder:
             self._piece(said, index, text, events)
         if said.counts and self._request.want.usage == "each":
             events += self._usage()
+        return said
 
     def _said(self, body: bytes) -> Said:
         if self._usual:

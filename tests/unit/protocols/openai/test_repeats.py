@@ -13,12 +13,12 @@ from hypothesis import strategies as st
 
 from gateway.core.errors import GatewayError
 from gateway.core.ports import Decoder
-from gateway.core.types import Done, End, Event, GenerateRequest, Text
+from gateway.core.types import Done, End, Event, GenerateRequest, Text, apart
 from protocols.openai.decoder import AnswerDecoder
-from protocols.openai.incoming import read_answer
+from protocols.openai.incoming import probed, read_answer
 from protocols.openai.passage import StreamPassage, WholePassage
-from protocols.openai.repeats import Repeats
 from protocols.openai.wholes import whole
+from protocols.repeats import Repeats
 
 HEADING = {"id": "c-1", "object": "chat.completion.chunk", "created": 7, "model": "worker's"}
 STREAMED = GenerateRequest(model="worker's", kind="chat", stream=True)
@@ -42,7 +42,7 @@ def said(text: str) -> bytes:
 class Forgetful(Repeats):
     """Learns nothing, so that each chunk is read."""
 
-    def learn(self, chunk: bytes, wire: Any, text: str) -> bool:
+    def learn(self, *told: Any) -> bool:
         return False
 
 
@@ -74,6 +74,11 @@ def told(step: Callable[[bytes], Any], close: Callable[[], Any], parts: Sequence
     except GatewayError as error:
         return found, type(error), error.message
     return found
+
+
+def pieces(decoder: Decoder) -> Callable[[bytes], Sequence[Event]]:
+    """What feeds it, and gives each piece of a text as an event of its own."""
+    return lambda data: apart(decoder.feed(data))
 
 
 def flat(batches: Any) -> Any:
@@ -150,7 +155,7 @@ def test_a_stream_means_the_same_whether_or_not_its_chunks_are_compared(
     request = msgspec.structs.replace(STREAMED, n=n)
     for cut in (parts(*stream), stream[0]):
         one, other = AnswerDecoder(request), reading(request)
-        assert told(one.feed, one.close, cut) == told(other.feed, other.close, cut)
+        assert told(pieces(one), one.close, cut) == told(other.feed, other.close, cut)
 
 
 @forall(STREAMS)
@@ -179,7 +184,7 @@ def test_texts_that_come_together_are_passed_on_as_one() -> None:
 def learned(text: str = "one", data: bytes | None = None) -> Repeats:
     repeats = Repeats()
     payload = data or said(text)[6:-2]
-    repeats.learn(payload, read_answer(payload), text)
+    repeats.learn(payload, text, read_answer, probed(read_answer(payload)))
     return repeats
 
 
@@ -229,7 +234,7 @@ def test_escapes_are_part_of_a_text(text: str) -> None:
 
     assert learned().text(said(text)[6:-2]) == text
     assert learned().run(data, 0, texts) == len(data)
-    assert texts == ["a", text, "b"]
+    assert texts == ["a", text, "", "b"]
 
 
 def test_quotes_are_part_of_a_text_where_they_are_escaped() -> None:
@@ -238,7 +243,7 @@ def test_quotes_are_part_of_a_text_where_they_are_escaped() -> None:
 
     assert learned().text(said('"')[6:-2]) == '"'
     assert learned().run(data, 0, texts) == len(data)
-    assert texts == ["a", '"', '\\"b']
+    assert texts == ["a", '"', "", '\\"b']
 
 
 @pytest.mark.parametrize(
@@ -267,14 +272,14 @@ def test_many_are_known_up_to_one_that_is_odd(odd: bytes) -> None:
     before = said("a") + said("") + said("b")
 
     assert learned().run(before + odd + said("c") + said("d"), 0, texts) == len(before)
-    assert texts == ["a", "b"]
+    assert texts == ["a", "", "b"]
 
 
 @pytest.mark.parametrize(
     ("data", "heard"),
     [
         (said("b"), ["b"]),
-        (said(""), []),
+        (said(""), [""]),
         (said("b").replace(b'"b"', b'"b\\"'), None),
     ],
     ids=["a text", "no text", "odd"],
@@ -341,8 +346,8 @@ def test_completions_are_learned_by_their_text() -> None:
 def test_a_probe_that_can_not_be_read_teaches_nothing() -> None:
     payload = b'{"choices":[{"index":0,"a":0,"delta":{"content":"a"}}],"created":1}'
     repeats = Repeats()
-    wire = read_answer(payload)
-    repeats.learn(payload.replace(b'"created":1', b'"created":'), wire, "a")
+    wire = probed(read_answer(payload))
+    repeats.learn(payload.replace(b'"created":1', b'"created":'), "a", read_answer, wire)
 
     assert not repeats.known
 

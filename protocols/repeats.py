@@ -1,45 +1,45 @@
-"""Chunks that differ from the one before in nothing but their text, as nearly all of a stream do.
+"""Events that differ from the one before in nothing but their text, as nearly all of a stream do.
 
-A JSON string that stands between the same bytes as before means what that chunk meant, with another
-text. Seeing so takes a fraction of the time of reading a chunk, and many at once take hardly more.
+A JSON string that stands between the same bytes as before means what that event meant, with another
+text. Seeing so takes a fraction of the time of reading an event, and many at once take hardly more.
 """
 
 import re
-from typing import Final
+from collections.abc import Callable, Sequence
+from typing import Any, Final
 
 import msgspec
 
-from protocols.openai.incoming import WireAnswer, read_answer
+from gateway.core.types import Event, Served, Start, Text
 
 _encode = msgspec.json.Encoder().encode
 _read_text = msgspec.json.Decoder(str).decode
 _read_texts = msgspec.json.Decoder(list[str]).decode
 
 _ESCAPED: Final = re.compile(rb"[\\\x00-\x1f]")
-_PROBE: Final = "Would this change more than the text?"
+_ONCE: Final = frozenset({Served, Start})
+PROBE: Final = "Would this change more than the text?"
 _TRIES: Final = 8
-"""Of a worker whose chunks differ in more no likeness is sought for ever."""
+"""Of a worker whose events differ in more no likeness is sought for ever."""
 _AT_ONCE: Final = 128
 """Events that are cut apart together: one that differs may not cost another look at all of a read.
 """
 
 
 class Repeats:
-    """What the chunks of one stream have in common, as far as it was learned."""
+    """What the events of one stream have in common, as far as it was learned."""
 
-    __slots__ = ("_after", "_before", "_between", "_head", "_head_size", "_size", "_tail", "_tries")
+    __slots__ = ("_after", "_before", "_head", "_size", "_tail", "_tries")
 
     def __init__(self) -> None:
         self._before = b""
-        """Of a chunk, up to its text; empty where nothing is known."""
+        """Of an event's data, up to its text; empty where nothing is known."""
         self._after = b""
         self._head = b""
         """The same of a whole event."""
         self._tail = b""
-        self._between = b""
-        """What stands between the texts of two events."""
-        self._head_size = self._size = 0
-        """Bytes of an event's head, and of all of it but its text."""
+        self._size = 0
+        """Bytes of an event but for its text."""
         self._tries = _TRIES
 
     @property
@@ -47,56 +47,57 @@ class Repeats:
         """Whether there is something to compare with."""
         return bool(self._before)
 
-    def learn(self, chunk: bytes, wire: WireAnswer, text: str) -> bool:
-        """This chunk was read as ``wire`` and said ``text`` alone; whether others can be like it.
+    def learn(
+        self, payload: bytes, text: str, read: Callable[[bytes], Any], probed: object
+    ) -> bool:
+        """The data of an event said ``text`` alone; whether others can be like it.
 
-        If not, what was learned before still counts.
+        ``probed`` is what ``read`` gives for one that differs in nothing but its text, which is
+        PROBE. If there can be none, what was learned before still counts.
         """
         if not self._tries:
             return False
         self._tries -= 1
         said = _encode(text)
-        before, found, after = chunk.partition(said)
+        before, found, after = payload.partition(said)
         if not found or _ESCAPED.search(said):
             return False
-        for choice in wire.choices or ():
-            if (delta := choice.delta or choice.message) is None:
-                choice.text = _PROBE
-            else:
-                delta.content = _PROBE
         try:
-            alike = read_answer(before + _encode(_PROBE) + after) == wire
+            alike: bool = read(before + _encode(PROBE) + after) == probed
         except msgspec.DecodeError:
             return False
         if alike:
             self._before, self._after = before + b'"', b'"' + after
             self._head, self._tail = b"data: " + self._before, self._after + b"\n\n"
-            self._between = self._tail + self._head
-            self._head_size, self._size = len(self._head), len(self._between)
+            self._size = len(self._head) + len(self._tail)
         return alike
 
     def forget(self) -> None:
         """Something else was said, after which the same may mean another thing."""
         self._before = self._head = b""
 
-    def text(self, chunk: bytes) -> str | None:
-        """What a chunk says; None where it is not like the one that was learned."""
+    def text(self, payload: bytes) -> str | None:
+        """What an event says; None where it is not like the one that was learned."""
         before, after = self._before, self._after
-        if not before or not chunk.startswith(before) or not chunk.endswith(after):
+        if not before or not payload.startswith(before) or not payload.endswith(after):
             return None
-        return _text(chunk[len(before) - 1 : len(chunk) - len(after) + 1])
+        return _text(payload[len(before) - 1 : len(payload) - len(after) + 1])
 
     def run(self, data: bytes, start: int, texts: list[str]) -> int:
-        """Adds what the whole events from ``start`` on say, and gives where these end."""
+        """Adds what the whole events from ``start`` on say, and gives where these end.
+
+        One may say nothing, which is a text, too.
+        """
         head, tail = self._head, self._tail
         if not head or not data.startswith(head, start):
             return start
         if len(data) - start >= 2 * self._size or not data.endswith(tail):
             return self._run(data, start, texts)
         text = _text(data[start + len(head) - 1 : len(data) - len(tail) + 1])
-        if text:
-            texts.append(text)
-        return start if text is None else len(data)
+        if text is None:
+            return start
+        texts.append(text)
+        return len(data)
 
     def _run(self, data: bytes, start: int, texts: list[str]) -> int:
         """The same where there may be many."""
@@ -108,7 +109,7 @@ class Repeats:
             known = _texts(parts, end - start - self._size * len(events))
             if known is None:
                 return start + self._each(events, texts)
-            texts += known if all(known) else filter(None, known)
+            texts += known
             start = end
             if len(events) < _AT_ONCE or not data.startswith(head, start):
                 return start
@@ -120,10 +121,16 @@ class Repeats:
             text = _text(event[len(head) - 1 :] + b'"') if event.startswith(head) else None
             if text is None:
                 break
-            if text:
-                texts.append(text)
+            texts.append(text)
             size += len(event) + len(self._tail)
         return size
+
+
+def text_alone(events: Sequence[Event]) -> Text | None:
+    """The text that an event said; None where it said more, but for what is told only once."""
+    if not events or type(last := events[-1]) is not Text:
+        return None
+    return last if len(events) == 1 or _ONCE.issuperset(map(type, events[:-1])) else None
 
 
 def _text(quoted: bytes) -> str | None:

@@ -1,0 +1,128 @@
+"""Events that are like the one before mean what they would have meant had each been read."""
+
+import json
+from collections.abc import Sequence
+from itertools import pairwise
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from msgspec.structs import replace
+
+from gateway.core.errors import GatewayError
+from gateway.core.types import (
+    Done,
+    Event,
+    GenerateRequest,
+    Served,
+    Start,
+    Text,
+    Usage,
+    Want,
+    apart,
+)
+from protocols.repeats import Repeats
+from protocols.triton import Triton
+from protocols.triton.decoder import AnswerDecoder
+
+STREAMED = GenerateRequest(model="m", kind="completion", prompts=("hi",), stream=True)
+TOLD = {"finish_reason": "None", "num_input_tokens": 2, "num_output_tokens": 2}
+
+
+def said(text: Any, **outputs: Any) -> bytes:
+    named = {**outputs, "model_name": "m", "model_version": "1", "text_output": text}
+    return b"data: %b\n\n" % json.dumps(named, ensure_ascii=False).encode()
+
+
+class Forgetful(Repeats):
+    """Learns nothing, so that each event is read."""
+
+    def learn(self, *told: Any) -> bool:
+        return False
+
+
+def decoder(request: GenerateRequest = STREAMED) -> AnswerDecoder:
+    made = Triton("vllm").decoder(request)
+    assert isinstance(made, AnswerDecoder)
+    return made
+
+
+def reading(request: GenerateRequest = STREAMED) -> AnswerDecoder:
+    """A decoder that sees nothing at a glance."""
+    made = decoder(request)
+    made._repeats = Forgetful()
+    return made
+
+
+def heard(made: AnswerDecoder, parts: Sequence[bytes]) -> Any:
+    """All that comes of these bytes, to the error that ends it."""
+    found: list[Sequence[Event]] = []
+    try:
+        found.extend(apart(made.feed(part)) for part in parts)
+        found.append(made.close())
+    except GatewayError as error:
+        return found, type(error), error.message
+    return found
+
+
+TEXTS = st.one_of(
+    st.sampled_from(["a", " token", "", "m", "hi", "\n", '"', "\\", "é", "text_output", "None"]),
+    st.text(max_size=6),
+)
+EVENTS = st.one_of(
+    TEXTS.map(said),
+    TEXTS.map(said),
+    TEXTS.map(said),
+    TEXTS.map(lambda text: said(text, **TOLD)),
+    TEXTS.map(lambda text: said(text, **TOLD)),
+    TEXTS.map(lambda text: said(text, **TOLD | {"num_output_tokens": 1})),
+    TEXTS.map(lambda text: said(text, **TOLD | {"num_input_tokens": 3})),
+    TEXTS.map(lambda text: said(text, finish_reason="stop")),
+    TEXTS.map(lambda text: said([text, "b"])),
+    TEXTS.map(lambda text: said(text, logprobs=[])),
+    st.sampled_from(
+        [
+            b'data: {"error": "no"}\n\n',
+            said("x").replace(b'"x"', b'"\xff"'),
+            said("x").replace(b"\n\n", b"\r\n\r\n"),
+            said("x").replace(b"}\n\n", b', "text_output": "y"}\n\n'),
+            b": still here\n\n",
+            b"data: \n\n",
+            b'{"error": "a bare line"}\n',
+        ]
+    ),
+)
+
+
+@given(
+    st.lists(EVENTS, max_size=14),
+    st.lists(st.integers(0, 900), max_size=5),
+    st.sampled_from([STREAMED, replace(STREAMED, n=2), replace(STREAMED, want=Want(usage="each"))]),
+)
+def test_a_stream_means_the_same_whether_or_not_its_events_are_compared(
+    events: list[bytes], cuts: list[int], request: GenerateRequest
+) -> None:
+    data = b"".join(events)
+    ends = sorted({min(cut, len(data)) for cut in cuts} | {0, len(data)})
+    for parts in ([data[a:b] for a, b in pairwise(ends)], events):
+        assert heard(decoder(request), parts) == heard(reading(request), parts)
+
+
+@pytest.mark.parametrize(("outputs", "tokens"), [({}, 1), (TOLD, 2)], ids=["untold", "told"])
+def test_texts_that_come_together_are_one_event(outputs: dict[str, Any], tokens: int) -> None:
+    made, data = decoder(), b"".join(said(text, **outputs) for text in ("b", "", "c"))
+    first = made.feed(said("a", **outputs))
+
+    assert [one for one in first if not isinstance(one, Served | Start)] == [Text("a", 0, tokens)]
+    assert made.feed(data) == [Text("bc", 0, 2 * tokens, pieces=("b", "c"))]
+    assert made.feed(said("d", **outputs)) == [Text("d", 0, tokens)]
+
+
+def test_an_event_without_a_text_counts() -> None:
+    made = decoder()
+    made.feed(said("a", **TOLD))
+    made.feed(said("", **TOLD) + said("", **TOLD))
+    made.feed(said("", **TOLD | {"finish_reason": "stop"}))
+
+    assert made.close() == [Usage(2, 8), Done()]
