@@ -26,7 +26,8 @@ def allowed(wire: WireRequest, context: Context) -> tuple[WireRequest, Headers]:
     shared, own = _passed_on(wire.headers)
     if shared != wire.headers:
         wire = WireRequest(wire.path, wire.body, shared, wire.method)
-    own += (("x-request-id", context.id),)  # which was found fit when it came in
+    if _is_word(context.id):
+        own += (("x-request-id", context.id),)
     if context.traceparent and _is_word(context.traceparent):
         own += (("traceparent", context.traceparent),)
     if context.tracestate and _STATE.fullmatch(context.tracestate):
