@@ -48,6 +48,11 @@ def outbox(turns: Turns) -> Outbox:
     return Outbox(lambda: turns)
 
 
+def send(outbox: Outbox, *written: tuple[Way, bytes]) -> None:
+    for way, data in written:
+        outbox.send(way, data)
+
+
 @pytest.fixture
 def sent() -> list[tuple[Way, bytes]]:
     return []
@@ -57,13 +62,12 @@ def test_what_is_written_in_a_turn_is_sent_at_its_end_in_its_order(
     turns: Turns, outbox: Outbox, sent: list[tuple[Way, bytes]]
 ) -> None:
     one, other = Way(sent), Way(sent)
-    outbox.send(one, b"1")
-    outbox.send(other, b"2")
-    outbox.send(one, b"3")
+    written = [(one, b"1"), (other, b"2"), (one, b"3")]
+    send(outbox, *written)
     assert (sent, len(turns.calls)) == ([], 1)
 
     turns.end()
-    assert sent == [(one, b"1"), (other, b"2"), (one, b"3")]
+    assert sent == written
     turns.end()
     assert len(sent) == 3
 
@@ -100,8 +104,7 @@ def test_what_ends_before_the_turn_gets_nothing_and_the_others_theirs(
     turns: Turns, outbox: Outbox, sent: list[tuple[Way, bytes]]
 ) -> None:
     gone, there = Way(sent), Way(sent)
-    outbox.send(gone, b"1")
-    outbox.send(there, b"2")
+    send(outbox, (gone, b"1"), (there, b"2"))
     gone.closes = True
     turns.end()
     assert sent == [(there, b"2")]

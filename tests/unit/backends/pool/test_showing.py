@@ -1,6 +1,7 @@
 """What is told of a choice is what would be chosen, and the telling changes nothing."""
 
 from collections.abc import Sequence
+from typing import NoReturn
 
 import pytest
 from msgspec import Struct, field
@@ -43,11 +44,11 @@ def shown(roster: Roster, wish: Wish, settings: PoolSettings | None = None) -> t
     request = GenerateRequest(kind="chat", model="m")
     wire = WireRequest("/v1", b"{}")
     deadline = Deadline(lambda: 0.0, 30.0)
-    work = Work(request, wire, (), _never, _never, deadline)  # type: ignore[arg-type]
+    work = Work(request, wire, (), _never, _never, deadline)
     return seen, Shown(seen, settings or PoolSettings(), roster, wish, work)
 
 
-def _never() -> None:
+def _never(*_: object) -> NoReturn:
     raise AssertionError("nothing is answered here")
 
 
