@@ -71,9 +71,7 @@ TEXTS = st.one_of(
     st.text(max_size=6),
 )
 EVENTS = st.one_of(
-    TEXTS.map(said),
-    TEXTS.map(said),
-    TEXTS.map(said),
+    *[TEXTS.map(said)] * 3,
     TEXTS.map(lambda text: said(text, **TOLD)),
     TEXTS.map(lambda text: said(text, **TOLD)),
     TEXTS.map(lambda text: said(text, **TOLD | {"num_output_tokens": 1})),

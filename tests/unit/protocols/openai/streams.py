@@ -1,0 +1,49 @@
+"""Chunks of a stream, and what becomes of a stream that is fed."""
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import msgspec
+
+from gateway.core.errors import GatewayError
+from gateway.core.ports import Decoder
+from gateway.core.types import Event, GenerateRequest, apart
+
+HEADING = {"id": "c-1", "object": "chat.completion.chunk", "created": 7, "model": "worker's"}
+STREAMED = GenerateRequest(model="worker's", kind="chat", stream=True)
+
+
+def chunk(
+    delta: Any = None, finish: str | None = None, heading: Any = None, **more: Any
+) -> dict[str, Any]:
+    choice = {"index": 0, "delta": delta or {}, "logprobs": None, "finish_reason": finish} | more
+    return (heading or HEADING) | {"choices": [choice]}
+
+
+def event(told: Any) -> bytes:
+    return b"data: " + msgspec.json.encode(told) + b"\n\n"
+
+
+def said(text: str) -> bytes:
+    return event(chunk({"content": text}))
+
+
+def told(step: Callable[[bytes], Any], close: Callable[[], Any], parts: Sequence[bytes]) -> Any:
+    """All that comes of these bytes, to the error that ends it."""
+    found: list[Any] = []
+    try:
+        found.extend(step(part) for part in parts)
+        found.append(close())
+    except GatewayError as error:
+        return found, type(error), error.message
+    return found
+
+
+def pieces(decoder: Decoder) -> Callable[[bytes], Sequence[Event]]:
+    """What feeds it, and gives each piece of a text as an event of its own."""
+    return lambda data: apart(decoder.feed(data))
+
+
+def flat(batches: Any) -> Any:
+    """The events, without the batches that they came in."""
+    return [event for batch in batches for event in batch]

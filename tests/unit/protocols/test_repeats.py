@@ -1,0 +1,183 @@
+"""What events have in common is learned where it is sure, and compared to the byte."""
+
+import msgspec
+import pytest
+
+from protocols.openai.incoming import probed, read_answer
+from protocols.repeats import Repeats
+from tests.unit.protocols.openai.streams import HEADING, chunk, event, said
+
+
+def learned(text: str = "one", data: bytes | None = None) -> Repeats:
+    """What is known after this event, which says that text."""
+    repeats = Repeats()
+    payload = data or said(text)[6:-2]
+    repeats.learn(payload, text, read_answer, probed(read_answer(payload)))
+    return repeats
+
+
+def learns(text: str, payload: bytes) -> bool:
+    """Whether others can be like this event, which says that text."""
+    return Repeats().learn(payload, text, read_answer, probed(read_answer(payload)))
+
+
+def test_a_chunk_that_differs_in_its_text_alone_is_known() -> None:
+    repeats = learned()
+
+    assert repeats.text(said("two")[6:-2]) == "two"
+    assert repeats.text(said("")[6:-2]) == ""
+
+
+@pytest.mark.parametrize(
+    "other",
+    [
+        event(chunk({"content": "two"}, heading=HEADING | {"created": 8})),
+        event(chunk({"content": "two"}, "stop")),
+        said("x").replace(b'"x"', b'"x","y"'),
+        said("x").replace(b'"x"', b'"'),
+        said("x").replace(b'"x"', b'"\\x"'),
+        said("x").replace(b'"x"', b'"\xff"'),
+        said("x").replace(b'"x"', b'"\xff\\n"'),
+        said("x").replace(b'"x"', b'"\x01"'),
+    ],
+    ids=[
+        "other heading",
+        "end",
+        "more than a text",
+        "less than a text",
+        "no escape",
+        "not UTF-8",
+        "not UTF-8, with an escape",
+        "control character",
+    ],
+)
+def test_any_other_is_not(other: bytes) -> None:
+    texts: list[str] = []
+
+    assert learned().text(other[6:-2]) is None
+    assert learned().run(said("a") + other, 0, texts) == len(said("a"))
+    assert texts == ["a"]
+
+
+@pytest.mark.parametrize("text", ["\n", "\\", "\u00e9", "\x7f", "\U0001f600 \t"])
+def test_escapes_are_part_of_a_text(text: str) -> None:
+    texts: list[str] = []
+    data = said("a") + said(text) + said("") + said("b")
+
+    assert learned().text(said(text)[6:-2]) == text
+    assert learned().run(data, 0, texts) == len(data)
+    assert texts == ["a", text, "", "b"]
+
+
+def test_quotes_are_part_of_a_text_where_they_are_escaped() -> None:
+    texts: list[str] = []
+    data = said("a") + said('"') + said("") + said('\\"b')
+
+    assert learned().text(said('"')[6:-2]) == '"'
+    assert learned().run(data, 0, texts) == len(data)
+    assert texts == ["a", '"', "", '\\"b']
+
+
+@pytest.mark.parametrize(
+    "odd",
+    [
+        said("x").replace(b'"x"', b'"x\\"'),
+        said("x").replace(b'"x"', b'"\xff"'),
+        said("x").replace(b'"x"', b'"\x01"'),
+        said("x").replace(b'"x"', b'"x","y"'),
+        said("x").replace(b'"x"', b'"\\ud83d"'),
+        said("x").partition(b'"x')[2],
+        b"data: [DONE]\n\n",
+    ],
+    ids=[
+        "a backslash at the end",
+        "not UTF-8",
+        "control character",
+        "more than a text",
+        "half a character",
+        "no beginning",
+        "the end",
+    ],
+)
+def test_many_are_known_up_to_one_that_is_odd(odd: bytes) -> None:
+    texts: list[str] = []
+    before = said("a") + said("") + said("b")
+
+    assert learned().run(before + odd + said("c") + said("d"), 0, texts) == len(before)
+    assert texts == ["a", "", "b"]
+
+
+@pytest.mark.parametrize(
+    ("data", "heard"),
+    [
+        (said("b"), ["b"]),
+        (said(""), [""]),
+        (said("b").replace(b'"b"', b'"b\\"'), None),
+    ],
+    ids=["a text", "no text", "odd"],
+)
+def test_one_may_come_alone(data: bytes, heard: list[str] | None) -> None:
+    texts: list[str] = []
+
+    assert learned().run(b"held" + data, 4, texts) == 4 + len(data) * (heard is not None)
+    assert texts == (heard or [])
+
+
+def test_any_number_are_known_at_once() -> None:
+    texts: list[str] = []
+    data = said("a") * 128
+
+    assert learned().run(data + data + data[:-1], 0, texts) == 2 * len(data) + 127 * len(said("a"))
+    assert texts == ["a"] * 383
+    assert learned().run(data, 0, texts) == len(data)
+
+
+def test_one_is_known_before_the_next_is_whole() -> None:
+    texts: list[str] = []
+
+    assert learned().run(said("a") + said("b")[:-1], 0, texts) == len(said("a"))
+    assert learned().run(said("a")[:-1], 0, texts) == 0
+    assert texts == ["a"]
+
+
+@pytest.mark.parametrize(
+    ("text", "payload"),
+    [
+        ("a\nb", msgspec.json.encode(chunk({"content": "a\nb"}))),
+        ("a", msgspec.json.encode(chunk({"content": "a"})).replace(b'"a"', b'"\\u0061"')),
+        ("id", msgspec.json.encode(chunk({"content": "id"}))),
+        ("7", msgspec.json.encode(chunk({"content": "7"}) | {"choices": None})),
+    ],
+    ids=["an escape", "its text is not found", "found elsewhere", "found nowhere"],
+)
+def test_what_is_not_sure_is_not_learned(text: str, payload: bytes) -> None:
+    assert not learns(text, payload)
+
+
+def test_a_text_whose_place_holds_something_else_is_not_learned() -> None:
+    payload = b'{"choices":[{"index":0,"delta":{"content":"a"}}],"n":1}'.replace(b'"n"', b'"a"')
+    swapped = b'{"a":1,"choices":[{"index":0,"delta":{"content":"a"}}]}'
+
+    assert learns("a", payload)
+    assert not learns("a", swapped)
+    assert not learns("index", swapped.replace(b'"content":"a"', b'"content":"index"'))
+
+
+def test_a_text_that_stands_for_a_type_is_not_learned() -> None:
+    payload = b'{"choices":[{"index":0,"finish_reason":"a","delta":{"content":"a"}}]}'
+
+    assert not learns("a", payload.replace(b'"finish_reason":"a"', b'"text":"a"'))
+
+
+def test_completions_are_learned_by_their_text() -> None:
+    payload = b'{"choices":[{"index":0,"text":"a"}]}'
+
+    assert learned("a", payload).text(payload.replace(b'"a"', b'"b"')) == "b"
+
+
+def test_a_probe_that_can_not_be_read_teaches_nothing() -> None:
+    payload = b'{"choices":[{"index":0,"a":0,"delta":{"content":"a"}}],"created":1}'
+    repeats = Repeats()
+    wire = probed(read_answer(payload))
+
+    assert not repeats.learn(payload.replace(b'"created":1', b'"created":'), "a", read_answer, wire)
