@@ -42,11 +42,6 @@ class Repeats:
         """Bytes of an event but for its text."""
         self._tries = _TRIES
 
-    @property
-    def known(self) -> bool:
-        """Whether there is something to compare with."""
-        return bool(self._before)
-
     def learn(
         self, payload: bytes, text: str, read: Callable[[bytes], Any], probed: object
     ) -> bool:

@@ -115,29 +115,24 @@ class Splitter:
         self.stray: bytes | None = None
         """The last line that was no field."""
 
-    @property
-    def between(self) -> bool:
-        """Whether all that came was whole events."""
-        return not self._buffer and not self._data
-
     def feed(self, data: bytes, skip: Skip | None = None) -> Iterable[bytes]:
         """The data of each event that is complete. Raises WorkerFailed past the size limit.
 
-        After each of them ``skip`` may read others, which are left out.
+        ``skip`` may read others before and after each of them, which are left out.
         """
         if not self._buffer and not self._data and len(data) <= self._limit:
             if not data:
                 return ()
             if skip is not None:
-                return self._skipping(data, skip)
+                start = skip(data, 0)
+                return () if start == len(data) else self._skipping(data, start, skip)
             if (found := plain(data)) is not None:
                 self._first = False
                 return found
         return self._cut(data)
 
-    def _skipping(self, data: bytes, skip: Skip) -> Iterator[bytes]:
-        """The same for what begins with an event, while events are plain."""
-        start = 0
+    def _skipping(self, data: bytes, start: int, skip: Skip) -> Iterator[bytes]:
+        """The same from ``start``, where an event begins, while events are plain."""
         while start < len(data):
             end = data.find(b"\n\n", start) + 2
             found = plain(data[start:end])

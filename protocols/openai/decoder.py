@@ -109,11 +109,6 @@ class AnswerDecoder:
         if self._failed is not None:
             raise self._failed
         events: list[Event] = []
-        if self._repeats.known and self._splitter.between:
-            end = self._alike(events, data, 0)
-            if end == len(data):
-                return events
-            data = data[end:]
         payloads = self._splitter.feed(self._body.feed(data), partial(self._alike, events))
         events, self._failed = sse.events_of(payloads, self._event, events)
         return events

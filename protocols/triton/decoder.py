@@ -90,13 +90,7 @@ class AnswerDecoder:
         """See ``gateway.core.ports.Decoder``."""
         if self._failed is not None:
             raise self._failed
-        events: list[Event] = []
-        if self._repeats.known and self._splitter.between:
-            end = self._alike(events, data, 0)
-            if end == len(data):
-                return events
-            data = data[end:]
-        return self._events(self._body.feed(data), events)
+        return self._events(self._body.feed(data))
 
     def close(self) -> Sequence[Event]:
         """See ``gateway.core.ports.Decoder``."""
@@ -128,7 +122,8 @@ class AnswerDecoder:
 
     # --- events -----------------------------------------------------------------------------------
 
-    def _events(self, data: bytes, events: list[Event]) -> list[Event]:
+    def _events(self, data: bytes) -> list[Event]:
+        events: list[Event] = []
         payloads = self._splitter.feed(data, partial(self._alike, events))
         events, self._failed = sse.events_of(filter(bytes.strip, payloads), self._event, events)
         return events
@@ -167,7 +162,7 @@ class AnswerDecoder:
     def _rest(self) -> list[Event]:
         """An event whose newlines are missing."""
         try:
-            events = self._events(self._body.feed(b"\n\n"), [])
+            events = self._events(self._body.feed(b"\n\n"))
         except WorkerFailed as error:
             if error.__cause__ is None:  # it could be read, and is a complaint
                 raise
