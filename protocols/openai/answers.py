@@ -17,6 +17,9 @@ for each choice, so that a token costs one string and three joins.
 
 from collections.abc import Sequence
 from functools import cached_property
+from typing import Any
+
+from msgspec import Raw, Struct
 
 from gateway.core.aggregate import Answer, ChoiceAnswer
 from gateway.core.errors import GatewayError
@@ -44,7 +47,6 @@ from protocols.openai.pieces import (
     calls_of,
     chat_logprobs,
     encode,
-    ordered,
     reason_of,
     text_logprobs,
 )
@@ -94,13 +96,12 @@ class ChatEncoder:
     def whole(self, answer: Answer) -> Reply:
         """See ``gateway.core.ports.Encoder``."""
         choices = [self._choice(choice) for choice in answer.choices]
-        shared = {**self._shared, "object": encode(self._style.chat_object)}
-        return whole(self._style, answer, choices, shared)
+        return whole(self._style.chat_shapes, answer, choices, self._shared)
 
     @cached_property
     def _chunks(self) -> Chunks:
         """Frames a stream. A whole answer does without."""
-        shared = {**self._shared, "object": encode(self._style.chat_chunk_object)}
+        shared = {**self._shared, "object": self._style.chat_chunk_object}
         return Chunks(self._style, self._request, shared, chat=True)
 
     def _write(self, event: Event) -> bytes:
@@ -178,31 +179,27 @@ class ChatEncoder:
         legacy = self._request.legacy_functions
         return reason_of(self._style.reasons, reason, called=called, legacy=legacy)
 
-    def _choice(self, choice: ChoiceAnswer) -> bytes:
+    def _choice(self, choice: ChoiceAnswer) -> Struct:
         values = choice_values(self._style, self._request, choice)
         values["message"] = self._message(choice)
-        values["finish_reason"] = encode(self._reason(choice.reason, called=bool(choice.calls)))
+        values["finish_reason"] = self._reason(choice.reason, called=bool(choice.calls))
         if choice.logprobs:
-            values["logprobs"] = encode(chat_logprobs(choice.logprobs))
-        return ordered(self._style.chat_choice, values)
+            values["logprobs"] = chat_logprobs(choice.logprobs)
+        return self._style.chat_shapes.choice(values)
 
-    def _message(self, choice: ChoiceAnswer) -> bytes:
+    def _message(self, choice: ChoiceAnswer) -> Struct:
         silent = not choice.text and bool(choice.calls or choice.refusal)
-        values = {
-            **self._style.absent,
-            "role": b'"assistant"',
-            "content": self._style.silent if silent else encode(choice.text),
-        }
+        values: dict[str, Any] = {"content": Raw(self._style.silent) if silent else choice.text}
         if choice.thought:
-            values["reasoning_content"] = encode(choice.thought)
+            values["reasoning_content"] = choice.thought
         if choice.refusal:
-            values["refusal"] = encode(choice.refusal)
+            values["refusal"] = choice.refusal
         if choice.calls and self._request.legacy_functions:
             call = choice.calls[0]
-            values["function_call"] = encode(Function(call.name, call.arguments))
+            values["function_call"] = Function(call.name, call.arguments)
         elif choice.calls:
-            values["tool_calls"] = encode(calls_of(choice.calls))
-        return ordered(self._style.message, values)
+            values["tool_calls"] = calls_of(choice.calls)
+        return self._style.chat_shapes.message(values)
 
 
 class TextEncoder:
@@ -241,13 +238,12 @@ class TextEncoder:
     def whole(self, answer: Answer) -> Reply:
         """See ``gateway.core.ports.Encoder``."""
         choices = [self._choice(choice) for choice in answer.choices]
-        shared = {**self._shared, "object": encode(self._style.text_object)}
-        return whole(self._style, answer, choices, shared)
+        return whole(self._style.text_shapes, answer, choices, self._shared)
 
     @cached_property
     def _chunks(self) -> Chunks:
         """Frames a stream. A whole answer does without."""
-        shared = {**self._shared, "object": encode(self._style.text_chunk_object)}
+        shared = {**self._shared, "object": self._style.text_chunk_object}
         return Chunks(self._style, self._request, shared, chat=False)
 
     def _write(self, event: Event) -> bytes:
@@ -294,10 +290,10 @@ class TextEncoder:
             more["token_ids"] = encode(ids)
         return self._chunks.chunk(index, encode(text), **more)
 
-    def _choice(self, choice: ChoiceAnswer) -> bytes:
+    def _choice(self, choice: ChoiceAnswer) -> Struct:
         values = choice_values(self._style, self._request, choice)
-        values["text"] = encode(choice.text)
-        values["finish_reason"] = encode(self._style.reasons[choice.reason])
+        values["text"] = choice.text
+        values["finish_reason"] = self._style.reasons[choice.reason]
         if choice.logprobs:
-            values["logprobs"] = encode(text_logprobs(choice.logprobs))
-        return ordered(self._style.text_choice, values)
+            values["logprobs"] = text_logprobs(choice.logprobs)
+        return self._style.text_shapes.choice(values)

@@ -1,14 +1,16 @@
 """What the answers to conversations and to completions share: framing, and where usage goes."""
 
-from collections.abc import Callable, Sequence
-from typing import Final
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Final
+
+from msgspec import Struct
 
 from gateway.core import sse
 from gateway.core.aggregate import Answer, ChoiceAnswer
 from gateway.core.ports import About, Headers, Reply
 from gateway.core.types import GenerateRequest, Served, Usage
 from protocols.openai.pieces import encode, encode_lines, ordered, usage_of
-from protocols.openai.style import Style
+from protocols.openai.style import Shapes, Style
 
 _HOLE: Final = b"\0"
 """JSON never holds this byte, so a template can be cut at it."""
@@ -16,12 +18,12 @@ _HOLE: Final = b"\0"
 
 def shared_values(
     prefix: str, about: About, name: str | None, model: str | None
-) -> dict[str, bytes]:
-    """The keys that are alike in every chunk and in the whole answer, as JSON."""
+) -> dict[str, str | int]:
+    """The keys that are alike in every chunk and in the whole answer."""
     return {
-        "id": encode(prefix + about.id if name is None else name),
-        "created": b"%d" % about.created,
-        "model": encode(about.model if model is None else model),
+        "id": prefix + about.id if name is None else name,
+        "created": about.created,
+        "model": about.model if model is None else model,
     }
 
 
@@ -47,33 +49,34 @@ def choices_per_index(style: Style, request: GenerateRequest) -> int:
     return (request.n or 1) if style.index == "prompt" else 1
 
 
-def choice_values(style: Style, request: GenerateRequest, choice: ChoiceAnswer) -> dict[str, bytes]:
-    """What a whole choice holds in either kind of answer, as JSON."""
-    index = choice.index // choices_per_index(style, request)
-    values = {**style.absent, "index": b"%d" % index}
+def choice_values(style: Style, request: GenerateRequest, choice: ChoiceAnswer) -> dict[str, Any]:
+    """What a whole choice holds in either kind of answer."""
+    values: dict[str, Any] = {"index": choice.index // choices_per_index(style, request)}
     if choice.token_ids and request.want.token_ids:
-        values["token_ids"] = encode(choice.token_ids)
+        values["token_ids"] = choice.token_ids
     return values
 
 
-def whole(style: Style, answer: Answer, choices: list[bytes], shared: dict[str, bytes]) -> Reply:
+def whole(
+    shapes: Shapes, answer: Answer, choices: list[Struct], shared: Mapping[str, str | int]
+) -> Reply:
     """The answer in one piece."""
-    values = {**shared, "choices": b"[" + b",".join(choices) + b"]"}
+    values: dict[str, Any] = {**shared, "choices": choices}
     if answer.usage is not None:
-        values["usage"] = encode(usage_of(answer.usage))
+        values["usage"] = usage_of(answer.usage)
     if answer.served.fingerprint is not None:
-        values["system_fingerprint"] = encode(answer.served.fingerprint)
-    return Reply(200, ordered(style.answer, values))
+        values["system_fingerprint"] = answer.served.fingerprint
+    return Reply(200, encode(shapes.answer(values)))
 
 
 class Chunks:
     """Frames choices into chunks: what all chunks of an answer share, and where usage goes."""
 
     def __init__(
-        self, style: Style, request: GenerateRequest, shared: dict[str, bytes], *, chat: bool
+        self, style: Style, request: GenerateRequest, shared: Mapping[str, str | int], *, chat: bool
     ) -> None:
         self._style = style
-        self._shared = shared
+        self._shared = {key: encode(value) for key, value in shared.items()}
         self._keys = style.chat_piece if chat else style.text_piece
         self._hole = "delta" if chat else "text"
         wanted = request.want.usage

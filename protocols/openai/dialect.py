@@ -42,6 +42,7 @@ from protocols.openai.requests import (
     read_embedding,
     read_model,
 )
+from protocols.openai.usual import read_usual
 from protocols.openai.vectors import VectorEncoder
 from protocols.openai.worker import Writer
 from protocols.schema import Schema, answer, array, record, ref, refusals, structs
@@ -173,10 +174,15 @@ class OpenAI:
     def decode(self, call: Call, model: ModelInfo | None = None) -> Request:
         """See ``gateway.core.ports.Dialect``."""
         del model
-        fields = read_object(call.body)
         client_id = call.headers.get("x-client-request-id")
         timeout = timeout_in(call.headers)
-        match call.endpoint.variant:
+        variant = call.endpoint.variant
+        if variant == "chat" and self._plain:
+            usual = read_usual(call.body, client_id=client_id, timeout=timeout)
+            if usual is not None:
+                return usual
+        fields = read_object(call.body)
+        match variant:
             case "chat":
                 return read_chat(fields, self._reading, client_id=client_id, timeout=timeout)
             case "completion":

@@ -1,10 +1,11 @@
 """The small shapes inside answers: usage, tool calls, log probabilities, keys in their order."""
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import lru_cache
+from typing import Any
 
 import msgspec
-from msgspec import UNSET, Struct, UnsetType
+from msgspec import UNSET, Raw, Struct, UnsetType
 
 from gateway.core.types import FinishReason, TokenLogprob, ToolCall, Usage
 
@@ -26,6 +27,28 @@ def ordered(keys: tuple[str, ...], values: Mapping[str, bytes]) -> bytes:
 def _begun(keys: tuple[str, ...]) -> list[tuple[str, bytes]]:
     """The keys of a style, each with what stands before its value."""
     return [(key, b'"%b":' % key.encode()) for key in keys]
+
+
+Shape = Callable[[Mapping[str, Any]], Struct]
+"""Makes an object, to be encoded, of values by key. What the style has no key for is left out."""
+
+
+@lru_cache(maxsize=256)
+def shape(keys: tuple[str, ...], *known: tuple[str, bytes]) -> Shape:
+    """For objects of a style's keys, in their order; ``known`` are values that some have, as JSON.
+
+    It is the same for all styles that are alike in this.
+    """
+    names, values = frozenset(keys), dict(known)
+    fields = [(key, Any, Raw(values[key]) if key in values else UNSET) for key in keys]
+    made: Callable[..., Struct] = msgspec.defstruct("Shaped", fields)
+
+    def shaped(values: Mapping[str, Any]) -> Struct:
+        if not names.issuperset(values):
+            values = {key: value for key, value in values.items() if key in names}
+        return made(**values)
+
+    return shaped
 
 
 # --- usage ----------------------------------------------------------------------------------------

@@ -1,6 +1,7 @@
 """How a family of this dialect writes its answers. See ``protocols.openai.answers``."""
 
 from collections.abc import Callable, Mapping
+from functools import cached_property
 from typing import Final, Literal
 
 from msgspec import Struct, field
@@ -10,6 +11,7 @@ from gateway.core.errors import GatewayError
 from gateway.core.ports import Headers
 from gateway.core.types import FinishReason
 from protocols.openai import errors
+from protocols.openai.pieces import Shape, encode, shape
 
 REASONS: Final[Mapping[FinishReason, str]] = {
     "eos": "stop",
@@ -23,7 +25,15 @@ STREAM_HEADERS: Final[Headers] = (("Cache-Control", "no-cache"), ("X-Accel-Buffe
 _ABSENT: Final = {"refusal": b"null", "logprobs": b"null"}
 
 
-class Style(Struct, frozen=True, kw_only=True):
+class Shapes(Struct, frozen=True):
+    """The objects of a whole answer."""
+
+    answer: Shape
+    choice: Shape
+    message: Shape
+
+
+class Style(Struct, frozen=True, kw_only=True, dict=True):
     """How one family writes its answers. Key tuples say which keys there are, and in what order."""
 
     answer: tuple[str, ...] = (
@@ -89,3 +99,21 @@ class Style(Struct, frozen=True, kw_only=True):
     """Tells in how many milliseconds the answer came about, or began if it is a stream."""
     served_header: str | None = "x-served-model"
     """Names the version that answered."""
+
+    @cached_property
+    def chat_shapes(self) -> Shapes:
+        """A whole answer to a conversation."""
+        return self._shapes(self.chat_object, self.chat_choice)
+
+    @cached_property
+    def text_shapes(self) -> Shapes:
+        """A whole answer to a completion."""
+        return self._shapes(self.text_object, self.text_choice)
+
+    def _shapes(self, name: str, choice: tuple[str, ...]) -> Shapes:
+        absent = tuple(self.absent.items())
+        return Shapes(
+            shape(self.answer, ("object", encode(name))),
+            shape(choice, *absent),
+            shape(self.message, *absent, ("role", encode("assistant"))),
+        )

@@ -21,6 +21,7 @@ from gateway.core.types import (
     Served,
     Start,
     Text,
+    Thought,
     Usage,
     Vector,
     Want,
@@ -73,6 +74,22 @@ def test_a_style_of_another_family(about: About) -> None:
         "data: [DONE]",
         "",
     ]
+
+
+def test_a_whole_answer_has_the_styles_keys_in_their_order(about: About) -> None:
+    style = Style(
+        answer=("choices", "object"),
+        chat_choice=("finish_reason", "message"),
+        message=("content", "refusal", "role"),
+        absent={"refusal": b"false"},
+    )
+    fold = Fold()
+    fold.add([Thought("hm"), Text("a"), End("eos"), Usage(2, 1), Served(fingerprint="x"), Done()])
+
+    assert ChatEncoder(style, CHAT, about).whole(fold.result()).body == (
+        b'{"choices":[{"finish_reason":"stop","message":'
+        b'{"content":"a","refusal":false,"role":"assistant"}}],"object":"chat.completion"}'
+    )
 
 
 def test_a_stream_without_a_count_ends_without_usage(about: About) -> None:

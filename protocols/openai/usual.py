@@ -1,0 +1,94 @@
+"""Conversations that are asked for as most are: plain texts, and the usual parameters.
+
+They are read far faster than whatever a request may hold. Any other, and any that is wrong, is for
+``protocols.openai.requests.read_chat``.
+"""
+
+from functools import partial
+from itertools import compress
+from operator import is_not
+from typing import Annotated, Final, Literal
+
+import msgspec
+from msgspec import Meta, Struct
+from msgspec.structs import astuple
+
+from gateway.core.types import GenerateRequest, Message, Sampling, Stopping, TextPart, Want
+
+_Name = Annotated[str, Meta(min_length=1)]
+_Count = Annotated[int, Meta(ge=1)]
+_Penalty = Annotated[float, Meta(ge=-2, le=2)]
+_Stops = Annotated[tuple[_Name, ...], Meta(max_length=4)]
+
+
+class _Message(Struct, forbid_unknown_fields=True, gc=False):
+    role: Literal["system", "developer", "user", "assistant"]
+    content: str
+
+
+class _Options(Struct, forbid_unknown_fields=True, gc=False):
+    include_usage: bool | None = None
+
+
+class _Conversation(Struct, forbid_unknown_fields=True):
+    """``null`` is as good as absent, and ranges are those of ``protocols.openai.tables``."""
+
+    model: _Name
+    messages: Annotated[list[_Message], Meta(min_length=1)]
+    max_tokens: _Count | None = None
+    max_completion_tokens: _Count | None = None
+    temperature: Annotated[float, Meta(ge=0, le=2)] | None = None
+    top_p: Annotated[float, Meta(ge=0, le=1)] | None = None
+    n: Annotated[int, Meta(ge=1, le=128)] | None = None
+    stream: bool | None = None
+    stream_options: _Options | None = None
+    stop: _Name | _Stops | None = None
+    presence_penalty: _Penalty | None = None
+    frequency_penalty: _Penalty | None = None
+    seed: Annotated[int, Meta(ge=0, le=2**63 - 1)] | None = None
+    user: str | None = None
+
+
+_FIELDS: Final = _Conversation.__struct_fields__
+_is_given: Final = partial(is_not, None)
+_TOLD, _UNTOLD = Want(), Want(usage="none")
+
+_read = msgspec.json.Decoder(_Conversation).decode
+
+
+def read_usual(
+    body: bytes, *, client_id: str | None = None, timeout: float | None = None
+) -> GenerateRequest | None:
+    """The same as ``read_chat`` gives for a body; None where that must be asked."""
+    try:
+        wire = _read(body)
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+        return None
+    stream, options, stop = bool(wire.stream), wire.stream_options, wire.stop
+    if options is not None and not stream:
+        return None
+    told = not stream or (options is not None and options.include_usage)
+    most = wire.max_completion_tokens
+    return GenerateRequest(
+        model=wire.model,
+        kind="chat",
+        messages=tuple([Message(one.role, (TextPart(one.content),)) for one in wire.messages]),
+        sampling=Sampling(
+            temperature=wire.temperature,
+            top_p=wire.top_p,
+            seed=wire.seed,
+            presence_penalty=wire.presence_penalty,
+            frequency_penalty=wire.frequency_penalty,
+        ),
+        stopping=Stopping(
+            max_tokens=wire.max_tokens if most is None else most,
+            stop=(stop,) if isinstance(stop, str) else stop or (),
+        ),
+        n=wire.n,
+        stream=stream,
+        want=_TOLD if told else _UNTOLD,
+        timeout=timeout,
+        client_id=client_id,
+        labels={} if wire.user is None else {"user": wire.user},
+        given=frozenset(compress(_FIELDS, map(_is_given, astuple(wire)))),
+    )
