@@ -158,7 +158,10 @@ class Answers:
         began, model = int(asked.call.began), asked.envelope.model
         return About(asked.record.id, began, model, target.version, target.model, asked.context)
 
-    async def _exchange(self, asked: Asked, route: Route, answering: Answering) -> None:
+    def _exchange(
+        self, asked: Asked, route: Route, answering: Answering
+    ) -> Coroutine[Any, Any, None]:
+        """Have it answered so."""
         record, stream = asked.record, asked.envelope.stream
         record.stream = answering.streams if isinstance(answering, Relaying) else stream
         record.losses = answering.losses
@@ -175,16 +178,17 @@ class Answers:
         if asked.noted is not None:
             answering = Overheard(answering, asked.noted)
         exchange = Exchange(answering, asked.context, asked.sink, record, self._lookout)
-        client_id = asked.envelope.client_id or request.client_id or ""
-        name = (asked.dialect.name, record.key, client_id) if client_id else None
-        if name is not None:
-            self.running[name] = exchange
-        self.live.add(exchange)
+        if client_id := asked.envelope.client_id or request.client_id:
+            return self._named((asked.dialect.name, record.key, client_id), exchange)
+        return exchange.run(self.live, stream=record.stream)
+
+    async def _named(self, name: tuple[str, str, str], exchange: Exchange) -> None:
+        """Run one that may be stopped by its name."""
+        self.running[name] = exchange
         try:
-            await exchange.run(stream=record.stream)
+            await exchange.run(self.live, stream=exchange.record.stream)
         finally:
-            self.live.discard(exchange)
-            if name is not None and self.running.get(name) is exchange:
+            if self.running.get(name) is exchange:
                 del self.running[name]
 
 

@@ -129,16 +129,22 @@ class Exchange:
         self._why = why or ClientGone("the request was stopped")
         self._end()
 
-    async def run(self, *, stream: bool) -> None:
-        """Answer. Raises GatewayError while nothing was sent."""
+    async def run(self, live: set["Exchange"], *, stream: bool) -> None:
+        """Answer, as one of those that are ``live``. Raises GatewayError while nothing was sent."""
         task = asyncio.current_task()
         assert task is not None  # noqa: S101 - a coroutine runs in one
         cancelled, context = task.cancelling(), self._context
+        live.add(self)
         try:
-            left = context.deadline.remaining()
+            now, ends = context.clock(), context.deadline.at
+            if ends <= now:
+                raise DeadlineExceeded("the request's time is up")
             self._task = task
-            self._lookout.add(self._watched, context.clock() + min(left, context.timeouts.idle))
-            await (self._stream() if stream else self._whole())
+            self._lookout.add(self._watched, min(ends, now + context.timeouts.idle))
+            if stream:
+                await self._stream()
+            else:
+                self._give(*await self._answering.gathered())
         except asyncio.CancelledError:
             if self._ends:
                 return
@@ -152,6 +158,7 @@ class Exchange:
             self._fail(error)
         finally:
             self._task = None
+            live.discard(self)
             if self._cut:
                 task.uncancel()
             self._watched.end()
@@ -220,8 +227,8 @@ class Exchange:
             self._sink.write(out)
         return not (self._sink.started and self._sink.pressure)
 
-    async def _whole(self) -> None:
-        body, said = await self._answering.gathered()
+    def _give(self, body: bytes | None, said: Sequence[Event]) -> None:
+        """Send an answer in one piece."""
         self._note(said)
         self._check()
         send(self._sink, self._answering.whole(said, body), self._record)
@@ -250,7 +257,7 @@ class Exchange:
         """Open the answer, if it is not open; whether these events say something of it."""
         if not self._sink.started:
             self._open()
-        if said := any(type(event) in _SAYING for event in events):
+        if said := not _SAYING.isdisjoint(map(type, events)):
             self._record.first_token = self._elapsed()
         return said
 

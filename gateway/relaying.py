@@ -67,7 +67,8 @@ class Relaying:
         said: list[Event] = []
         body = None
         for data, events in await self._backend.fetch(self._relay, self._context):
-            said += self.heard(events)
+            if events:
+                said += self.heard(events)
             body = data or body
         return body, said
 

@@ -55,9 +55,13 @@ def plain(data: bytes) -> list[bytes] | None:
     """
     if not data.startswith(b"data: ") or not data.endswith(b"\n\n"):
         return None
-    found = data[6:-2].split(b"\n\ndata: ")
-    lines = b"".join(found)
-    return found if lines.find(b"\n") < 0 and lines.find(b"\r") < 0 else None
+    said = data[6:-2]
+    if said.find(b"\r") >= 0:
+        return None
+    if said.find(b"\n") < 0:
+        return [said]
+    found = said.split(b"\n\ndata: ")
+    return found if b"".join(found).find(b"\n") < 0 else None
 
 
 class Body:

@@ -122,8 +122,8 @@ async def test_it_ends_with_a_request_that_is_stopped(begin: Begin, what: str) -
 async def test_it_ends_with_a_client_that_does_not_read(
     begin: Begin, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    async def deaf(exchange: Any, *, stream: bool) -> None:
-        del stream
+    async def deaf(exchange: Any, live: set[Any], *, stream: bool) -> None:
+        del live, stream
         await worker.until_asked()
         exchange._record.outcome = "cancelled"
         exchange._sink.start(200, ())

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 import pytest
 
 from gateway.core.context import Context, Deadline
-from gateway.core.errors import StreamBroken
+from gateway.core.errors import DeadlineExceeded, StreamBroken
 from gateway.core.lookout import Lookout
 from gateway.core.loss import Loss
 from gateway.core.ports import Encoder, Headers, Piece, Pieces, Reply, Take
@@ -140,11 +140,23 @@ async def test_the_first_token_is_not_the_heading(
     context = Context("r", Deadline(clock, 60.0), clock, began=100.0)
 
     answer = Batches(clock, *batches, pours=pours)
-    await Exchange(answer, context, Sink(), record, lookout(clock)).run(stream=True)
+    await Exchange(answer, context, Sink(), record, lookout(clock)).run(set(), stream=True)
 
     assert (record.first_byte, record.first_token) == (first_byte, first_token)
     assert record.finish == ("stop", "length")
     assert record.usage == Usage(1, 2)
+
+
+@pytest.mark.parametrize("stream", [False, True], ids=["whole", "stream"])
+async def test_nothing_is_asked_once_the_time_is_up(*, stream: bool) -> None:
+    clock, live = Clock(), set[Exchange]()
+    context = Context("r", Deadline(clock, 0.0), clock)
+    exchange = Exchange(Batches(clock), context, Sink(), Record("r"), lookout(clock))
+
+    with pytest.raises(DeadlineExceeded):
+        await exchange.run(live, stream=stream)
+
+    assert not live
 
 
 @pytest.mark.parametrize("how", ["broken", "stopped", "gone"])
@@ -154,7 +166,7 @@ async def test_a_stream_ends_with_its_last_piece_whatever_its_worker_does_then(h
     said: list[Event] = [Text("a")]
     answer = Lingering(clock, (b"t", said), (b"end", [End("stop"), Done()]))
     exchange = Exchange(answer, context, sink, record, lookout(clock))
-    task = asyncio.create_task(exchange.run(stream=True))
+    task = asyncio.create_task(exchange.run(set(), stream=True))
     await asyncio.sleep(0)
     assert (sink.finished, task.done()) == (1, False)
 
