@@ -8,7 +8,7 @@ from gateway.core.errors import Unsupported
 from gateway.core.loss import Loss
 from gateway.core.ports import About, Call, Dialect, Encoder, Headers, Piece, Pieces, Reply, Take
 from gateway.core.types import Event
-from gateway.emulation import answer, planned
+from gateway.emulation import answer, gathered, planned
 from gateway.fitting import fit
 from gateway.router import Route
 
@@ -55,14 +55,7 @@ class Translation:
 
     async def gathered(self) -> Piece:
         """See ``gateway.exchange.Answering``."""
-        said: list[Event] = []
-        pieces = self.pieces()
-        try:
-            async for _, events in pieces:
-                said += events
-        finally:
-            await pieces.aclose()
-        return None, said
+        return None, await gathered(self._backend, self.request, self._context, self.plan)
 
     def pieces(self, take: Take | None = None) -> Pieces:
         """See ``gateway.exchange.Answering``."""

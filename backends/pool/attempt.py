@@ -122,7 +122,7 @@ class Attempt:
         """All is told: the last event was Done, or an error. Else the worker may be at work."""
         self.accepted = False
 
-    async def begin(self) -> Sequence[Piece]:
+    async def begin(self) -> list[Piece]:
         """Ask, and wait for the first pieces of an answer.
 
         A stream begins with its first content, an answer in one piece when the whole of it is

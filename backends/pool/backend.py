@@ -2,7 +2,7 @@
 
 import asyncio
 import itertools
-from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
+from collections.abc import AsyncGenerator, Callable, Coroutine, Mapping, Sequence
 from typing import Any, Final
 
 import msgspec
@@ -196,32 +196,24 @@ class PoolBackend:
         another worker may be asked instead. Raises Overloaded, DeadlineExceeded, WorkerError, and
         what the dialect reads in a worker's error.
         """
-        dialect = self._dialect
-        deadline = self._deadline(context)
-        if self._learner is not None and not _is_dry(context):
-            members = self._roster.choices(Wish(set()))
-            await self._learner.know(request.model, members, deadline)
-        if self._cancelling is not None:
-            own = f"{context.id}-{self._salt}{next(self._numbers):x}"
-            request = replace(request, client_id=own)
-        if context.large:
-            wire = await asyncio.to_thread(dialect.encode, request)
-        else:
-            wire = dialect.encode(request)
-        work = Work(
-            request,
-            *allowed(wire, context),
-            lambda: Translated(dialect.decoder(request)),
-            dialect.read_error,
-            deadline,
-            aside=context.give_way is not None,
-        )
-        pieces = self._pieces(work, context, take)
+        work = await self._translated(request, context)
+        attempt, pieces = await self._begun(work, context)
         try:
-            async for _, events in pieces:
+            for _, events in pieces:
                 yield events
+            while not attempt.over:
+                _, events = await attempt.more(take)
+                yield events
+            await attempt.end()
+        except GatewayError as error:
+            _tell(context, error)
+            raise
         finally:
-            await pieces.aclose()
+            self._leave(attempt, work, context)
+
+    async def gather(self, request: Request, context: Context) -> Sequence[Piece]:
+        """All that ``pour`` gives, together; raises as that does."""
+        return await self._whole(await self._translated(request, context), context)
 
     def relayed(self, client: Dialect, call: Call, about: About) -> Relay | None:
         """See ``gateway.core.ports.Relayer``."""
@@ -231,15 +223,35 @@ class PoolBackend:
         """See ``gateway.core.ports.Relayer``."""
         return self._pieces(self._work(relay, context), context, take)
 
-    async def fetch(self, relay: Relay, context: Context) -> Sequence[Piece]:
+    def fetch(self, relay: Relay, context: Context) -> Coroutine[Any, Any, Sequence[Piece]]:
         """See ``gateway.core.ports.Relayer``."""
-        work = self._work(relay, context)
-        attempt, pieces = await self._begun(work, context)
-        try:
-            await attempt.end()
-        finally:
-            self._leave(attempt, work, context)
-        return pieces
+        return self._whole(self._work(relay, context), context)
+
+    async def _translated(self, request: Request, context: Context) -> Work:
+        """The request as the workers' dialect has it."""
+        dialect = self._dialect
+        deadline = self._deadline(context)
+        learner = self._learner
+        if learner is not None and not learner.knows(request.model) and not _is_dry(context):
+            members = self._roster.choices(Wish(set()))
+            await learner.know(request.model, members, deadline)
+        if self._cancelling is not None:
+            name = f"{context.id}-{self._salt}{next(self._numbers):x}"
+            request = replace(request, client_id=name)
+        if context.large:
+            wire = await asyncio.to_thread(dialect.encode, request)
+        else:
+            wire = dialect.encode(request)
+        wire, own = allowed(wire, context)
+        return Work(
+            request,
+            wire,
+            own,
+            lambda: Translated(dialect.decoder(request)),
+            dialect.read_error,
+            deadline,
+            context.give_way is not None,
+        )
 
     def _work(self, relay: Relay, context: Context) -> Work:
         wire, own = allowed(relay.wire, context)
@@ -261,22 +273,40 @@ class PoolBackend:
                 yield await attempt.more(take)
             await attempt.end()
         except GatewayError as error:
-            if context.trace is not None:
-                context.trace.ends(error)
+            _tell(context, error)
             raise
         finally:
             self._leave(attempt, work, context)
 
-    async def _begun(self, work: Work, context: Context) -> tuple[Attempt, Sequence[Piece]]:
+    async def _whole(self, work: Work, context: Context) -> Sequence[Piece]:
+        """The same, all of it together."""
+        attempt, pieces = await self._begun(work, context)
+        try:
+            while not attempt.over:
+                pieces.append(await attempt.more())
+            await attempt.end()
+        except GatewayError as error:
+            _tell(context, error)
+            raise
+        finally:
+            self._leave(attempt, work, context)
+        return pieces
+
+    async def _begun(self, work: Work, context: Context) -> tuple[Attempt, list[Piece]]:
         """The first worker's answer that begins, and how it does: all of one in one piece."""
         wish = self._wish(work.request, context)
         show = None if context.watch is None else self._shown(context.watch, work, wish)
         retry: Retry | None = None
-        self._asked(context)
+        now = self._clock()
+        self._budget.asked(now)
+        if context.asked is None:
+            context.asked = now
         while True:
             if show is not None:
                 show.before()
-            place = self._roster.at_once(wish) or await self._roster.take(wish, work.deadline)
+            place = self._roster.at_once(wish, now)
+            if place is None:
+                place = await self._roster.take(wish, work.deadline)
             if show is not None:
                 show.asked(place.member)
             asks = work if context.trace is None else traced(work, context.trace, place.member)
@@ -284,33 +314,29 @@ class PoolBackend:
             try:
                 pieces = await attempt.begin()
             except GatewayError as error:
-                if context.trace is not None:
-                    context.trace.ends(error)
+                _tell(context, error)
                 if show is not None:
                     show.failed(place.member, error)
                 retry = retry or self._retry(wish)
-                self._judge(error, attempt, retry, wish)
+                now = self._clock()
+                self._judge(error, attempt, retry, wish, now)
             else:
                 return attempt, pieces
             finally:
                 if pieces is None:
                     self._leave(attempt, work, context)
 
-    def _asked(self, context: Context) -> None:
-        now = self._clock()
-        self._budget.asked(now)
-        if context.asked is None:
-            context.asked = now
-
     def _retry(self, wish: Wish) -> Retry:
         return Retry(self._settings.retries, self._budget, tried=wish.tried, tally=self.tally)
 
-    def _judge(self, error: GatewayError, attempt: Attempt, retry: Retry, wish: Wish) -> None:
+    def _judge(
+        self, error: GatewayError, attempt: Attempt, retry: Retry, wish: Wish, now: float
+    ) -> None:
         """Raise what the client hears after ``error``, unless another worker may be asked."""
         retry.failed(attempt.member.key, error)
         left = bool(self._roster.choices(wish))
         again = left and wish.give_way is None
-        if again and retry.may(error, self._clock(), accepted=attempt.accepted):
+        if again and retry.may(error, now, accepted=attempt.accepted):
             return
         last = retry.last(error, left=left)
         if last is error:
@@ -353,6 +379,12 @@ class PoolBackend:
     def _stop(self, member: Member, request: Request) -> None:
         if self._cancelling is not None and self._started:
             self._stopping.send(member.worker, self._cancelling.cancel(request))
+
+
+def _tell(context: Context, error: GatewayError | None) -> None:
+    """The worker that was asked is done with, for whoever traces it."""
+    if context.trace is not None:
+        context.trace.ends(error)
 
 
 def _is_dry(context: Context) -> bool:

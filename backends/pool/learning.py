@@ -44,12 +44,17 @@ class Learner:
             if model not in member.learned:
                 await self._learn(member, model)
 
+    def knows(self, model: str) -> bool:
+        """Whether ``model`` need not be asked about now."""
+        until = self._until.get(model)
+        return until is not None and self._clock() < until
+
     async def know(self, model: str, members: Sequence[Member], deadline: Deadline) -> None:
-        """Ask about ``model`` where nobody has yet: the first of ``members``, or else the second.
+        """Ask about ``model``, if nobody has yet: the first of ``members``, or else the second.
 
         Returns when that is known, or when it has taken too long. Raises DeadlineExceeded.
         """
-        if not members or self._clock() < self._until.get(model, 0.0):
+        if not members or self.knows(model):
             return
         seconds = deadline.remaining(_SECONDS)
         task = self._asking.get(model)

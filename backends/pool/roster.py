@@ -168,11 +168,11 @@ class Roster:
         likely = copy.deepcopy(self._policy).pick(free, wish.ask) if free else None
         return free, self._policy.scores(free, wish.ask), likely
 
-    def at_once(self, wish: Wish) -> Place | None:
+    def at_once(self, wish: Wish, now: float) -> Place | None:
         """A place at a worker that will do, to be given back; None where there is none now."""
         if self._waiters:
             self._serve()
-        return self._pick(wish)
+        return self._pick(wish, now)
 
     async def take(self, wish: Wish, deadline: Deadline) -> Place:
         """The same, and if need be after some time.
@@ -180,7 +180,7 @@ class Roster:
         Raises Overloaded when there is no worker, or too many wait already who come before this
         one, and DeadlineExceeded (``queue``) when none came free in time.
         """
-        place = self.at_once(wish)
+        place = self.at_once(wish, self._clock())
         if place is not None:
             return place
         if not self._members:
@@ -220,9 +220,8 @@ class Roster:
 
     # --- places -----------------------------------------------------------------------------------
 
-    def _pick(self, wish: Wish) -> Place | None:
+    def _pick(self, wish: Wish, now: float) -> Place | None:
         """A place, taken."""
-        now = self._clock()
         free = self._free(wish, now)
         if not free:
             return None
@@ -284,10 +283,11 @@ class Roster:
 
         Where nothing will do for one who would take any, nothing will for those who come after.
         """
+        now = self._clock()
         for waiter in self._waiters:
             if waiter.place.done():  # its task was cancelled, and has not run since
                 continue
-            place = self._pick(waiter.wish)
+            place = self._pick(waiter.wish, now)
             if place is not None:
                 waiter.place.set_result(place)
             elif not waiter.wish.tried:

@@ -15,7 +15,6 @@ from gateway.core.types import (
     PromptEcho,
     Refusal,
     Served,
-    Start,
     Text,
     Thought,
     Timing,
@@ -67,21 +66,22 @@ class Fold:
     def add(self, events: Iterable[Event]) -> None:
         """Take these in. Raises StreamBroken when a choice goes on after its end."""
         for event in events:
-            match event:
-                case Usage():
-                    self._answer.usage = event
-                case Timing():
-                    self._answer.timings.append(event)
-                case Served():
-                    self._answer.served = event
-                case Vector(index, values):
-                    self._vectors[index] = values
-                case Done():
-                    self._done = True
-                case Start():
-                    pass
-                case _:
-                    self._extend(self._choice(event.index), event)
+            if type(event) is Text:
+                choice = self._choice(event.index)
+                choice.text += event.text
+                choice.tokens += event.tokens
+                choice.token_ids += event.token_ids
+                choice.logprobs += event.logprobs
+            elif type(event) is End:
+                choice = self._choice(event.index)
+                choice.reason, choice.stop = event.reason, event.stop
+                self._ended.add(event.index)
+            elif type(event) is Done:
+                self._done = True
+            elif type(event) is Usage:
+                self._answer.usage = event
+            else:
+                self._add(event)
 
     def result(self) -> Answer:
         """The answer. Raises StreamBroken unless every choice has ended and Done came."""
@@ -92,24 +92,34 @@ class Fold:
             self._answer.vectors = [self._vectors[i] for i in sorted(self._vectors)]
         return self._answer
 
+    def _add(self, event: Event) -> None:
+        """Take in one of those that few answers have."""
+        match event:
+            case Timing():
+                self._answer.timings.append(event)
+            case Served():
+                self._answer.served = event
+            case Vector(index, values):
+                self._vectors[index] = values
+            case PromptEcho() | Thought() | Refusal() | CallStart() | CallArguments():
+                self._extend(self._choice(event.index), event)
+            case _:  # Start
+                pass
+
     def _choice(self, index: int) -> ChoiceAnswer:
         if index in self._ended:
             raise StreamBroken(f"choice {index} went on after its end")
-        if index not in self._choices:
-            self._choices[index] = ChoiceAnswer(index)
-        return self._choices[index]
+        choice = self._choices.get(index)
+        if choice is None:
+            choice = self._choices[index] = ChoiceAnswer(index)
+        return choice
 
     def _extend(
         self,
         choice: ChoiceAnswer,
-        event: PromptEcho | Text | Thought | Refusal | CallStart | CallArguments | End,
+        event: PromptEcho | Thought | Refusal | CallStart | CallArguments,
     ) -> None:
         match event:
-            case Text(text):
-                choice.text += text
-                choice.tokens += event.tokens
-                choice.token_ids += event.token_ids
-                choice.logprobs += event.logprobs
             case PromptEcho(_, text, logprobs):
                 choice.text += text
                 choice.echoed += len(text)
@@ -121,11 +131,8 @@ class Fold:
                 choice.refusal += text
             case CallStart():
                 choice.calls.append(ToolCall(event.id, event.name, ""))
-            case CallArguments(_, call, text):
-                self._add_arguments(choice, call, text)
-            case _:  # End
-                choice.reason, choice.stop = event.reason, event.stop
-                self._ended.add(choice.index)
+            case _:  # CallArguments
+                self._add_arguments(choice, event.call, event.text)
 
     @staticmethod
     def _add_arguments(choice: ChoiceAnswer, call: int, text: str) -> None:

@@ -11,7 +11,7 @@ Cancelling     a worker dialect with a request that stops another
 Relaying       a worker dialect that takes a client's own bytes
 Backend        what answers a request
 Warming        a backend that takes a while until it is at its best
-Pouring        a backend that gives its events to who takes them at once
+Pouring        a backend that gives its events to who takes them at once, or all together
 Relayer        a backend whose workers take a client's own bytes
 Choosing       a backend that tells how it chooses one of its workers
 Tokenizer      a backend that knows the tokens of a text
@@ -354,6 +354,7 @@ class Warming(Protocol):
 Piece = tuple[bytes | None, Sequence[Event]]
 """Some events, with their bytes in the client's dialect where a worker wrote them already."""
 Pieces = AsyncGenerator[Piece, None]
+Batches = AsyncGenerator[Sequence[Event], None]
 Take = Callable[[bytes | None, Sequence[Event]], bool]
 """Takes such a batch, at once; whether it takes another before anything else is done."""
 
@@ -362,10 +363,11 @@ Take = Callable[[bytes | None, Sequence[Event]], bool]
 class Pouring(Protocol):
     """What a backend may also be: one that gives its events to who takes them at once."""
 
-    def pour(
-        self, request: Request, context: Context, take: Take
-    ) -> AsyncGenerator[Sequence[Event], None]:
+    def pour(self, request: Request, context: Context, take: Take) -> Batches:
         """As ``answer``; ``take`` may get batches at once, until it is full: then one is empty."""
+
+    async def gather(self, request: Request, context: Context) -> Sequence[Piece]:
+        """All that ``answer`` gives. Cancelling its task stops the work at once."""
 
 
 @runtime_checkable

@@ -11,12 +11,14 @@ asking      all of this around a backend's answer: the only part that waits for 
     async with aclosing(answer(backend, request, context, plan)) as batches:
         ...
 
+``gathered`` gives all of an answer in one piece.
+
 What a model is to write is never mended: JSON that is none stays as it came.
 """
 
 from gateway.emulation.affixes import Around, around
-from gateway.emulation.asking import answer, parts
+from gateway.emulation.asking import answer, gathered, parts
 from gateway.emulation.counting import Count
 from gateway.emulation.planning import Plan, planned
 
-__all__ = ["Around", "Count", "Plan", "answer", "around", "parts", "planned"]
+__all__ = ["Around", "Count", "Plan", "answer", "around", "gathered", "parts", "planned"]

@@ -51,6 +51,23 @@ def answer(
     return _one(backend, inner, context, _Heard(inner, stopping, outside, take))
 
 
+async def gathered(
+    backend: Backend, request: Request, context: Context, plan: Plan
+) -> Sequence[Event]:
+    """All that ``answer`` gives. Cancelling its task stops all the work at once."""
+    said: list[Event] = []
+    if not plan.does and _pours(type(backend)):
+        inner, outside = around(request)
+        count = Count(inner)
+        for _, batch in await cast("Pouring", backend).gather(inner, context):
+            said += count.apply(batch)
+        return said if outside is None else outside.apply(said)
+    async with aclosing(answer(backend, request, context, plan)) as pieces:
+        async for _, events in pieces:
+            said += events
+    return said
+
+
 def parts(request: Request, plan: Plan) -> int:
     """How many requests a backend gets for the one, if none fails."""
     inner, _ = around(request)

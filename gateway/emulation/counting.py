@@ -81,12 +81,18 @@ def by_length(characters: int) -> int:
 
 def _prompt_tokens(request: Request) -> tuple[int, bool]:
     """The prompt's tokens, and whether they are a guess: ids are as many as they are."""
+    tokens, guessed, before = 0, False, 0
     if isinstance(request, EmbedRequest):
-        before = len(request.instruction or "")
-        texts = [len(one) + before for one in request.inputs if isinstance(one, str)]
-        ids = [len(one) for one in request.inputs if not isinstance(one, str)]
+        before, given = len(request.instruction or ""), request.inputs
     else:
-        texts = [len(one) for one in request.prompts if isinstance(one, str)]
-        texts += [len(message.text) for message in request.messages]
-        ids = [len(one) for one in request.prompts if not isinstance(one, str)]
-    return sum(map(by_length, texts)) + sum(ids), bool(texts)
+        given = request.prompts
+        for message in request.messages:
+            tokens += by_length(len(message.text))
+            guessed = True
+    for one in given:
+        if isinstance(one, str):
+            tokens += by_length(len(one) + before)
+            guessed = True
+        else:
+            tokens += len(one)
+    return tokens, guessed

@@ -121,7 +121,7 @@ def context(total: float = 20.0, **more: Any) -> Context:
 
 
 class Hear(Protocol):
-    """``heard`` or ``poured``."""
+    """``heard``, ``poured`` or ``gathered``."""
 
     async def __call__(
         self, backend: PoolBackend, request: Request = STREAMED, into: list[Event] | None = None
@@ -156,7 +156,18 @@ async def poured(
     return events
 
 
-either_way = pytest.mark.parametrize("hear", [heard, poured])
+async def gathered(
+    backend: PoolBackend, request: Request = STREAMED, into: list[Event] | None = None
+) -> list[Event]:
+    """As ``heard``, by one who wants all of it together: nothing comes before an error."""
+    events: list[Event] = [] if into is None else into
+    for data, batch in await backend.gather(request, context()):
+        assert data is None
+        events += batch
+    return events
+
+
+every_way = pytest.mark.parametrize("hear", [heard, poured, gathered])
 
 
 def text(events: Sequence[Event]) -> str:

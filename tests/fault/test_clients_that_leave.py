@@ -10,7 +10,7 @@ from backends.pool import PoolBackend
 from gateway.core.errors import StreamBroken
 from gateway.core.types import Event, GenerateRequest
 from tests.fakes import CHUNKED, HANG, Reply, ScriptedWorker, chunk, chunked, whole
-from tests.fault.lines import STREAMED, UNARY, Hear, context, either_way, heard, pool, say, text
+from tests.fault.lines import STREAMED, UNARY, Hear, context, every_way, heard, pool, say, text
 
 GOOD = [chunked(say("Hello"), b"end\n")]
 SAYS = chunk(say("Hello"))
@@ -24,7 +24,7 @@ WAITING: list[tuple[str, Reply, GenerateRequest]] = [
 ]
 
 
-@either_way
+@every_way
 @pytest.mark.parametrize(
     ("reply", "request_"), [one[1:] for one in WAITING], ids=[one[0] for one in WAITING]
 )

@@ -6,11 +6,14 @@ from contextlib import aclosing
 from typing import Any
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from gateway.core.aggregate import Answer, Fold
 from gateway.core.context import Context, Deadline
 from gateway.core.errors import StreamBroken, WorkerFailed
 from gateway.core.loss import Loss
+from gateway.core.ports import Piece, Take
 from gateway.core.types import (
     Done,
     EmbedRequest,
@@ -30,7 +33,7 @@ from gateway.core.types import (
     Vector,
     Want,
 )
-from gateway.emulation import Plan, answer
+from gateway.emulation import Plan, answer, gathered
 from gateway.emulation.asking import AT_ONCE
 
 CONTEXT = Context("r", Deadline(lambda: 0.0, 60.0), lambda: 0.0)
@@ -79,6 +82,20 @@ class Scripted:
                 yield batch
         finally:
             self.running -= 1
+
+
+class Together(Scripted):
+    """Gives all of it together, too."""
+
+    def pour(
+        self, request: Request, context: Context, take: Take
+    ) -> AsyncGenerator[Sequence[Event], None]:
+        del take
+        return self.answer(request, context)
+
+    async def gather(self, request: Request, context: Context) -> Sequence[Piece]:
+        async with aclosing(self.answer(request, context)) as batches:
+            return [(None, batch) async for batch in batches]
 
 
 def says(*batches: Sequence[Event]) -> Scripted:
@@ -384,6 +401,55 @@ async def test_closing_it_closes_everything_at_once(plan: Plan) -> None:
 async def test_cancelling_its_task_closes_everything_at_once(plan: Plan) -> None:
     backend = Scripted(lambda _: [[]])
     task = asyncio.create_task(events(backend, chat(n=3), plan))
+    await backend.began.acquire()
+
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+
+    assert backend.running == 0
+
+
+# --- all of an answer together --------------------------------------------------------------------
+
+SAID: list[Event] = [Start(3), Text("a"), Text("bx"), Text("c", 1), End("eos"), Usage(3, 1), Done()]
+BATCHES = st.lists(st.lists(st.sampled_from(SAID), min_size=1, max_size=4), max_size=4)
+REQUESTS = [
+    chat(),
+    completion("p", "q", echo=True, suffix="!"),
+    completion("p", stopping=Stopping(stop=("x",))),
+    EmbedRequest(model="m", inputs=("1234",)),
+]
+PLANS = [doing(), doing("echo", "suffix"), doing("stopping.stop")]
+
+
+@given(batches=BATCHES, request_=st.sampled_from(REQUESTS), plan=st.sampled_from(PLANS))
+@pytest.mark.parametrize("kind", [Scripted, Together])
+async def test_what_comes_together_is_all_of_the_answer(
+    kind: type[Scripted], batches: list[list[Event]], request_: Request, plan: Plan
+) -> None:
+    backend, other = kind(lambda _: batches), says(*batches)
+
+    found = await gathered(backend, request_, CONTEXT, plan)
+
+    assert list(found) == await events(other, request_, plan)
+    assert backend.asked == other.asked
+
+
+@pytest.mark.parametrize("plan", [doing(), doing("n")])
+async def test_what_fails_gives_nothing_together(plan: Plan) -> None:
+    backend = Together(lambda _: [[Text("a")], [Text("fail")]])
+
+    with pytest.raises(WorkerFailed):
+        await gathered(backend, chat(n=2), CONTEXT, plan)
+
+    assert backend.running == 0
+
+
+@pytest.mark.parametrize("plan", [doing(), doing("n"), doing("stopping.stop")])
+async def test_cancelling_who_waits_for_all_of_it_closes_everything_at_once(plan: Plan) -> None:
+    backend = Together(lambda _: [[]])
+    task = asyncio.create_task(gathered(backend, chat(n=3), CONTEXT, plan))
     await backend.began.acquire()
 
     task.cancel()
