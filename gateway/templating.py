@@ -14,6 +14,7 @@ import msgspec
 from jinja2 import Template, TemplateError
 from jinja2.ext import loopcontrols
 from jinja2.sandbox import ImmutableSandboxedEnvironment
+from msgspec import Raw
 
 from gateway.core.errors import InvalidParameter
 from gateway.core.types import GenerateRequest, Message, Tool
@@ -22,6 +23,8 @@ _LARGEST: Final = 16 << 20
 """Bytes of a tokenizer's description, which may hold thousands of added tokens."""
 _MARK: Final = "\ue000interlingua\ue000"
 """Stands for the end of what the assistant has said so far."""
+_OF_DICTS: Final = frozenset(dir(dict))
+"""Attributes that every dict has, which come before an item of the same name."""
 
 
 class ChatTemplate:
@@ -43,17 +46,17 @@ class ChatTemplate:
         if going_on and messages:
             messages[-1]["content"] = f"{request.messages[-1].text}{_MARK}"
         opened = how.add_generation_prompt is not False and not going_on
-        given = {name: msgspec.json.decode(raw) for name, raw in (how.arguments or {}).items()}
+        template = self._template
+        seen = {
+            **template.globals,
+            **(_given(how.arguments) if how.arguments else {}),
+            **self._tokens,
+            "messages": messages,
+            "tools": [_tool(one) for one in request.tools] if request.tools else None,
+            "add_generation_prompt": opened,
+        }
         try:
-            text = self._template.render(
-                {
-                    **given,
-                    **self._tokens,
-                    "messages": messages,
-                    "tools": [_tool(one) for one in request.tools] or None,
-                    "add_generation_prompt": opened,
-                }
-            )
+            text = "".join(template.root_render_func(template.new_context(seen, shared=True)))
         except (TemplateError, TypeError, ValueError, ArithmeticError, LookupError) as e:
             said = str(e)[:300]
             raise InvalidParameter(
@@ -62,8 +65,18 @@ class ChatTemplate:
         return text.partition(_MARK)[0] if going_on else text
 
 
+class _Sandbox(ImmutableSandboxedEnvironment):
+    """Jinja's sandbox, in which the items of a dict are found without looking for attributes."""
+
+    def getattr(self, obj: Any, attribute: str) -> Any:
+        """See ``SandboxedEnvironment.getattr``, which takes an item where no attribute is."""
+        if type(obj) is dict and attribute in obj and attribute not in _OF_DICTS:
+            return obj[attribute]
+        return super().getattr(obj, attribute)
+
+
 def _compile(source: str) -> Template:
-    surroundings = ImmutableSandboxedEnvironment(
+    surroundings = _Sandbox(
         trim_blocks=True, lstrip_blocks=True, extensions=[loopcontrols], autoescape=False
     )
     surroundings.filters["tojson"] = _to_json
@@ -120,6 +133,10 @@ def _token(value: Any) -> str | None:
 
 
 # --- what a template sees -------------------------------------------------------------------------
+
+
+def _given(arguments: Mapping[str, Raw]) -> dict[str, Any]:
+    return {name: msgspec.json.decode(raw) for name, raw in arguments.items()}
 
 
 def _message(message: Message) -> dict[str, Any]:

@@ -50,9 +50,10 @@ def prompt_of(request: GenerateRequest, renderer: Renderer | None) -> str:
 
     Raises Unsupported for token ids, and ClientError when the model's template refuses.
     """
-    if _is_raw(request):
-        return _text(request)
-    request = _conversation(request)
+    if not request.messages:
+        if request.templating.mode != "server":
+            return _text(request)
+        request = _conversation(request)
     if renderer is not None:
         return renderer.render(request)
     match request.messages:
@@ -69,7 +70,7 @@ def rendering_losses(
 
     It judges the paths of ``carries``, which a table of what the worker takes has to hold, too.
     """
-    if _is_raw(request):
+    if not request.messages and request.templating.mode != "server":
         return ()
     path, shown = ("messages", "messages") if request.messages else ("prompts", "prompt")
     wire = names.get(path, shown)
@@ -95,10 +96,6 @@ def carries(renderer: Renderer | None) -> dict[str, Carry]:
     return {path: Carry("") for path in (*carried, *arguments)}
 
 
-def _is_raw(request: GenerateRequest) -> bool:
-    return not request.messages and request.templating.mode != "server"
-
-
 def _text(request: GenerateRequest) -> str:
     prompt = request.prompts[0] if request.prompts else ""
     if not isinstance(prompt, str):
@@ -108,8 +105,6 @@ def _text(request: GenerateRequest) -> str:
 
 def _conversation(request: GenerateRequest) -> GenerateRequest:
     """The request with a prompt that is to be wrapped as what a user said."""
-    if request.messages:
-        return request
     said = Message("user", (TextPart(_text(request)),))
     return msgspec.structs.replace(request, messages=(said,))
 

@@ -95,7 +95,11 @@ class GenerateEncoder:
         """The object; framed, it is a stream of one event."""
         if answer.usage is not None:
             self._prompt_tokens = answer.usage.prompt_tokens
-        body = self._object(measures.pieces(answer))
+        if not self._asked and len(answer.choices) == 1:
+            [choice] = answer.choices
+            body = encode(Generated(**self._same, text_output=choice.text + choice.refusal))
+        else:
+            body = self._object(measures.pieces(answer))
         if self._framed:
             return Reply(200, sse.event(body), SAID_AS_EVENTS)
         return Reply(200, body, SAID)

@@ -124,6 +124,8 @@ class AnswerDecoder:
 
     def _events(self, data: bytes) -> list[Event]:
         events: list[Event] = []
+        if not data:
+            return events
         payloads = self._splitter.feed(data, partial(self._alike, events))
         events, self._failed = sse.events_of(filter(bytes.strip, payloads), self._event, events)
         return events

@@ -22,7 +22,7 @@ def read(call: Call, profile: Profile) -> Sent:
     if encoded(call):
         raise faults.encoded()
     fields = document.fields(call.body)
-    sent = Sent(call.params["model"], request_id(fields), streaming=_flag(call, fields, profile))
+    sent = Sent(call.params["model"], request_id(fields), streaming=_flag(fields, profile))
     for name in fields.names:
         if name == _NESTED:
             _nested(sent, fields, profile)
@@ -38,11 +38,9 @@ def encoded(call: Call) -> bool:
 
 
 def streams(call: Call, profile: Profile) -> bool:
-    """Whether the answer comes in pieces; what is wrong with the body is for ``read`` to say."""
-    if call.endpoint.variant != "generate_stream":
-        return False
+    """Whether generate_stream answers in pieces; what is wrong with a body, ``read`` says."""
     try:
-        return streamed(call, profile, flag=_flag(call, document.fields(call.body), profile))
+        return streamed(call, profile, flag=_flag(document.fields(call.body), profile))
     except Malformed:
         return True
 
@@ -53,10 +51,8 @@ def streamed(call: Call, profile: Profile, *, flag: bool | None) -> bool:
     return asked and call.endpoint.variant == "generate_stream"
 
 
-def _flag(call: Call, fields: Fields, profile: Profile) -> bool | None:
+def _flag(fields: Fields, profile: Profile) -> bool | None:
     """The flag that asks for a stream, where it was sent."""
-    if b"stream" not in call.body:
-        return None
     holders = [fields]
     if _NESTED in fields and bytes(fields[_NESTED]).startswith(b"{"):
         holders.append(document.fields(bytes(fields[_NESTED])))

@@ -6,7 +6,7 @@ from typing import Any, Final
 from msgspec import UNSET, Raw, Struct, structs
 
 from gateway.core import loss
-from gateway.core.loss import Carry, Loss
+from gateway.core.loss import Carries, Carry, Loss
 from gateway.core.types import GenerateRequest
 from protocols import params
 from protocols.params import Param, Table
@@ -69,7 +69,8 @@ class Plan:
         )
         self._rows = Table(*self._known())
         self._unsure = Table(*[row for row in self._rows if self._may_not_fit(row)])
-        self._carries = {**self._always(), **said}
+        self._as_they_are = frozenset(row.wire for row in self._rows if self._is_as_it_is(row))
+        self._carries = Carries({**self._always(), **said})
         slots = [model.inputs.get(row.wire) for row in self._rows if row.field == _MAX_TOKENS]
         insists = any(slot is not None and not slot.optional for slot in slots)
         self._default = max_tokens if insists else None
@@ -105,18 +106,23 @@ class Plan:
 
     def wishes(self, request: GenerateRequest) -> Wishes:
         """Everything that the request wants and the model takes."""
-        found: dict[str, Any] = dict.fromkeys(self._flags(request), True)
+        inputs = self.model.inputs
+        tensors: dict[str, Any] = dict.fromkeys(self._flags(request), True)
+        parameters: dict[str, Any] = {}
         for row, value in self._values(request, self._rows):
             if value is not UNSET:
-                found[row.wire] = value
-        found |= self._guide(request)
-        if request.extra:
-            forwards = self._forwards
-            found |= {n: raw for n, raw in request.extra.items() if forwards(n, raw, request)}
-        inputs = self.model.inputs
-        tensors = {name: value for name, value in found.items() if name in inputs}
-        parameters = {name: value for name, value in found.items() if name not in inputs}
+                (tensors if row.wire in inputs else parameters)[row.wire] = value
+        if request.output is not None or request.extra:
+            for name, value in self._more(request):
+                (tensors if name in inputs else parameters)[name] = value
         return Wishes(tensors, parameters)
+
+    def _more(self, request: GenerateRequest) -> Iterator[tuple[str, Any]]:
+        """What is of no row: the output's format, and fields of a client's own."""
+        yield from self._guide(request).items()
+        for name, raw in request.extra.items():
+            if self._forwards(name, raw, request):
+                yield name, raw
 
     def losses(self, request: GenerateRequest, names: Mapping[str, str]) -> list[Loss]:
         """What the model can't be asked for, or does otherwise."""
@@ -174,6 +180,11 @@ class Plan:
         """Whether a value can be one that this model can't take."""
         return row.wire in self.model.inputs or (row.type in _LISTS and not self.packed)
 
+    def _is_as_it_is(self, row: Param) -> bool:
+        """Whether any value is sent as it is, within the row's range."""
+        listed = row.type in _LISTS and not self.packed
+        return row.wire not in self.model.inputs and row.field != _SEED and not listed
+
     def _always(self) -> dict[str, Carry]:
         """What is carried of any request."""
         carries = params.carries(self._rows)
@@ -196,10 +207,14 @@ class Plan:
 
     def _values(self, request: GenerateRequest, rows: Table) -> list[tuple[Param, Any]]:
         """What is sent of each of these rows; UNSET where the model can't take what was asked."""
-        forced = self._forced(request)
-        said = {**request.said, **forced} if forced else request.said
+        said, forced = request.said, self._forced(request)
+        if forced:
+            said = {**said, **forced}
+        as_they_are = self._as_they_are
         return [
-            (row, self._value(row, said[row.field], exact=row.field in forced))
+            (row, params.clamped(row, said[row.field]))
+            if row.wire in as_they_are and row.field not in forced
+            else (row, self._value(row, said[row.field], exact=row.field in forced))
             for row in params.asked(rows, said)
         ]
 
@@ -231,11 +246,14 @@ class Plan:
     def _carried(self, request: GenerateRequest) -> Mapping[str, Carry]:
         """What is carried of this request."""
         more = {}
-        if self._guide(request):
+        if request.output is not None and self._guide(request):
             more["output"] = Carry("")
         if request.stopping.overflow == "error":
             more["stopping.overflow"] = Carry("")
-        unfit = {row.field for row, value in self._values(request, self._unsure) if value is UNSET}
+        unfit = set[str]()
+        if self._unsure:
+            values = self._values(request, self._unsure)
+            unfit = {row.field for row, value in values if value is UNSET}
         if not more and not unfit:
             return self._carries
         carries = self._carries | more

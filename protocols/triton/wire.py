@@ -30,13 +30,13 @@ _WRITTEN_OUT: Final = (1e-6, 1e-5)
 def encode(what: Any) -> bytes:
     """Compact JSON. The hexadecimal digits of an escaped control character are capitals."""
     text = _encode(what)
-    return _ESCAPE.sub(_capitals, text) if b"\\u00" in text else text
+    return _ESCAPE.sub(_capitals, text) if text.find(b"\\u00") >= 0 else text
 
 
 def encode_lines(what: Sequence[Any]) -> bytes:
     """The same of each of these, in a line of its own."""
     text = _encode_lines(what)
-    return _ESCAPE.sub(_capitals, text) if b"\\u00" in text else text
+    return _ESCAPE.sub(_capitals, text) if text.find(b"\\u00") >= 0 else text
 
 
 def _capitals(escape: re.Match[bytes]) -> bytes:

@@ -5,6 +5,9 @@ from typing import Any
 
 import msgspec
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from jinja2.sandbox import ImmutableSandboxedEnvironment
 from msgspec import Raw
 
 from gateway.core.errors import InvalidParameter
@@ -16,7 +19,7 @@ from gateway.core.types import (
     Tool,
     ToolCall,
 )
-from gateway.templating import ChatTemplate
+from gateway.templating import ChatTemplate, _Sandbox
 
 CHATML = (
     "{{ bos_token }}{% for message in messages %}\n"
@@ -154,3 +157,26 @@ def test_an_empty_folder_is_told_of(tmp_path: Path) -> None:
 def test_the_date_is_there_for_those_that_tell_it(tmp_path: Path) -> None:
     template = ChatTemplate(str(folder(tmp_path, chat_template="{{ strftime_now('%Y') }}")))
     assert len(template.render(ask(("user", "Hi")))) == 4
+
+
+@given(
+    st.sampled_from(["role", "content", "items", "keys", "get", "absent", "mro", "__class__", "_"]),
+    st.dictionaries(st.sampled_from(["role", "items", "get", "mro", "__class__", "_"]), st.text()),
+)
+def test_an_item_is_found_as_the_sandbox_finds_it(name: str, item: dict[str, str]) -> None:
+    found = [str(one().getattr(item, name)) for one in (_Sandbox, ImmutableSandboxedEnvironment)]
+    assert found[0].partition(" at 0x")[0] == found[1].partition(" at 0x")[0]
+
+
+def test_a_template_sees_what_all_templates_see_unless_a_request_says_otherwise(
+    tmp_path: Path,
+) -> None:
+    file = tmp_path / "seen.jinja"
+    file.write_text("{% for i in range(2) %}{{ i }}{% endfor %}{{ strftime_now and bos_token }}")
+    template = ChatTemplate(str(file))
+    own = Templating(arguments={"range": Raw(b'"no"'), "bos_token": Raw(b'"<s>"')})
+
+    assert template.render(ask(("user", "Hi"))) == "01"
+    with pytest.raises(InvalidParameter, match="not callable"):
+        template.render(ask(("user", "Hi"), templating=own))
+    assert template.render(ask(("user", "Hi"))) == "01", "one request changes nothing for others"
