@@ -82,7 +82,7 @@ class Attempt:
 
     ``begin``, then ``more`` until it is ``over``, then ``end``; and ``close`` whatever happened,
     which closes the worker's connection at once where the answer is not over. ``accepted``: the
-    worker began an answer that looked good.
+    worker began an answer that looked good. ``failure`` is why it gave no whole one.
     """
 
     __slots__ = (
@@ -97,6 +97,7 @@ class Attempt:
         "_watch",
         "_work",
         "accepted",
+        "failure",
         "member",
         "over",
         "place",
@@ -121,6 +122,7 @@ class Attempt:
         self.over = False
         """All is told: the last event was Done, or an error. Else the worker may be at work."""
         self.accepted = False
+        self.failure: GatewayError | None = None
 
     async def begin(self) -> list[Piece]:
         """Ask, and wait for the first pieces of an answer.
@@ -305,6 +307,7 @@ class Attempt:
         raise cause from None
 
     def _failed(self, error: GatewayError) -> None:
+        self.failure = error
         if self.accepted and self._reading is not None:
             self._reading.abort()  # what else comes there must not be taken for another answer
         if isinstance(error, DeadlineExceeded):

@@ -205,9 +205,6 @@ class PoolBackend:
                 _, events = await attempt.more(take)
                 yield events
             await attempt.end()
-        except GatewayError as error:
-            _tell(context, error)
-            raise
         finally:
             self._leave(attempt, work, context)
 
@@ -272,9 +269,6 @@ class PoolBackend:
             while not attempt.over:
                 yield await attempt.more(take)
             await attempt.end()
-        except GatewayError as error:
-            _tell(context, error)
-            raise
         finally:
             self._leave(attempt, work, context)
 
@@ -285,9 +279,6 @@ class PoolBackend:
             while not attempt.over:
                 pieces.append(await attempt.more())
             await attempt.end()
-        except GatewayError as error:
-            _tell(context, error)
-            raise
         finally:
             self._leave(attempt, work, context)
         return pieces
@@ -314,7 +305,6 @@ class PoolBackend:
             try:
                 pieces = await attempt.begin()
             except GatewayError as error:
-                _tell(context, error)
                 if show is not None:
                     show.failed(place.member, error)
                 retry = retry or self._retry(wish)
@@ -348,7 +338,7 @@ class PoolBackend:
         attempt.close()
         self._roster.give_back(attempt.place)
         if context.trace is not None:
-            context.trace.ends(None)
+            context.trace.ends(attempt.failure)
         if not attempt.over:  # it may still be at work
             self.tally.abandoned += 1
             self._stop(attempt.member, work.request)
@@ -379,12 +369,6 @@ class PoolBackend:
     def _stop(self, member: Member, request: Request) -> None:
         if self._cancelling is not None and self._started:
             self._stopping.send(member.worker, self._cancelling.cancel(request))
-
-
-def _tell(context: Context, error: GatewayError | None) -> None:
-    """The worker that was asked is done with, for whoever traces it."""
-    if context.trace is not None:
-        context.trace.ends(error)
 
 
 def _is_dry(context: Context) -> bool:
