@@ -6,6 +6,7 @@ that of its neighbours, and sums of integers are exact: a row comes out the same
 it. (torch's own dynamic quantisation has one scale for a whole batch: there, it does not.)
 """
 
+import functools
 import warnings
 from typing import Any
 
@@ -14,6 +15,8 @@ from torch import nn
 
 _MOST = 127
 """The largest magnitude of 8 bits."""
+_NARROWER = 64
+"""The largest of which two, each times the largest of a row, are within 16 bits."""
 _ZERO = 128
 """What the fused operator takes for zero in a row: its rows are unsigned."""
 _LEAST = 1e-12
@@ -29,6 +32,23 @@ def fused() -> Any:
     name = "linear_with_input_q_dq_qweight_dq_output_fp32"
     x86 = torch.backends.quantized.engine == "x86"
     return getattr(operations, name, None) if x86 else None
+
+
+@functools.cache
+def finest() -> int:
+    """The largest magnitude of a weight whose products ``fused`` adds exactly on this processor.
+
+    One without VNNI adds two of them in 16 bits, which cuts off what is larger.
+    """
+    return _MOST if is_exact(fused(), _MOST) else _NARROWER
+
+
+def is_exact(operator: Any, most: int) -> bool:
+    """Whether the largest products of such weights are added without being cut off."""
+    operations: Any = torch.ops.quantized
+    weight = operations.linear_prepack(_known(torch.ones(16, 64), most), None)
+    sums = operator(torch.ones(1, 64), 1 / _MOST, _ZERO, weight)
+    return torch.allclose(sums, torch.full_like(sums, 64.0), rtol=1e-3)
 
 
 def narrowed(weight: torch.Tensor, bias: torch.Tensor | None) -> nn.Module:
@@ -65,7 +85,7 @@ class Fused(_Rows):
         """``weight`` is (outputs, inputs)."""
         super().__init__(weight.shape[0], bias)
         operations: Any = torch.ops.quantized
-        self._weight = operations.linear_prepack(_known(weight), None)
+        self._weight = operations.linear_prepack(_known(weight, finest()), None)
         self._operator = fused()
 
     def _product(self, rows: torch.Tensor, size: torch.Tensor) -> torch.Tensor:
@@ -79,7 +99,7 @@ class Narrow(_Rows):
     def __init__(self, weight: torch.Tensor, bias: torch.Tensor | None) -> None:
         """``weight`` is (outputs, inputs)."""
         super().__init__(weight.shape[0], bias)
-        scales = _scales(weight)
+        scales = _scales(weight, _MOST)
         self._weight = _whole(weight, scales).t()
         self._scales = scales / _MOST
 
@@ -88,18 +108,18 @@ class Narrow(_Rows):
         return torch._int_mm(whole, self._weight).float().mul_(self._scales)  # noqa: SLF001
 
 
-def _scales(weight: torch.Tensor) -> torch.Tensor:
-    """What one step of each output's weights is worth."""
-    return weight.float().abs().amax(1).clamp_min_(_LEAST) / _MOST
+def _scales(weight: torch.Tensor, most: int) -> torch.Tensor:
+    """What one step of each output's weights is worth, of which the largest has ``most``."""
+    return weight.float().abs().amax(1).clamp_min_(_LEAST) / most
 
 
 def _whole(weight: torch.Tensor, scales: torch.Tensor) -> torch.Tensor:
     return (weight / scales[:, None]).round_().to(torch.int8).contiguous()
 
 
-def _known(weight: torch.Tensor) -> torch.Tensor:
+def _known(weight: torch.Tensor, most: int) -> torch.Tensor:
     """The weights as the fused operator's packing wants them, with their scales."""
-    scales = _scales(weight)
+    scales = _scales(weight, most)
     zeros = torch.zeros(weight.shape[0], dtype=torch.long)
     with warnings.catch_warnings():
         # torch says that this kind of tensor will be removed; ``fused`` knows what to do then.

@@ -33,6 +33,22 @@ def test_near_the_exact_product(way: Any) -> None:
 
 
 @pytest.mark.parametrize("way", WAYS)
+def test_the_largest_products_are_not_cut_off(way: Any) -> None:
+    weight, rows = torch.ones(40, 64), torch.ones(3, 64)
+    assert torch.allclose(way(weight, None)(rows), torch.full((3, 40), 64.0), rtol=1e-3)
+    assert torch.allclose(way(-weight, None)(rows), torch.full((3, 40), -64.0), rtol=1e-3)
+
+
+def test_an_operator_that_cuts_them_off_is_seen() -> None:
+    def cutting(rows: torch.Tensor, *packed: Any) -> torch.Tensor:
+        del packed
+        return torch.full((len(rows), 16), 32.4)
+
+    assert not int8.is_exact(cutting, 127)
+    assert int8.is_exact(lambda rows, *packed: torch.full((len(rows), 16), 64.0), 127)
+
+
+@pytest.mark.parametrize("way", WAYS)
 def test_a_row_and_an_output_of_zeros_are_zero(way: Any) -> None:
     weight, rows = drawn(8, 16), drawn(3, 16)
     weight[2], rows[1] = 0, 0
