@@ -20,9 +20,8 @@ import redis
 from redis.backoff import NoBackoff
 from redis.retry import Retry
 
-from tests.deploy.tools import HOME, tool
+from tests.deploy.tools import LIBRARIES, tool
 
-_LIBRARIES = HOME / "debian" / "usr" / "lib" / "x86_64-linux-gnu"
 _PATIENCE = 10.0
 
 
@@ -75,7 +74,7 @@ class RedisServer:
                 [tool("redis-server"), *told, *self._more],
                 stdout=log,
                 stderr=log,
-                env=os.environ | {"LD_LIBRARY_PATH": str(_LIBRARIES)},
+                env=os.environ | {"LD_LIBRARY_PATH": str(LIBRARIES)},
             )
         end = time.monotonic() + _PATIENCE
         while not self._answers():

@@ -13,6 +13,8 @@ import yaml
 ROOT: Final = Path(__file__).parents[2]
 DEPLOY: Final = ROOT / "deploy"
 HOME: Final = ROOT / ".venv-deploy"
+LIBRARIES: Final = HOME / "debian" / "usr" / "lib" / "x86_64-linux-gnu"
+"""What the servers among our own tools need."""
 _PLACES: Final = (HOME / "bin", HOME / "debian" / "usr" / "bin")
 
 

@@ -26,12 +26,16 @@ from pathlib import Path
 
 from msgspec import Struct
 
+from tests.deploy.tools import LIBRARIES, tool
+
 _FENCE = re.compile(r"^```(\w*)(?: title=\"([\w./-]+)\")?\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 _PORT = re.compile(r"\$\{(\w*PORT):-(\d+)\}")
 _SHOWN = re.compile(r"(?:(?<=127\.0\.0\.1:)|(?<=--port ))\d{4,5}\b")
 _SERVES = re.compile(r"^(?=interlingua (?:serve|worker)\b[^&|\n]*$)", re.MULTILINE)
 _BUILT_IN = {"PORT": "8000", "MINDIE_PORT": "1025"}
 """What the built-in configurations call their ports."""
+_SERVERS = ("redis-server",)
+"""What a page may start besides ours."""
 _PATIENCE = 90.0
 """Seconds that a page may take."""
 
@@ -115,12 +119,12 @@ def run(page: str, folder: Path, stand_in: str = "") -> Ran:
         pieces.append(f"left interlingua serve {beside}/stand-in.yaml; left=")
     for n, block in enumerate(every):
         pieces.append(f"exec >{beside / str(n)}\n{_told(block, beside / f'{n}.py', ports)}")
-    path = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
+    servers = [tool(name) for name in _SERVERS if name in page]
     with (beside / "errors").open("w+b") as errors:
         shell = subprocess.Popen(
             ["/bin/bash", "-euo", "pipefail", "-c", "\n".join(pieces)],
             cwd=folder,
-            env=os.environ | _variables(ports) | {"PATH": path, "BESIDE": str(beside)},
+            env=_found(servers) | _variables(ports) | {"BESIDE": str(beside)},
             stdin=subprocess.DEVNULL,
             stdout=errors,
             stderr=errors,
@@ -134,6 +138,13 @@ def run(page: str, folder: Path, stand_in: str = "") -> Ran:
     files = [beside / str(n) for n in range(len(every))]
     outputs = [_as_shown(file.read_text("utf-8"), ports) for file in files if file.exists()]
     return Ran(code, outputs, (beside / "errors").read_text("utf-8"))
+
+
+def _found(servers: Sequence[str]) -> dict[str, str]:
+    """Where a shell finds ``interlingua``, and these."""
+    folders = [Path(one).parent for one in (sys.executable, *servers)]
+    found = os.environ | {"PATH": ":".join([*map(str, folders), os.environ["PATH"]])}
+    return found | {"LD_LIBRARY_PATH": str(LIBRARIES)} if servers else found
 
 
 def differs(shown: str, printed: str) -> str:
