@@ -50,10 +50,9 @@ def prompt_of(request: GenerateRequest, renderer: Renderer | None) -> str:
 
     Raises Unsupported for token ids, and ClientError when the model's template refuses.
     """
-    if not request.messages:
-        if request.templating.mode != "server":
-            return _text(request)
-        request = _conversation(request)
+    if _is_raw(request):
+        return _text(request)
+    request = _conversation(request)
     if renderer is not None:
         return renderer.render(request)
     match request.messages:
@@ -70,7 +69,7 @@ def rendering_losses(
 
     It judges the paths of ``carries``, which a table of what the worker takes has to hold, too.
     """
-    if not request.messages and request.templating.mode != "server":
+    if _is_raw(request):
         return ()
     path, shown = ("messages", "messages") if request.messages else ("prompts", "prompt")
     wire = names.get(path, shown)
@@ -96,6 +95,10 @@ def carries(renderer: Renderer | None) -> dict[str, Carry]:
     return {path: Carry("") for path in (*carried, *arguments)}
 
 
+def _is_raw(request: GenerateRequest) -> bool:
+    return not request.messages and request.templating.mode != "server"
+
+
 def _text(request: GenerateRequest) -> str:
     prompt = request.prompts[0] if request.prompts else ""
     if not isinstance(prompt, str):
@@ -105,6 +108,8 @@ def _text(request: GenerateRequest) -> str:
 
 def _conversation(request: GenerateRequest) -> GenerateRequest:
     """The request with a prompt that is to be wrapped as what a user said."""
+    if request.messages:
+        return request
     said = Message("user", (TextPart(_text(request)),))
     return msgspec.structs.replace(request, messages=(said,))
 

@@ -6,8 +6,7 @@ the target does not carry is a loss.
 """
 
 import re
-from collections.abc import Iterable, Mapping
-from functools import lru_cache, partial
+from collections.abc import Mapping
 from typing import Any, Final, Literal
 
 from msgspec import Struct
@@ -45,19 +44,6 @@ class Carry(Struct, frozen=True):
     """Set where the target takes the field only in part."""
 
 
-class Carries(dict[str, Carry]):
-    """What a target carries, by path.
-
-    Which paths of a set are in doubt is remembered, so that nothing may be added later.
-    """
-
-    __slots__ = ("doubted",)
-
-    def __init__(self, carries: Mapping[str, Carry]) -> None:
-        super().__init__(carries)
-        self.doubted = lru_cache(_REMEMBERED)(partial(_doubted, carries))
-
-
 _UNSAFE = re.compile(r"[^A-Za-z0-9_.\-\[\]]")
 _NEVER_LOST = frozenset(
     {"model", "kind", "messages", "prompts", "inputs", "stream", "given", "client_id", "labels",
@@ -67,19 +53,13 @@ _NEVER_LOST = frozenset(
 """What every target carries in some way, what is ours alone, and what is judged on its own."""
 _NUMBERS: Final = (int, float)
 _NOWHERE: Final = Carry("", reason="dropped")
-_REMEMBERED: Final = 128
-"""Sets of paths, for each target: most requests set the same few fields."""
 
 
-def set_fields(request: Request, among: Iterable[str] | None = None) -> list[tuple[str, Any]]:
-    """The path and value of every field that differs from "the client did not say".
-
-    ``among``: only of these paths, of which each was said.
-    """
-    said = request.said
+def set_fields(request: Request) -> list[tuple[str, Any]]:
+    """The path and value of every field that differs from "the client did not say"."""
     return [
         (path, value)
-        for path, value in (said.items() if among is None else [(one, said[one]) for one in among])
+        for path, value in request.said.items()
         if path not in _NEVER_LOST and (value is not False or "." in path)
     ]
 
@@ -97,8 +77,7 @@ def losses(
     the fields that the gateway does not know.
     """
     found = [] if extra else [Loss(name, "dropped") for name in request.extra]
-    doubted = carries.doubted(tuple(request.said)) if isinstance(carries, Carries) else None
-    for path, value in set_fields(request, doubted):
+    for path, value in set_fields(request):
         carry = carries.get(path, _NOWHERE)
         reason, detail = carry.reason, ""
         if reason is None and type(value) in _NUMBERS:
@@ -109,16 +88,6 @@ def losses(
         if reason is not None:
             found.append(Loss(names.get(path, path.rpartition(".")[2]), reason, detail, path))
     return tuple(found)
-
-
-def _doubted(carries: Mapping[str, Carry], paths: tuple[str, ...]) -> tuple[str, ...]:
-    """Those that may be lost, as far as is seen without their values."""
-    return tuple([path for path in paths if _is_doubted(path, carries.get(path, _NOWHERE))])
-
-
-def _is_doubted(path: str, carry: Carry) -> bool:
-    partly = carry.reason is not None or carry.low is not None or carry.high is not None
-    return partly and path not in _NEVER_LOST
 
 
 def header(found: tuple[Loss, ...]) -> str:

@@ -1,10 +1,8 @@
 """What the client set and the target does not carry is named, once, with its reason."""
 
-from hypothesis import given
-from hypothesis import strategies as st
 from msgspec import Raw
 
-from gateway.core.loss import Carries, Carry, Loss, header, losses
+from gateway.core.loss import Carry, Loss, header, losses
 from gateway.core.types import (
     EmbedRequest,
     GenerateRequest,
@@ -86,39 +84,3 @@ def test_the_header_holds_nothing_a_header_may_not() -> None:
     found = (Loss("a\r\nb: ü", "dropped"), Loss("messages[0].name", "approximated"))
 
     assert header(found) == "a__b___=dropped,messages[0].name=approximated"
-
-
-@given(
-    st.dictionaries(
-        st.sampled_from(["sampling.top_k", "sampling.do_sample", "stopping.max_tokens", "echo"]),
-        st.builds(
-            Carry,
-            st.just("w"),
-            st.none() | st.integers(0, 5),
-            st.none() | st.integers(0, 5),
-            st.sampled_from([None, "approximated"]),
-        ),
-    ),
-    st.lists(
-        st.builds(
-            GenerateRequest,
-            model=st.just("m"),
-            kind=st.just("chat"),
-            echo=st.none() | st.booleans(),
-            sampling=st.builds(
-                Sampling,
-                top_k=st.none() | st.integers(0, 5),
-                do_sample=st.none() | st.booleans(),
-            ),
-            stopping=st.builds(Stopping, max_tokens=st.none() | st.integers(0, 5)),
-        ),
-        max_size=4,
-    ),
-)
-def test_carries_that_remember_what_is_in_doubt_lose_the_same(
-    carries: dict[str, Carry], requests: list[GenerateRequest]
-) -> None:
-    remembering = Carries(carries)
-
-    for request in requests:
-        assert losses(request, remembering, NAMES) == losses(request, dict(carries), NAMES)

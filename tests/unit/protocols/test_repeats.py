@@ -16,6 +16,11 @@ def learned(text: str = "one", data: bytes | None = None) -> Repeats:
     return repeats
 
 
+def holding(text: bytes) -> bytes:
+    """An event with this in the place of its quoted text."""
+    return said("x").replace(b'"x"', text)
+
+
 def learns(text: str, payload: bytes) -> bool:
     """Whether others can be like this event, which says that text."""
     return Repeats().learn(payload, text, read_answer, probed(read_answer(payload)))
@@ -28,27 +33,24 @@ def test_a_chunk_that_differs_in_its_text_alone_is_known() -> None:
     assert repeats.text(said("")[6:-2]) == ""
 
 
+ODD = [
+    pytest.param(holding(b'"x","y"'), id="more than a text"),
+    pytest.param(holding(b'"\xff"'), id="not UTF-8"),
+    pytest.param(holding(b'"\x01"'), id="control character"),
+]
+
+
 @pytest.mark.parametrize(
     "other",
     [
-        event(chunk({"content": "two"}, heading=HEADING | {"created": 8})),
-        event(chunk({"content": "two"}, "stop")),
-        said("x").replace(b'"x"', b'"x","y"'),
-        said("x").replace(b'"x"', b'"'),
-        said("x").replace(b'"x"', b'"\\x"'),
-        said("x").replace(b'"x"', b'"\xff"'),
-        said("x").replace(b'"x"', b'"\xff\\n"'),
-        said("x").replace(b'"x"', b'"\x01"'),
-    ],
-    ids=[
-        "other heading",
-        "end",
-        "more than a text",
-        "less than a text",
-        "no escape",
-        "not UTF-8",
-        "not UTF-8, with an escape",
-        "control character",
+        *ODD,
+        pytest.param(
+            event(chunk({"content": "two"}, heading=HEADING | {"created": 8})), id="other heading"
+        ),
+        pytest.param(event(chunk({"content": "two"}, "stop")), id="end"),
+        pytest.param(holding(b'"'), id="less than a text"),
+        pytest.param(holding(b'"\\x"'), id="no escape"),
+        pytest.param(holding(b'"\xff\\n"'), id="not UTF-8, with an escape"),
     ],
 )
 def test_any_other_is_not(other: bytes) -> None:
@@ -81,22 +83,11 @@ def test_quotes_are_part_of_a_text_where_they_are_escaped() -> None:
 @pytest.mark.parametrize(
     "odd",
     [
-        said("x").replace(b'"x"', b'"x\\"'),
-        said("x").replace(b'"x"', b'"\xff"'),
-        said("x").replace(b'"x"', b'"\x01"'),
-        said("x").replace(b'"x"', b'"x","y"'),
-        said("x").replace(b'"x"', b'"\\ud83d"'),
-        said("x").partition(b'"x')[2],
-        b"data: [DONE]\n\n",
-    ],
-    ids=[
-        "a backslash at the end",
-        "not UTF-8",
-        "control character",
-        "more than a text",
-        "half a character",
-        "no beginning",
-        "the end",
+        *ODD,
+        pytest.param(holding(b'"x\\"'), id="a backslash at the end"),
+        pytest.param(holding(b'"\\ud83d"'), id="half a character"),
+        pytest.param(said("x").partition(b'"x')[2], id="no beginning"),
+        pytest.param(b"data: [DONE]\n\n", id="the end"),
     ],
 )
 def test_many_are_known_up_to_one_that_is_odd(odd: bytes) -> None:
