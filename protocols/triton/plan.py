@@ -6,7 +6,7 @@ from typing import Any, Final
 from msgspec import UNSET, Raw, Struct, structs
 
 from gateway.core import loss
-from gateway.core.loss import Carries, Carry, Loss
+from gateway.core.loss import Carry, Loss
 from gateway.core.types import GenerateRequest
 from protocols import params
 from protocols.params import Param, Table
@@ -70,7 +70,7 @@ class Plan:
         self._rows = Table(*self._known())
         self._unsure = Table(*[row for row in self._rows if self._may_not_fit(row)])
         self._as_they_are = frozenset(row.wire for row in self._rows if self._is_as_it_is(row))
-        self._carries = Carries({**self._always(), **said})
+        self._carries = {**self._always(), **said}
         slots = [model.inputs.get(row.wire) for row in self._rows if row.field == _MAX_TOKENS]
         insists = any(slot is not None and not slot.optional for slot in slots)
         self._default = max_tokens if insists else None
