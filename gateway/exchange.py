@@ -136,11 +136,9 @@ class Exchange:
         cancelled, context = task.cancelling(), self._context
         live.add(self)
         try:
-            now, ends = context.clock(), context.deadline.at
-            if ends <= now:
-                raise DeadlineExceeded("the request's time is up")
+            left = context.deadline.remaining()
             self._task = task
-            self._lookout.add(self._watched, min(ends, now + context.timeouts.idle))
+            self._lookout.add(self._watched, context.clock() + min(left, context.timeouts.idle))
             if stream:
                 await self._stream()
             else:
