@@ -33,14 +33,12 @@ def fit(request: Request, route: Route, names: Mapping[str, str], source: str) -
     if request.logprobs is not None and request.logprobs.top > MOST_ALTERNATIVES:
         name = names.get("logprobs.top", "logprobs")
         raise _above(name, MOST_ALTERNATIVES, request.logprobs.top, "here")
+    fitted = replace(request, model=route.target.model, source=source)
     defaults = route.model.defaults
-    fitted = replace(
-        request,
-        model=route.target.model,
-        source=source,
-        sampling=_filled(request.sampling, defaults.sampling),
-        stopping=_filled(request.stopping, defaults.stopping),
-    )
+    if defaults.sampling or defaults.stopping:
+        sampling = _filled(request.sampling, defaults.sampling)
+        stopping = _filled(request.stopping, defaults.stopping)
+        fitted = replace(fitted, sampling=sampling, stopping=stopping)
     most = route.model.info.max_tokens
     return fitted if most is None else _within(fitted, most, names)
 
@@ -53,7 +51,7 @@ def unsaid(section: Sampling | Stopping, defaults: Mapping[str, Any]) -> Mapping
 
 
 def _filled(section: Section, defaults: Mapping[str, Any]) -> Section:
-    silent = unsaid(section, defaults) if defaults else {}
+    silent = unsaid(section, defaults)
     return replace(section, **silent) if silent else section
 
 

@@ -304,6 +304,7 @@ def clamped(row: Param, got: Any) -> Any:
             return kind(row.low)
         if row.high is not None and got > row.high:
             return kind(row.high)
+        return got
     return list(got) if kind is tuple else got
 
 

@@ -1,6 +1,8 @@
 """Events to one whole answer. A unary answer is this fold over the same events as a stream."""
 
 from collections.abc import Iterable
+from operator import attrgetter
+from typing import Final
 
 from msgspec import Struct
 
@@ -53,12 +55,16 @@ class Answer(Struct):
     served: Served = Served()
 
 
+_INDEX: Final = attrgetter("index")
+
+
 class Fold:
     """Collects events into an Answer."""
 
     def __init__(self) -> None:
         self._choices: dict[int, ChoiceAnswer] = {}
-        self._ended: set[int] = set()
+        self._open: dict[int, ChoiceAnswer] = {}
+        """Those that have not ended."""
         self._vectors: dict[int, tuple[float, ...]] = {}
         self._answer = Answer()
         self._done = False
@@ -67,27 +73,31 @@ class Fold:
         """Take these in. Raises StreamBroken when a choice goes on after its end."""
         for event in events:
             if type(event) is Text:
-                choice = self._choice(event.index)
+                choice = self._open.get(event.index) or self._begun(event.index)
                 choice.text += event.text
                 choice.tokens += event.tokens
-                choice.token_ids += event.token_ids
-                choice.logprobs += event.logprobs
+                if event.token_ids:
+                    choice.token_ids += event.token_ids
+                if event.logprobs:
+                    choice.logprobs += event.logprobs
             elif type(event) is End:
-                choice = self._choice(event.index)
+                choice = self._open.get(event.index) or self._begun(event.index)
                 choice.reason, choice.stop = event.reason, event.stop
-                self._ended.add(event.index)
+                del self._open[event.index]
             elif type(event) is Done:
                 self._done = True
             elif type(event) is Usage:
                 self._answer.usage = event
+            elif type(event) is Served:
+                self._answer.served = event
             else:
                 self._add(event)
 
     def result(self) -> Answer:
         """The answer. Raises StreamBroken unless every choice has ended and Done came."""
-        if not self._done or self._choices.keys() != self._ended:
+        if self._open or not self._done:
             raise StreamBroken("the answer stopped before its end")
-        self._answer.choices = [self._choices[i] for i in sorted(self._choices)]
+        self._answer.choices = sorted(self._choices.values(), key=_INDEX)
         if self._vectors:
             self._answer.vectors = [self._vectors[i] for i in sorted(self._vectors)]
         return self._answer
@@ -95,23 +105,20 @@ class Fold:
     def _add(self, event: Event) -> None:
         """Take in one of those that few answers have."""
         match event:
-            case Timing():
-                self._answer.timings.append(event)
-            case Served():
-                self._answer.served = event
             case Vector(index, values):
                 self._vectors[index] = values
             case PromptEcho() | Thought() | Refusal() | CallStart() | CallArguments():
-                self._extend(self._choice(event.index), event)
+                choice = self._open.get(event.index) or self._begun(event.index)
+                self._extend(choice, event)
+            case Timing():
+                self._answer.timings.append(event)
             case _:  # Start
                 pass
 
-    def _choice(self, index: int) -> ChoiceAnswer:
-        if index in self._ended:
+    def _begun(self, index: int) -> ChoiceAnswer:
+        if index in self._choices:
             raise StreamBroken(f"choice {index} went on after its end")
-        choice = self._choices.get(index)
-        if choice is None:
-            choice = self._choices[index] = ChoiceAnswer(index)
+        choice = self._choices[index] = self._open[index] = ChoiceAnswer(index)
         return choice
 
     def _extend(

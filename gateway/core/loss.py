@@ -7,16 +7,11 @@ the target does not carry is a loss.
 
 import re
 from collections.abc import Mapping
-from typing import Any, Final, Literal
+from typing import Final, Literal
 
 from msgspec import Struct
 
-from gateway.core.types import (
-    EmbedRequest,
-    GenerateRequest,
-    Request,
-    Want,
-)
+from gateway.core.types import Request, Want
 
 Reason = Literal["renamed", "clamped", "defaulted", "approximated", "emulated", "dropped"]
 """``emulated``: the gateway did it in the target's stead; only ``renamed`` loses nothing."""
@@ -55,17 +50,8 @@ _NUMBERS: Final = (int, float)
 _NOWHERE: Final = Carry("", reason="dropped")
 
 
-def set_fields(request: Request) -> list[tuple[str, Any]]:
-    """The path and value of every field that differs from "the client did not say"."""
-    return [
-        (path, value)
-        for path, value in request.said.items()
-        if path not in _NEVER_LOST and (value is not False or "." in path)
-    ]
-
-
 def losses(
-    request: GenerateRequest | EmbedRequest,
+    request: Request,
     carries: Mapping[str, Carry],
     names: Mapping[str, str],
     *,
@@ -77,7 +63,9 @@ def losses(
     the fields that the gateway does not know.
     """
     found = [] if extra else [Loss(name, "dropped") for name in request.extra]
-    for path, value in set_fields(request):
+    for path, value in request.said.items():
+        if path in _NEVER_LOST or (value is False and "." not in path):
+            continue
         carry = carries.get(path, _NOWHERE)
         reason, detail = carry.reason, ""
         if reason is None and type(value) in _NUMBERS:

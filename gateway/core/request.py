@@ -6,10 +6,10 @@ is kept in ``extra`` as the client wrote it, for a worker of the same mind.
 """
 
 from collections.abc import Mapping
-from typing import Any, Final, Literal
+from typing import Any, Final, Literal, Self
 
-from msgspec import Raw, Struct
-from msgspec.structs import astuple
+from msgspec import NODEFAULT, Raw, Struct
+from msgspec.structs import fields, replace
 
 Role = Literal["system", "developer", "user", "assistant", "tool", "function"]
 
@@ -152,7 +152,7 @@ class Grammar(Struct, frozen=True, tag="grammar"):
 OutputFormat = JsonObject | JsonSchema | Regex | Choice | Grammar
 
 
-class Sampling(Struct, frozen=True, omit_defaults=True):
+class Sampling(Struct, frozen=True, omit_defaults=True, repr_omit_defaults=True):
     """How a token is picked. The canonical forms: greedy is temperature 0; "all" is top_k None."""
 
     temperature: float | None = None
@@ -176,7 +176,7 @@ class Sampling(Struct, frozen=True, omit_defaults=True):
     length_penalty: float | None = None
 
 
-class Stopping(Struct, frozen=True, omit_defaults=True):
+class Stopping(Struct, frozen=True, omit_defaults=True, repr_omit_defaults=True):
     """When a choice ends, and what its end leaves in the text."""
 
     max_tokens: int | None = None
@@ -202,7 +202,7 @@ class Logprobs(Struct, frozen=True):
     prompt: int | None = None
 
 
-class Reasoning(Struct, frozen=True, omit_defaults=True):
+class Reasoning(Struct, frozen=True, omit_defaults=True, repr_omit_defaults=True):
     """How much to think, and whether to show it. ``budget`` is in tokens."""
 
     effort: str | None = None
@@ -211,7 +211,7 @@ class Reasoning(Struct, frozen=True, omit_defaults=True):
     summary: str | None = None
 
 
-class Templating(Struct, frozen=True, omit_defaults=True):
+class Templating(Struct, frozen=True, omit_defaults=True, repr_omit_defaults=True):
     """How the prompt becomes the model's input.
 
     ``mode``: ``chat`` runs the messages through the model's chat template; ``raw`` gives prompts to
@@ -226,7 +226,7 @@ class Templating(Struct, frozen=True, omit_defaults=True):
     add_special_tokens: bool | None = None
 
 
-class Want(Struct, frozen=True, omit_defaults=True):
+class Want(Struct, frozen=True, omit_defaults=True, repr_omit_defaults=True):
     """What the client wants told besides the text. A backend that knows it may say more."""
 
     usage: Literal["none", "final", "each"] = "final"
@@ -250,29 +250,15 @@ SECTIONS: Final[Mapping[str, type[Struct]]] = {
 }
 """The fields of a request that hold fields of their own."""
 
-_PATHS: Final[Mapping[str, tuple[str, ...]]] = {
-    name: tuple(f"{name}.{own}" for own in section.__struct_fields__)
-    for name, section in SECTIONS.items()
-}
-_SILENT: Final[Mapping[str, Struct | None]] = {
-    "templating": Templating(),
-    "sampling": Sampling(),
-    "stopping": Stopping(),
-    "reasoning": None,
-    "logprobs": None,
-    "want": Want(),
-}
-"""What they are for a client that says nothing."""
 
-
-class _Fields(Struct, frozen=True, dict=True):
+class _Fields(Struct, frozen=True, dict=True, repr_omit_defaults=True):
     """What every request has."""
 
     @property
     def said(self) -> Mapping[str, Any]:
-        """Every value that is neither None nor empty, by its path, such as ``sampling.top_k``.
+        """Every value that is not as it is for a client that says nothing of it.
 
-        A section has none while it is as it is for a client that says nothing.
+        By its path, such as ``sampling.top_k``; None and what is empty say nothing, either.
         """
         kept = self.__dict__  # what functools would keep it in, behind a lock
         if "said" not in kept:
@@ -280,18 +266,28 @@ class _Fields(Struct, frozen=True, dict=True):
         found: Mapping[str, Any] = kept["said"]
         return found
 
+    def without(self, **silent: bool) -> Self:
+        """A copy that says nothing of the fields that are ``silent``: each is None by default."""
+        names = [name for name, is_silent in silent.items() if is_silent]
+        copy = replace(self, **dict.fromkeys(names))
+        said = dict(self.said)
+        for name in names:
+            said.pop(name, None)
+        copy.__dict__["said"] = said
+        return copy
+
     def _said(self) -> Mapping[str, Any]:
         found = {}
-        for name, value in zip(self.__struct_fields__, astuple(self), strict=True):
-            if value is None or value == ():
-                continue
-            if name not in _PATHS:
+        unsaid = _UNSAID[type(self)]
+        for name, value in self.__rich_repr__():  # which leaves out all that is a default itself
+            if name in _PLACES:
+                places = _PLACES[name]
+                for own, one in value.__rich_repr__():
+                    path, silence = places[own]
+                    if one is not None and one != silence:
+                        found[path] = one
+            elif value != unsaid[name]:
                 found[name] = value
-            elif value != _SILENT[name]:
-                for path, own in zip(_PATHS[name], astuple(value), strict=True):
-                    if own is None or own == ():
-                        continue
-                    found[path] = own
         return found
 
 
@@ -371,3 +367,28 @@ class EmbedRequest(_Fields, frozen=True, kw_only=True):
 
 
 Request = GenerateRequest | EmbedRequest
+
+
+def _unsaid(kind: type[Struct]) -> Mapping[str, Any]:
+    """The value of each field, where it is not None, for a client that says nothing of it."""
+    defaults = {
+        one.name: one.default if one.default_factory is NODEFAULT else one.default_factory()
+        for one in fields(kind)
+    }
+    return {name: () if one in (None, NODEFAULT) else one for name, one in defaults.items()}
+
+
+_UNSAID: Final[Mapping[type[Struct], Mapping[str, Any]]] = {
+    kind: _unsaid(kind) for kind in (GenerateRequest, EmbedRequest)
+}
+_PLACES: Final[Mapping[str, Mapping[str, tuple[str, Any]]]] = {
+    name: {
+        own: (f"{name}.{own}", silence if kind.__struct_config__.repr_omit_defaults else ())
+        for own, silence in _unsaid(kind).items()
+    }
+    for name, kind in SECTIONS.items()
+}
+"""The paths of a section's fields, and what these are while they say nothing.
+
+A section that shows its defaults says something by each of them.
+"""

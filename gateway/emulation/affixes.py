@@ -6,8 +6,6 @@ with logprobs needs the model's own view of the prompt, and stays with the backe
 
 from collections.abc import Sequence
 
-from msgspec.structs import replace
-
 from gateway.core.types import End, Event, GenerateRequest, PromptEcho, Request, Text
 
 
@@ -39,8 +37,7 @@ def around(request: Request) -> tuple[Request, Around | None]:
     if not isinstance(request, GenerateRequest) or not (request.echo or request.suffix):
         return request, None
     echo = bool(request.echo) and request.logprobs is None and _texts(request)
-    inner = replace(request, echo=None if echo else request.echo, suffix=None)
-    return inner, Around(request, echo=echo)
+    return request.without(echo=echo, suffix=True), Around(request, echo=echo)
 
 
 def _texts(request: GenerateRequest) -> bool:

@@ -11,7 +11,6 @@ from hypothesis import strategies as st
 from gateway.core.aggregate import Fold
 from gateway.core.context import Context, Deadline
 from gateway.core.errors import WorkerError
-from gateway.core.loss import set_fields
 from gateway.core.ports import About, Call, Dialect, WireRequest, WorkerDialect
 from gateway.core.types import (
     Done,
@@ -29,6 +28,7 @@ from gateway.making import load, make_dialect
 from gateway.paths import Mount, Paths
 from protocols import DIALECTS
 from protocols.rendering import prompt_of
+from tests.wishes import wishes
 
 
 class BothWays(Dialect, WorkerDialect, Protocol):
@@ -105,7 +105,7 @@ def test_what_is_not_reported_as_lost_survives_the_round_trip(
     dialect: BothWays, request: GenerateRequest
 ) -> None:
     wire = dialect.encode(request)
-    names = {path: path for path, _ in set_fields(request)}
+    names = {path: path for path in wishes(request)}
     lost = {loss.field for loss in dialect.losses(request, names)}
 
     got = dialect.decode(received(dialect, wire))
@@ -117,7 +117,7 @@ def test_what_is_not_reported_as_lost_survives_the_round_trip(
         assert [(m.role, m.text) for m in got.messages] == said
     else:
         assert got.prompts == (prompt_of(request, None),)
-    for path, value in set_fields(request):
+    for path, value in wishes(request).items():
         if path not in lost:  # a worker's own name for it is one that clients do not use
             foreign = [msgspec.json.decode(raw) for raw in got.extra.values()]
             assert value in (got.said.get(path), *foreign), path

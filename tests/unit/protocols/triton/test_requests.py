@@ -6,8 +6,8 @@ from typing import Any
 import pytest
 
 from gateway.core.errors import GatewayError, InvalidParameter, Unsupported
-from gateway.core.loss import set_fields
 from gateway.core.types import Choice, Grammar, JsonObject, JsonSchema, Logprobs, Regex
+from tests.wishes import wishes
 
 VLLM = [
     ({"max_tokens": 5, "min_tokens": 1}, {"stopping.max_tokens": 5, "stopping.min_tokens": 1}),
@@ -39,7 +39,7 @@ VLLM = [
 def test_vllm(client: Any, body: dict[str, Any], meaning: dict[str, Any], nested: bool) -> None:
     whole = {"text_input": "a", "exclude_input_in_output": True}
     request = client.decode({**whole, "parameters": body} if nested else {**whole, **body})
-    assert dict(set_fields(request)) == meaning
+    assert wishes(request) == meaning
 
 
 TRTLLM = [
@@ -63,7 +63,7 @@ def test_trtllm(
 ) -> None:
     whole = {"text_input": "a", "max_tokens": 7, "exclude_input_in_output": True, **body}
     request = client_of("trtllm").decode(whole)
-    assert dict(set_fields(request)) == {"stopping.max_tokens": 7, **meaning}
+    assert wishes(request) == {"stopping.max_tokens": 7, **meaning}
 
 
 def test_llmapi(client_of: Callable[..., Any]) -> None:
@@ -77,7 +77,7 @@ def test_llmapi(client_of: Callable[..., Any]) -> None:
     }
     request = client_of("llmapi").decode(body, "generate_stream")
     assert request.stream
-    assert dict(set_fields(request)) == {
+    assert wishes(request) == {
         "stopping.max_tokens": 9,
         "stopping.stop": ("x", "y"),
         "sampling.temperature": 0.5,
