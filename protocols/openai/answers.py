@@ -108,6 +108,14 @@ class ChatEncoder:
         if type(event) is Text:
             return self._text(event) if event.text or event.logprobs or event.token_ids else b""
         match event:
+            case Served():
+                self._chunks.served(event)
+            case End():
+                return self._end(event)
+            case Usage():
+                self._chunks.usage(event)
+            case Done():
+                return self._chunks.end()
             case Thought(text, index) if text:
                 return self._piece(index, b'"reasoning_content":' + encode(text))
             case Refusal(text, index) if text:
@@ -116,14 +124,6 @@ class ChatEncoder:
                 return self._piece(index, b'"content":' + encode(text))
             case CallStart() | CallArguments():
                 return self._call(event)
-            case End():
-                return self._end(event)
-            case Usage():
-                self._chunks.usage(event)
-            case Served():
-                self._chunks.served(event)
-            case Done():
-                return self._chunks.end()
             case _:
                 pass
         return b""

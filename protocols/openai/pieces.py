@@ -19,14 +19,16 @@ FLOOR = -9999.0
 
 def ordered(keys: tuple[str, ...], values: Mapping[str, bytes]) -> bytes:
     """A JSON object of those ``keys`` that have a value, in their order; values are JSON."""
-    members = [begin + values[key] for key, begin in _begun(keys) if key in values]
-    return b"{%b}" % b",".join(members)
+    form, present = _form(keys, tuple(values))
+    return form % tuple(map(values.__getitem__, present))
 
 
 @lru_cache(maxsize=256)
-def _begun(keys: tuple[str, ...]) -> list[tuple[str, bytes]]:
-    """The keys of a style, each with what stands before its value."""
-    return [(key, b'"%b":' % key.encode()) for key in keys]
+def _form(keys: tuple[str, ...], said: tuple[str, ...]) -> tuple[bytes, list[str]]:
+    """What the object of a style's keys is filled into, and the keys that it has."""
+    present = [key for key in keys if key in said]
+    members = [b'"%b":%%b' % key.encode().replace(b"%", b"%%") for key in present]
+    return b"{%b}" % b",".join(members), present
 
 
 Shape = Callable[[Mapping[str, Any]], Struct]

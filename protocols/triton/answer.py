@@ -61,7 +61,6 @@ class GenerateEncoder:
     ) -> None:
         self._framed = framed
         self._asked = wanted(profile, request.given)
-        self._tells_ends = "finish_reason" in [one.name for one in self._asked]
         self._choices = request.choices
         self._prompt_tokens: int | None = None
         self._totals: dict[int, float] = {}
@@ -84,7 +83,9 @@ class GenerateEncoder:
     def write(self, events: Sequence[Event]) -> bytes:
         """One event for each piece of text."""
         if not self._asked and self._choices == 1:
-            return b"".join([self._plain(one) for one in events])
+            return b"".join(
+                [self._plain(one) for one in events if type(one) is Text or type(one) is Refusal]
+            )
         return b"".join([sse.event(self._object(row)) for row in self._rows(events)])
 
     def error(self, error: GatewayError) -> bytes:
@@ -104,13 +105,11 @@ class GenerateEncoder:
             return Reply(200, sse.event(body), SAID_AS_EVENTS)
         return Reply(200, body, SAID)
 
-    def _plain(self, event: Event) -> bytes:
+    def _plain(self, event: Text | Refusal) -> bytes:
         """An event that is nothing but a text, for each piece of it."""
         if type(event) is Text and event.pieces:
             return sse.each(encode_lines(event.pieces), self._head, b"}\n\n")
-        if type(event) is Text or type(event) is Refusal:
-            return self._head + encode(event.text) + b"}\n\n"
-        return b""
+        return self._head + encode(event.text) + b"}\n\n"
 
     def _object(self, row: Sequence[Piece]) -> bytes:
         told: dict[str, Any] = {}
@@ -141,12 +140,15 @@ class GenerateEncoder:
                     self._weigh(piece, index, event.logprobs)
                 case Refusal(text, index):
                     self._piece(rows, index, fresh=True).text += text
-                case End(reason, index, stop) if rows or self._tells_ends:
+                case End(reason, index, stop) if rows or self._tells_ends():
                     piece = self._piece(rows, index, fresh=False)
                     piece.reason, piece.stop = reason, stop
                 case _:
                     pass
         return rows
+
+    def _tells_ends(self) -> bool:
+        return any(one.name == "finish_reason" for one in self._asked)
 
     def _piece(self, rows: list[list[Piece]], index: int, *, fresh: bool) -> Piece:
         if not rows or (fresh and self._choices == 1):

@@ -6,7 +6,7 @@ before; of another's end nothing more is known.
 """
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Final
 
@@ -18,7 +18,6 @@ from gateway.core.types import (
     Done,
     End,
     Event,
-    FinishReason,
     GenerateRequest,
     Served,
     Start,
@@ -28,55 +27,70 @@ from gateway.core.types import (
     together,
 )
 from protocols.repeats import PROBE, Repeats, text_alone
+from protocols.triton import wholes
 from protocols.triton.failures import complain_of
-from protocols.triton.incoming import UNTOLD, Said, are_usual, read, usual
+from protocols.triton.incoming import REASONS, UNTOLD, Said, are_usual, read, usual
+from protocols.triton.plan import Plan
 
 _LARGEST_EVENT: Final = 1 << 24
 """A model that does not stream tells all in one event."""
-REASONS: Final[Mapping[str, FinishReason | None]] = {
-    "stop": "eos",
-    "eos": "eos",
-    "length": "length",
-    "max_tokens": "length",
-    "abort": None,
-    "error": None,
-    "cancelled": None,
-    "timeout": None,
-    "not_finished": None,
-}
-"""vLLM's and TensorRT-LLM's words; None is a failure of the worker."""
 
 
 class AnswerDecoder:
     """Reads the answer to a GenerateRequest, as a stream of events or as one JSON body.
 
-    Which of the two it is shows in the first byte. ``known`` are the model's ``incoming.outputs``.
-    ``prompt`` may stand in front of each choice, and is cut off. ``in_pieces``:
-    each event is a token's, as far as nothing else is told. ``may_be_empty``: a body without events
-    is an answer without text.
+    Which of the two it is shows in the first byte. ``known`` are the model's ``incoming.outputs``,
+    ``plan`` is how it was asked. ``prompt`` may stand in front of each choice, and is cut off.
     """
 
     def __init__(
-        self,
-        request: GenerateRequest,
-        known: Mapping[str, str],
-        *,
-        prompt: str | None = None,
-        in_pieces: bool,
-        may_be_empty: bool,
+        self, request: GenerateRequest, known: Mapping[str, str], plan: Plan, prompt: str | None
+    ) -> None:
+        self._body = sse.Body()
+        self._usual: Callable[[bytes], Sequence[Event] | None] = partial(
+            wholes.whole, request, known, prompt
+        )
+        self._carefully = partial(_Reader, request, known, plan, prompt)
+        self._stream: _Reader | None = None
+
+    def feed(self, data: bytes) -> Sequence[Event]:
+        """See ``gateway.core.ports.Decoder``."""
+        share, stream = self._body.feed(data), self._stream
+        if stream is None:
+            if not share:
+                return ()
+            stream = self._stream = self._carefully()
+        return stream.feed(share)
+
+    def close(self) -> Sequence[Event]:
+        """See ``gateway.core.ports.Decoder``."""
+        if self._body.whole is None:
+            return (self._stream or self._carefully()).close(self._body.feed(b"\n\n"))
+        body = bytes(self._body.whole)
+        usual = self._usual(body)
+        return self._carefully().whole(body) if usual is None else usual
+
+
+class _Reader:
+    """Reads any answer; see ``AnswerDecoder``."""
+
+    def __init__(
+        self, request: GenerateRequest, known: Mapping[str, str], plan: Plan, prompt: str | None
     ) -> None:
         self._request = request
         self._known = known
         self._usual = are_usual(known)
         """Whether what came so far was of the usual form, in which the rest is likely to be."""
-        self._in_pieces = in_pieces
+        self._in_pieces = plan.streams(request)
+        """Whether each event is a token's, as far as nothing else is told."""
+        self._whole = False
         self._choices = request.n or 1
         self._splitter = sse.Splitter(limit=_LARGEST_EVENT)
-        self._body = sse.Body()
         self._prompts = [prompt] * self._choices
         self._seen: set[int] = set()
         self._ended: set[int] = set()
-        self._may_be_empty = may_be_empty
+        self._may_be_empty = plan.may_be_empty(request)
+        """Whether a body without events is an answer without text."""
         self._tells_ends = False
         self._prompt_tokens: int | None = None
         self._tokens: int | None = None
@@ -87,25 +101,38 @@ class AnswerDecoder:
         self._failed: GatewayError | None = None
 
     def feed(self, data: bytes) -> Sequence[Event]:
-        """See ``gateway.core.ports.Decoder``."""
-        if self._failed is not None:
-            raise self._failed
-        return self._events(self._body.feed(data))
-
-    def close(self) -> Sequence[Event]:
-        """See ``gateway.core.ports.Decoder``."""
+        """What the next bytes of a stream tell."""
         if self._failed is not None:
             raise self._failed
         events: list[Event] = []
-        if (whole := self._body.whole) is not None:
-            self._read(bytes(whole), events)
-        else:
-            events += self._rest()
-        untold = [i for i in range(self._choices) if i not in self._ended]
-        if self._body.whole is not None and not self._seen.issuperset(untold):
-            raise WorkerFailed("The worker did not answer as often as it was asked to.")
-        if self._body.whole is None and untold:
+        payloads = self._splitter.feed(data, partial(self._alike, events))
+        events, self._failed = sse.events_of(filter(bytes.strip, payloads), self._event, events)
+        return events
+
+    def close(self, rest: bytes) -> Sequence[Event]:
+        """What a stream's end tells; ``rest`` ends an event whose newlines are missing."""
+        if self._failed is not None:
+            raise self._failed
+        events = self._rest(rest)
+        untold = self._untold()
+        if untold:
             self._check_end(untold)
+        return self._complete(events, untold)
+
+    def whole(self, body: bytes) -> Sequence[Event]:
+        """What an answer in one piece tells."""
+        self._whole = True
+        events: list[Event] = []
+        self._read(body, events)
+        untold = self._untold()
+        if not self._seen.issuperset(untold):
+            raise WorkerFailed("The worker did not answer as often as it was asked to.")
+        return self._complete(events, untold)
+
+    def _untold(self) -> Sequence[int]:
+        return [i for i in range(self._choices) if i not in self._ended]
+
+    def _complete(self, events: Sequence[Event], untold: Sequence[int]) -> Sequence[Event]:
         usage = [] if self._request.want.usage == "each" else self._usage()
         return [*events, *[End("unknown", i) for i in untold], *usage, Done()]
 
@@ -121,14 +148,6 @@ class AnswerDecoder:
             raise StreamBroken("The worker's stream stopped before its end.")
 
     # --- events -----------------------------------------------------------------------------------
-
-    def _events(self, data: bytes) -> list[Event]:
-        events: list[Event] = []
-        if not data:
-            return events
-        payloads = self._splitter.feed(data, partial(self._alike, events))
-        events, self._failed = sse.events_of(filter(bytes.strip, payloads), self._event, events)
-        return events
 
     def _alike(self, events: list[Event], data: bytes, start: int) -> int:
         """Read the whole events from ``start`` on that say a text as the last one did.
@@ -161,10 +180,10 @@ class AnswerDecoder:
         [text] = said.texts
         return self._repeats.learn(payload, text, usual, replace(said, texts=[PROBE]))
 
-    def _rest(self) -> list[Event]:
-        """An event whose newlines are missing."""
+    def _rest(self, data: bytes) -> Sequence[Event]:
+        """An event whose newlines are missing, which are ``data``."""
         try:
-            events = self._events(self._body.feed(b"\n\n"))
+            events = self.feed(data)
         except WorkerFailed as error:
             if error.__cause__ is None:  # it could be read, and is a complaint
                 raise
@@ -198,7 +217,7 @@ class AnswerDecoder:
             self._served = True
             events.append(Served(said.model))
         if said.prompt_tokens is not None:
-            if self._prompt_tokens is None and self._body.whole is None:
+            if self._prompt_tokens is None and not self._whole:
                 events.append(Start(said.prompt_tokens))
             self._prompt_tokens = said.prompt_tokens
         if said.counts:
@@ -235,7 +254,7 @@ class AnswerDecoder:
             return said.counts[index]
         if logprobs:
             return len(logprobs)
-        return 1 if self._in_pieces and self._body.whole is None else math.ceil(len(text) / 4)
+        return 1 if self._in_pieces and not self._whole else math.ceil(len(text) / 4)
 
     def _end(self, wire: str, index: int, said: Said) -> End:
         reason = REASONS.get(wire, "unknown")

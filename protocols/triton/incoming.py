@@ -8,7 +8,7 @@ import msgspec
 from msgspec import UNSET, Meta, Struct, UnsetType
 
 from gateway.core.errors import Malformed, WorkerFailed
-from gateway.core.types import GenerateRequest, TokenLogprob, TopLogprob
+from gateway.core.types import FinishReason, GenerateRequest, TokenLogprob, TopLogprob
 from protocols.triton import document
 from protocols.triton.failures import complain
 from protocols.triton.tensors import flat
@@ -18,6 +18,18 @@ _CAREFULLY_READ: Final = 1 << 20
 """Bytes of an answer that are worth a second look for numbers which JSON does not have."""
 UNTOLD: Final = "None"
 """How a reason reads that there is none yet."""
+REASONS: Final[Mapping[str, FinishReason | None]] = {
+    "stop": "eos",
+    "eos": "eos",
+    "length": "length",
+    "max_tokens": "length",
+    "abort": None,
+    "error": None,
+    "cancelled": None,
+    "timeout": None,
+    "not_finished": None,
+}
+"""vLLM's and TensorRT-LLM's words; None is a failure of the worker."""
 _decode = msgspec.json.Decoder().decode
 _LOGPROBS: Final = ("logprobs", "output_log_probs")
 _OUTPUTS: Final = (
@@ -30,12 +42,13 @@ _OWN: Final[Mapping[str, str]] = {name: name for name in _OUTPUTS}
 
 def outputs(wires: Mapping[str, str]) -> Mapping[str, str]:
     """A model's names for the outputs that are read; ``wires`` are those that differ."""
-    return {name: wires.get(name, name) for name in _OUTPUTS}
+    known = {name: wires.get(name, name) for name in _OUTPUTS}
+    return _OWN if known == _OWN else known
 
 
 def are_usual(known: Mapping[str, str]) -> bool:
     """Whether a model's ``outputs`` have the names that its family has."""
-    return known == _OWN
+    return known is _OWN
 
 
 _Count = Annotated[int, Meta(ge=0)]
@@ -53,7 +66,7 @@ class Said(Struct):
     logprobs: Sequence[tuple[TokenLogprob, ...]] = ()
 
 
-class _Usual(Struct, forbid_unknown_fields=True):
+class Usual(Struct, forbid_unknown_fields=True):
     """An answer of one text. The names are those that the families of models have."""
 
     text_output: str
@@ -69,7 +82,7 @@ class _Usual(Struct, forbid_unknown_fields=True):
     sequence_end: bool = False
 
 
-_usual = msgspec.json.Decoder(_Usual).decode
+_usual = msgspec.json.Decoder(Usual).decode
 
 
 def usual(body: bytes) -> Said | None:

@@ -25,7 +25,7 @@ from gateway.core.types import Done, End, Event, Start, Text, Usage
 from protocols.openai import faults
 from protocols.openai.faults import Fault
 from protocols.triton import document, failures
-from protocols.triton.decoder import REASONS
+from protocols.triton.incoming import REASONS
 from protocols.triton.tensors import flat
 from protocols.triton.vocabulary import TEXT
 from protocols.triton.wire import encode

@@ -52,10 +52,12 @@ class Plan:
     ) -> None:
         self.model = model
         self.packed = PACK in model.inputs
-        self.flag = _first(profile.streaming, model) or (
+        flag = _first(profile.streaming, model) or (
             profile.streaming[0] if profile.streams else None
         )
-        self.exclude = _first((*profile.exclude, _EXCLUDE), model)
+        self._unbidden = bool(model.decoupled) and flag not in model.inputs
+        """Whether it may answer in pieces without being told to."""
+        self._exclude = _first((*profile.exclude, _EXCLUDE), model)
         self._tells_ends = any(
             one.name == "finish_reason" and one.name in model.outputs and one.flag in model.inputs
             for one in profile.outputs
@@ -67,9 +69,16 @@ class Plan:
             for one in profile.outputs
             if one.name in _TELLING and one.flag in model.inputs
         )
+        always = dict.fromkeys(filter(None, (self._exclude, *self._telling)), True)
+        self._manner: Mapping[bool, Mapping[str, Any]] = {
+            streams: {**({} if flag is None else {flag: streams}), **always}
+            for streams in (False, True)
+        }
+        """The flags of a request, by whether it streams."""
         self._rows = Table(*self._known())
         self._unsure = Table(*[row for row in self._rows if self._may_not_fit(row)])
-        self._as_they_are = frozenset(row.wire for row in self._rows if self._is_as_it_is(row))
+        self._judged = frozenset(row.field for row in self._rows if not self._is_as_it_is(row))
+        """Paths whose values may become others, or tensors."""
         self._carries = {**self._always(), **said}
         slots = [model.inputs.get(row.wire) for row in self._rows if row.field == _MAX_TOKENS]
         insists = any(slot is not None and not slot.optional for slot in slots)
@@ -90,11 +99,11 @@ class Plan:
 
         Also where nothing keeps the model from answering in pieces: for that a whole answer fails.
         """
-        return request.stream or (bool(self.model.decoupled) and self.flag not in self.model.inputs)
+        return request.stream or self._unbidden
 
     def cuts(self, request: GenerateRequest) -> bool:
         """Whether the answer may start with the prompt, which is then to be cut off."""
-        return self._profile.echo and self.exclude is None and not self.streams(request)
+        return self._profile.echo and self._exclude is None and not self.streams(request)
 
     def may_be_empty(self, request: GenerateRequest) -> bool:
         """Whether a body without events is an answer: a model need not say anything.
@@ -107,11 +116,17 @@ class Plan:
     def wishes(self, request: GenerateRequest) -> Wishes:
         """Everything that the request wants and the model takes."""
         inputs = self.model.inputs
-        tensors: dict[str, Any] = dict.fromkeys(self._flags(request), True)
-        parameters: dict[str, Any] = {}
-        for row, value in self._values(request, self._rows):
-            if value is not UNSET:
-                (tensors if row.wire in inputs else parameters)[row.wire] = value
+        tensors = {**self._manner[self.streams(request)]}
+        if request.logprobs is not None and self._likelihoods is not None:
+            tensors[self._likelihoods] = True
+        said, forced = request.said, self._forced(request)
+        if not forced and self._judged.isdisjoint(said):
+            parameters = params.write(self._rows, said)
+        else:
+            parameters = {}
+            for row, value in self._values(said, forced, self._rows):
+                if value is not UNSET:
+                    (tensors if row.wire in inputs else parameters)[row.wire] = value
         if request.output is not None or request.extra:
             for name, value in self._more(request):
                 (tensors if name in inputs else parameters)[name] = value
@@ -205,17 +220,16 @@ class Plan:
             forced[_TEMPERATURE] = 0.0
         return forced
 
-    def _values(self, request: GenerateRequest, rows: Table) -> list[tuple[Param, Any]]:
+    def _values(
+        self, said: Mapping[str, Any], forced: Mapping[str, Any], rows: Table
+    ) -> list[tuple[Param, Any]]:
         """What is sent of each of these rows; UNSET where the model can't take what was asked."""
-        said, forced = request.said, self._forced(request)
-        if forced:
-            said = {**said, **forced}
-        as_they_are = self._as_they_are
+        told, judged = {**said, **forced}, self._judged
         return [
-            (row, params.clamped(row, said[row.field]))
-            if row.wire in as_they_are and row.field not in forced
-            else (row, self._value(row, said[row.field], exact=row.field in forced))
-            for row in params.asked(rows, said)
+            (row, self._value(row, told[row.field], exact=row.field in forced))
+            if row.field in judged or row.field in forced
+            else (row, params.clamped(row, told[row.field]))
+            for row in params.asked(rows, told)
         ]
 
     def _value(self, row: Param, value: Any, *, exact: bool) -> Any:
@@ -250,9 +264,9 @@ class Plan:
             more["output"] = Carry("")
         if request.stopping.overflow == "error":
             more["stopping.overflow"] = Carry("")
-        unfit = set[str]()
+        unfit: set[str] = set()  # not set[str](), which costs a hundred times as much
         if self._unsure:
-            values = self._values(request, self._unsure)
+            values = self._values(request.said, self._forced(request), self._unsure)
             unfit = {row.field for row, value in values if value is UNSET}
         if not more and not unfit:
             return self._carries

@@ -67,12 +67,7 @@ class Writer:
         """See ``gateway.core.ports.WorkerDialect``."""
         request, plan = self._planned(request)
         wishes = plan.wishes(request)
-        body: dict[str, Any] = {PROMPT: rendering.prompt_of(request, self._renderer)}
-        if plan.flag is not None:
-            body[plan.flag] = plan.streams(request)
-        if plan.exclude is not None:
-            body[plan.exclude] = True
-        body |= wishes.tensors
+        body = {PROMPT: rendering.prompt_of(request, self._renderer), **wishes.tensors}
         parameters = self._named(wishes.parameters)
         if plan.packed:
             # Even empty it keeps the model from taking the other fields for parameters.
@@ -101,13 +96,7 @@ class Writer:
         """See ``gateway.core.ports.WorkerDialect``."""
         request, plan = self._planned(request)
         prompt = rendering.prompt_of(request, self._renderer) if plan.cuts(request) else None
-        return AnswerDecoder(
-            request,
-            self._outputs,
-            prompt=prompt,
-            in_pieces=plan.streams(request),
-            may_be_empty=plan.may_be_empty(request),
-        )
+        return AnswerDecoder(request, self._outputs, plan, prompt)
 
     def _named(self, values: dict[str, Any]) -> dict[str, Any]:
         """The values by the model's own names."""

@@ -51,7 +51,8 @@ def decoder(request: GenerateRequest = STREAMED) -> AnswerDecoder:
 def reading(request: GenerateRequest = STREAMED) -> AnswerDecoder:
     """A decoder that sees nothing at a glance."""
     made = decoder(request)
-    made._repeats = Forgetful()
+    made._stream = made._carefully()
+    made._stream._repeats = Forgetful()
     return made
 
 
@@ -124,3 +125,9 @@ def test_an_event_without_a_text_counts() -> None:
     made.feed(said("", **TOLD | {"finish_reason": "stop"}))
 
     assert made.close() == [Usage(2, 8), Done()]
+
+
+def test_an_event_whose_lines_end_otherwise_is_read_among_others() -> None:
+    events = decoder().feed(said("a") + said("b").replace(b"\n\n", b"\r\n\r\n") + said("c"))
+
+    assert "".join(one.text for one in events if isinstance(one, Text)) == "abc"

@@ -1,0 +1,49 @@
+"""What is sent as it was said is written at once, just as if each value were judged."""
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from gateway.core.types import GenerateRequest, Logprobs, Sampling, Stopping
+from protocols.triton import Triton
+from protocols.triton.vocabulary import PROFILES
+
+COUNTS = st.sampled_from([None, 0, 1, 5, 2**40, -(2**40)])
+SHARES = st.sampled_from([None, 0.0, 0.5, 1.0, 7.5, -3.0])
+WORDS = st.sampled_from([(), ("a",), ("a", "b")])
+REQUESTS = st.builds(
+    GenerateRequest,
+    model=st.just("m"),
+    kind=st.just("completion"),
+    prompts=st.just(("hi",)),
+    n=st.sampled_from([None, 1, 2]),
+    stream=st.booleans(),
+    logprobs=st.sampled_from([None, Logprobs(top=2)]),
+    sampling=st.builds(
+        Sampling,
+        temperature=SHARES,
+        top_p=SHARES,
+        top_k=COUNTS,
+        do_sample=st.sampled_from([None, None, True, False]),
+        seed=st.sampled_from([None, None, 3, 2**64 - 1]),
+        repetition_penalty=SHARES,
+        bad_words=WORDS,
+    ),
+    stopping=st.builds(
+        Stopping,
+        max_tokens=COUNTS,
+        min_tokens=COUNTS,
+        stop=WORDS,
+        ignore_eos=st.sampled_from([None, True, False]),
+    ),
+)
+
+
+@pytest.mark.parametrize("profile", PROFILES)
+@given(request_=REQUESTS)
+def test_it_is_the_same_either_way(profile: str, request_: GenerateRequest) -> None:
+    quick, careful = Triton(profile), Triton(profile)
+    plan = careful._writer._unknown
+    plan._judged = frozenset(row.field for row in plan._rows)
+
+    assert quick.encode(request_) == careful.encode(request_)
