@@ -5,6 +5,7 @@ text. Seeing so takes a fraction of the time of reading an event, and many at on
 """
 
 from collections.abc import Callable, Sequence
+from operator import methodcaller
 from typing import Any, Final
 
 import msgspec
@@ -28,13 +29,13 @@ _AT_ONCE: Final = 128
 class Repeats:
     """What the events of one stream have in common, as far as it was learned."""
 
-    __slots__ = ("_after", "_before", "_head", "_size", "_tail", "_tries")
+    __slots__ = ("_after", "_before", "_size", "_tail", "_tries", "head")
 
     def __init__(self) -> None:
         self._before = b""
         """Of an event's data, up to its text; empty where nothing is known."""
         self._after = b""
-        self._head = b""
+        self.head = b""
         """The same of a whole event."""
         self._tail = b""
         self._size = 0
@@ -62,13 +63,13 @@ class Repeats:
             return False
         if alike:
             self._before, self._after = before + b'"', b'"' + after
-            self._head, self._tail = b"data: " + self._before, self._after + b"\n\n"
-            self._size = len(self._head) + len(self._tail)
+            self.head, self._tail = b"data: " + self._before, self._after + b"\n\n"
+            self._size = len(self.head) + len(self._tail)
         return alike
 
     def forget(self) -> None:
         """Something else was said, after which the same may mean another thing."""
-        self._before = self._head = b""
+        self._before = self.head = b""
 
     def text(self, payload: bytes) -> str | None:
         """What an event says; None where it is not like the one that was learned."""
@@ -82,7 +83,7 @@ class Repeats:
 
         One may say nothing, which is a text, too.
         """
-        head, tail = self._head, self._tail
+        head, tail = self.head, self._tail
         if not head or not data.startswith(head, start):
             return start
         if len(data) - start >= 2 * self._size or not data.endswith(tail):
@@ -95,11 +96,11 @@ class Repeats:
 
     def _run(self, data: bytes, start: int, texts: list[str]) -> int:
         """The same where there may be many."""
-        head = self._head
+        head = self.head
         while True:
             *events, rest = data[start:].split(self._tail, _AT_ONCE)
             end = len(data) - len(rest)
-            parts = [event.removeprefix(head) for event in events]
+            parts = [*map(methodcaller("removeprefix", head), events)]
             known = _texts(parts, end - start - self._size * len(events))
             if known is None:
                 return start + self._each(events, texts)
@@ -110,7 +111,7 @@ class Repeats:
 
     def _each(self, events: list[bytes], texts: list[str]) -> int:
         """The same one by one, of events whose tails are cut off; gives how long they were."""
-        head, size = self._head, 0
+        head, size = self.head, 0
         for event in events:
             text = _text(event[len(head) - 1 :] + b'"') if event.startswith(head) else None
             if text is None:

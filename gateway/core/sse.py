@@ -5,7 +5,9 @@ after the colon, comments, ``event:`` lines, data over several lines, a byte ord
 the bytes.
 """
 
+import re
 from collections.abc import Callable, Iterable, Iterator
+from typing import Final
 
 from gateway.core.errors import GatewayError, StreamBroken, WorkerFailed
 from gateway.core.events import Event
@@ -15,6 +17,8 @@ LARGEST = 1 << 28
 """Bytes of an answer in one piece."""
 Skip = Callable[[bytes, int], int]
 """Reads what it knows of the events that begin at a place, and gives the place where it stopped."""
+plain_at: Final = re.compile(rb"data: (.*+)(?<!\r)\n\n").match
+"""Finds the whole event at a place, if it is one line ``data: ...``; its group is the data."""
 _BOM = b"\xef\xbb\xbf"
 
 
@@ -138,14 +142,13 @@ class Splitter:
     def _skipping(self, data: bytes, start: int, skip: Skip) -> Iterator[bytes]:
         """The same from ``start``, where an event begins, while events are plain."""
         while start < len(data):
-            end = data.find(b"\n\n", start) + 2
-            found = plain(data[start:end])
+            found = plain_at(data, start)
             if found is None:
                 yield from self._cut(data[start:])
                 return
             self._first = False
-            yield found[0]
-            start = skip(data, end)
+            yield found[1]
+            start = skip(data, found.end())
 
     def _cut(self, data: bytes) -> Iterator[bytes]:
         buffer = self._buffer

@@ -34,7 +34,8 @@ def heading(style: Style, about: About, headers: Headers) -> Callable[[], Header
     """
     served = () if style.served_header is None else ((style.served_header, about.served),)
     told = style.headers + served + headers
-    elapsed, clock, began = style.elapsed_header, about.context.clock, about.context.clock()
+    elapsed, clock = style.elapsed_header, about.context.clock
+    began = clock()
 
     def tell() -> Headers:
         if elapsed is None:

@@ -1,11 +1,8 @@
 """Reading workers' answers: streams and whole ones, conversations and completions, and vectors."""
 
-import base64
-import binascii
-import struct
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
-from typing import Any, Final
+from typing import Final
 
 import msgspec
 
@@ -33,14 +30,20 @@ from protocols.openai.faults import complain
 from protocols.openai.incoming import (
     WireAnswer,
     WireChoice,
+    covering,
+    end_in,
     logprobs_in,
     parts_in,
     probed,
     read_answer,
     read_vectors,
+    served_in,
     shares,
+    text_in,
     usage_in,
+    vector_in,
 )
+from protocols.openai.usual_chunks import read_chunk
 from protocols.repeats import Repeats, text_alone
 
 REASONS: Final[Mapping[str, FinishReason | None]] = {
@@ -99,6 +102,8 @@ class AnswerDecoder:
         self._served = False
         self._usage: Usage | None = None
         self._choices: dict[int, _Choice] = {}
+        self._usual = request.n in (None, 1) and not request.prompts[1:] and not echoes
+        """Whether what came so far was usual, as the rest is likely to be."""
         self._repeats = Repeats()
         self._index = 0
         """The choice whose pieces repeat each other."""
@@ -114,10 +119,7 @@ class AnswerDecoder:
         return events
 
     def _alike(self, events: list[Event], data: bytes, start: int) -> int:
-        """Read the whole events from ``start`` on that say a text as the last one did.
-
-        Gives where they end.
-        """
+        """Read the whole events from ``start`` on that are like one before. Gives their end."""
         texts: list[str] = []
         end = self._repeats.run(data, start, texts)
         if said := texts if all(texts) else [*filter(None, texts)]:
@@ -132,15 +134,19 @@ class AnswerDecoder:
             events.append(Text(text, self._index, len(texts) - texts.count("")))
         return end
 
-    def event(self, payload: bytes) -> Sequence[Event]:
-        """What the data of one whole event of a stream tells, while there is no piece of another.
+    def event(self, payload: bytes, events: list[Event]) -> bool:
+        """Read the data of one event, which ``run`` does not know; whether it may know the next.
 
         Raises at once what ``feed`` would raise behind what was there before.
         """
         self._body.streams()
-        events: list[Event] = []
-        self._event(payload, events)
-        return events
+        before = len(events)
+        try:
+            self._unlike(payload, events)
+        except GatewayError:
+            del events[before:]
+            raise
+        return self._repeats.head != b""
 
     def whole(self, body: bytes) -> Sequence[Event] | None:
         """The events of a usual answer in one piece; None where it must be fed."""
@@ -173,22 +179,55 @@ class AnswerDecoder:
     # --- a stream ---------------------------------------------------------------------------------
 
     def _event(self, payload: bytes, events: list[Event]) -> None:
-        if self._done:
+        text = self._repeats.text(payload)
+        if text is None:
+            self._unlike(payload, events)
+        elif text:
+            events.append(Text(text, self._index))
+
+    def _unlike(self, payload: bytes, events: list[Event]) -> None:
+        """Read an event that is not like one before."""
+        if self._done or not (said := payload.strip()):
             return
-        if (text := self._repeats.text(payload)) is not None:
-            if text:
-                events.append(Text(text, self._index))
-            return
-        if payload.strip() == b"[DONE]":
+        if said == b"[DONE]":
             if self._ends_calls:
                 events += self._called()
             if not self._choices or not all(c.ended for c in self._choices.values()):
                 raise StreamBroken("The worker ended its stream without a finish reason.")
             events += self._end()
-        elif payload.strip():
+        elif not self._usual or not self._chunk(payload, events):
+            self._usual = False
             before = len(events)
             wire = self._read(payload, events, whole=False)
             self._compare(payload, wire, events[before:])
+
+    def _chunk(self, payload: bytes, events: list[Event]) -> bool:
+        """Read a chunk as nearly all are, and learn what others look like; whether it is one."""
+        wire = read_chunk(payload)
+        if wire is None:
+            return False
+        text = finish = None
+        if wire.choices:
+            choice, known = wire.choices[0], self._choice(0)
+            if known.ended:
+                return False
+            text = choice.text if choice.delta is None else choice.delta.content
+            finish = choice.finish_reason
+            known.ended = finish is not None
+        if not self._served:
+            self._served = True
+            events.append(Served(wire.model, wire.system_fingerprint, wire.id, wire.created))
+        if text:
+            events.append(Text(text))
+        if finish is not None:
+            events.append(End(wholes.REASONS[finish]))
+        if wire.usage is not None:
+            self._count(usage_in(wire.usage), events)
+        if not text or finish is not None or wire.usage is not None:
+            self._repeats.forget()
+        elif self._repeats.learn(payload, text, read_chunk, probed(wire)):
+            self._index = 0
+        return True
 
     def _compare(self, payload: bytes, wire: WireAnswer, events: list[Event]) -> None:
         """Learn what a piece of text looks like here; whatever else comes may change that."""
@@ -243,24 +282,21 @@ class AnswerDecoder:
             self._piece(choice, known, events, count=1 if counts is None else counts[position])
             if (choice.finish_reason or whole) and not known.ended:
                 events.append(self._finish(choice, known))
+        self._count(usage, events)
+        return wire
+
+    def _count(self, usage: Usage | None, events: list[Event]) -> None:
+        """This is how much it was so far, where that is known."""
         if usage is not None:
             self._usage = usage
             if self._request.want.usage == "each":
                 events.append(usage)
-        return wire
 
     def _tell_served(self, wire: WireAnswer, events: list[Event]) -> None:
         if self._served or (wire.id is None and wire.model is None):
             return
         self._served = True
-        events.append(
-            Served(
-                _text(wire.model),
-                _text(wire.system_fingerprint),
-                _text(wire.id),
-                wire.created if isinstance(wire.created, int) else None,
-            )
-        )
+        events.append(served_in(wire))
 
     def _choice(self, index: int) -> _Choice:
         known = self._choices.get(index)
@@ -304,13 +340,9 @@ class AnswerDecoder:
         logprobs, ids = logprobs_in(wire.logprobs), tuple(wire.token_ids or ())
         if not text and not logprobs and not ids:
             return []
-        index = choice.index
-        prompt, choice.prompt = choice.prompt, None
+        index, prompt, choice.prompt = choice.index, choice.prompt, None
         if prompt is not None and text.startswith(prompt):
-            at, kept = 0, 0
-            while kept < len(logprobs) and at < len(prompt):
-                at += len(logprobs[kept].token)
-                kept += 1
+            kept = covering(prompt, logprobs)
             echo = PromptEcho(index, prompt, logprobs[:kept])
             text, logprobs = text[len(prompt) :], logprobs[kept:]
             if not text and not logprobs:
@@ -319,23 +351,12 @@ class AnswerDecoder:
         return [Text(text, index, len(ids) or len(logprobs) or count, ids, logprobs)]
 
     def _finish(self, wire: WireChoice, choice: _Choice) -> End:
-        index = choice.index
         choice.ended = True
         choice.calls.close()
         reason = REASONS.get(wire.finish_reason or "", "unknown")
         if reason is None:
             raise WorkerFailed(f"The worker broke off ({(wire.finish_reason or '')[:32]}).")
-        stop = wire.stop_reason if wire.stop_reason is not None else wire.matched_stop
-        if reason != "eos":
-            return End(reason, index, stop if isinstance(stop, str) else None)
-        stopping = self._request.stopping
-        if isinstance(stop, str) or (isinstance(stop, int) and stop in stopping.stop_token_ids):
-            return End("stop", index, stop)
-        return End("eos", index)
-
-
-def _text(got: Any) -> str | None:
-    return got if isinstance(got, str) else None
+        return end_in(wire, reason, choice.index, self._request.stopping.stop_token_ids)
 
 
 # --- embeddings -----------------------------------------------------------------------------------
@@ -368,21 +389,11 @@ class VectorDecoder:
         except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as e:
             self._complain(body)
             raise WorkerFailed("The worker's answer can't be read.") from e
-        events: list[Event] = [Served(_text(wire.model), id=_text(wire.id))]
+        events: list[Event] = [Served(text_in(wire.model), id=text_in(wire.id))]
         for position, item in enumerate(wire.data):
             index = position if item.index is None else item.index
-            events.append(Vector(index, _vector(item.embedding)))
+            events.append(Vector(index, vector_in(item.embedding)))
         if {e.index for e in events if isinstance(e, Vector)} != set(range(self._count)):
             raise WorkerFailed("The worker did not answer each input with one vector.")
         usage = None if wire.usage is None else usage_in(wire.usage, embeds=True)
         return [*events, *([] if usage is None else [usage]), Done()]
-
-
-def _vector(wire: list[float] | str) -> tuple[float, ...]:
-    if not isinstance(wire, str):
-        return tuple(wire)
-    try:
-        data = base64.b64decode(wire, validate=True)
-        return struct.unpack(f"<{len(data) // 4}f", data)
-    except (binascii.Error, struct.error) as e:
-        raise WorkerFailed("The worker's vector can't be read.") from e

@@ -1,10 +1,10 @@
 """The dialect itself: paths, and what answers each of them."""
 
 from collections.abc import Mapping
-from typing import Any, ClassVar, Final, Literal
+from typing import Annotated, Any, ClassVar, Final, Literal
 
 import msgspec
-from msgspec import UNSET, Struct, UnsetType
+from msgspec import UNSET, Meta, Struct, UnsetType
 
 from gateway.core.catalog import Catalog, ModelInfo
 from gateway.core.errors import GatewayError
@@ -68,7 +68,7 @@ _VERSION: Final[Headers] = (("openai-version", "2020-10-01"),)
 
 
 class _Peek(Struct):
-    model: str
+    model: Annotated[str, Meta(min_length=1)]
     stream: bool | None = None
     request_id: str | None = None
 
@@ -94,9 +94,7 @@ def peek(call: Call) -> Envelope:
         found = _peek(call.body)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
         return _careful_peek(call, client_id)
-    if not found.model:
-        return _careful_peek(call, client_id)
-    return Envelope(found.model, None, bool(found.stream), client_id or found.request_id)
+    return Envelope(found.model, None, found.stream is True, client_id or found.request_id)
 
 
 def _careful_peek(call: Call, client_id: str | None) -> Envelope:
@@ -150,6 +148,8 @@ class OpenAI:
         self.endpoints: tuple[Endpoint, ...] = endpoints(prefix)
         self.probe = WireRequest(f"{prefix}/models", b"", method="GET")
         self._plain = chosen.reading is READING
+        self._forwards = self._plain and unknown == "forward"
+        """Whether its clients' own bytes are for any worker: they mean what OpenAI's would."""
         self._reading: Reading = msgspec.structs.replace(chosen.reading, unknown=unknown)
         self._style = Style(headers=_VERSION, elapsed_header="openai-processing-ms")
         self._writer = Writer(chosen, prefix, powers=powers)
@@ -258,11 +258,6 @@ class OpenAI:
     def encode(self, request: Request) -> WireRequest:
         """See ``gateway.core.ports.WorkerDialect``."""
         return self._writer.encode(self._known(request))
-
-    @property
-    def _forwards(self) -> bool:
-        """Whether its clients' own bytes are for any worker: they mean what OpenAI's would."""
-        return self._plain and self._reading.unknown == "forward"
 
     def _known(self, request: Request) -> Request:
         """Without what only another dialect's workers may know."""

@@ -1,5 +1,8 @@
 """What workers send, read as generously as real workers need it: any key may be missing or null."""
 
+import base64
+import binascii
+import struct
 from collections.abc import Iterable, Mapping, Sequence
 from itertools import accumulate, pairwise
 from typing import Any
@@ -8,7 +11,17 @@ import msgspec
 from msgspec import Struct
 
 from gateway.core.errors import WorkerFailed
-from gateway.core.types import Event, Refusal, Thought, TokenLogprob, TopLogprob, Usage
+from gateway.core.types import (
+    End,
+    Event,
+    FinishReason,
+    Refusal,
+    Served,
+    Thought,
+    TokenLogprob,
+    TopLogprob,
+    Usage,
+)
 from protocols.repeats import PROBE
 
 
@@ -122,14 +135,32 @@ read_answer = msgspec.json.Decoder(WireAnswer).decode
 read_vectors = msgspec.json.Decoder(WireVectors).decode
 
 
-def probed(wire: WireAnswer) -> WireAnswer:
-    """``wire``, which is needed no more, with PROBE in the place of its text."""
+def probed(wire: Any) -> Any:
+    """``wire``, which is needed no more, with PROBE in the place of its text.
+
+    It has the fields of ``WireAnswer``.
+    """
     for choice in wire.choices or ():
         if (delta := choice.delta or choice.message) is None:
             choice.text = PROBE
         else:
             delta.content = PROBE
     return wire
+
+
+def text_in(got: Any) -> str | None:
+    """This, if it is a text."""
+    return got if isinstance(got, str) else None
+
+
+def served_in(wire: WireAnswer) -> Served:
+    """What the worker calls itself and its answer."""
+    return Served(
+        text_in(wire.model),
+        text_in(wire.system_fingerprint),
+        text_in(wire.id),
+        wire.created if isinstance(wire.created, int) else None,
+    )
 
 
 def usage_in(usage: WireUsage, *, embeds: bool = False) -> Usage | None:
@@ -164,6 +195,16 @@ def _said(choice: WireChoice) -> str:
     return content if isinstance(content, str) else ""
 
 
+def end_in(wire: WireChoice, reason: FinishReason, index: int, stops: Sequence[int]) -> End:
+    """The end of a choice; ``stops`` are the ids of tokens that it may stop at."""
+    stop = wire.stop_reason if wire.stop_reason is not None else wire.matched_stop
+    if reason != "eos":
+        return End(reason, index, stop if isinstance(stop, str) else None)
+    if isinstance(stop, str) or (isinstance(stop, int) and stop in stops):
+        return End("stop", index, stop)
+    return End("eos", index)
+
+
 def logprobs_in(logprobs: WireLogprobs | None) -> tuple[TokenLogprob, ...]:
     """Either form, as ours."""
     if logprobs is None:
@@ -191,6 +232,15 @@ def _columns(tokens: Sequence[str], logprobs: WireLogprobs) -> Iterable[TokenLog
     for token, logprob, top in zip(tokens, values, tops, strict=True):
         alternatives = tuple(TopLogprob(t, _number(value)) for t, value in (top or {}).items())
         yield TokenLogprob(token, logprob, alternatives)
+
+
+def covering(prompt: str, logprobs: Sequence[TokenLogprob]) -> int:
+    """How many of the first tokens are the prompt's."""
+    at, count = 0, 0
+    while count < len(logprobs) and at < len(prompt):
+        at += len(logprobs[count].token)
+        count += 1
+    return count
 
 
 def _number(logprob: float | None) -> float:
@@ -232,3 +282,14 @@ def _thought(item: Any, index: int) -> Thought:
         index,
         signature if isinstance(signature, str) else None,
     )
+
+
+def vector_in(wire: list[float] | str) -> tuple[float, ...]:
+    """The numbers of an embedding."""
+    if not isinstance(wire, str):
+        return tuple(wire)
+    try:
+        data = base64.b64decode(wire, validate=True)
+        return struct.unpack(f"<{len(data) // 4}f", data)
+    except (binascii.Error, struct.error) as e:
+        raise WorkerFailed("The worker's vector can't be read.") from e

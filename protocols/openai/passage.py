@@ -21,6 +21,10 @@ Names = Mapping[str, str]
 Glance = Callable[[GenerateRequest, bytes], Sequence[Event] | None]
 """The events of a usual answer in one piece; None where it must be read."""
 
+_Run = Callable[[bytes, int, list[Event]], int]
+_Read = Callable[[bytes, list[Event]], bool]
+"""What ``AnswerDecoder.run`` and ``event`` are."""
+
 _encode = msgspec.json.Encoder().encode
 _fields = msgspec.json.Decoder(dict[str, Raw]).decode
 
@@ -55,6 +59,14 @@ def passage(
     if glance is None or type(request) is not GenerateRequest:
         return WholePassage(read, names)
     return WholePassage(read, names, partial(glance, request))
+
+
+def _served(events: Sequence[Event]) -> Served | None:
+    """What the worker calls itself, where these tell it."""
+    for event in events:
+        if type(event) is Served:
+            return event
+    return None
 
 
 def _renamed(names: Names, served: Served) -> dict[str, tuple[str, str]]:
@@ -95,16 +107,16 @@ class WholePassage:
     def close(self) -> tuple[bytes | None, Sequence[Event]]:
         """See ``gateway.core.ports.Passage``."""
         body = bytes(self._body).strip()
-        events = None if self._glance is None or not self._waits else self._glance(body)
+        events = self._glance(body) if self._waits and self._glance is not None else None
         if events is None:
             said = self._reading().feed(body) if self._waits else ()
             events = [*said, *self._reading().close()]
-        if not body.startswith(b"{"):
-            return None, events
-        for event in events:
-            if type(event) is Served and (renamed := _renamed(self._names, event)):
-                fields = _fields(body)
-                body = _encode(fields | {key: new for key, (_, new) in renamed.items()})
+            if not body.startswith(b"{"):
+                return None, events
+        served = _served(events)
+        if served is not None and (renamed := _renamed(self._names, served)):
+            fields = _fields(body)
+            body = _encode(fields | {key: new for key, (_, new) in renamed.items()})
         return body, events
 
     def _reading(self) -> Decoder:
@@ -119,8 +131,10 @@ class StreamPassage:
     def __init__(self, decoder: Decoder, names: Names, model: str, end: bytes) -> None:
         """``model`` is what the worker was asked for, and is likely to call itself."""
         self._decoder = decoder
-        self._glance = decoder if isinstance(decoder, AnswerDecoder) else None
-        self._run = _none if self._glance is None else self._glance.run
+        self._run: _Run = _none
+        self._event: _Read = self._fed
+        if isinstance(decoder, AnswerDecoder):
+            self._run, self._event = decoder.run, decoder.event
         self._names = names
         self._end = end
         self._pairs: dict[bytes, bytes] = {}
@@ -139,60 +153,72 @@ class StreamPassage:
             self._strange, self._held = True, b""
             return None, self._decoder.feed(held)
         events: list[Event] = []
-        clean = True
         end = self._run(held, 0, events)
-        while end < len(held) and (found := _BOUNDARY.search(held, end)) is not None:
-            block = held[end : found.end()]
-            payloads = sse.plain(block)
-            clean = clean and payloads is not None
-            try:
-                events += self._event(block, payloads)
-            except GatewayError as error:
-                if not events:
-                    raise
-                self._failed = error  # told when what came before it is passed on
-                break
-            self._begun = True
-            if events and type(events[-1]) is Done:
-                self._held = b""
-                passed = self._passed(held[: found.end()])
-                return passed if clean else _STRAY.sub(b"", passed), events
-            end = self._run(held, found.end(), events)
-        self._held = held[end:]
+        if end == len(held):
+            self._held = b""
+            return self._passed(held), events
+        return self._read(held, end, events), events
+
+    def _read(self, held: bytes, end: int, events: list[Event]) -> bytes:
+        """Read each whole event from ``end`` on; gives what may be passed on."""
+        clean, over = True, False
+        try:
+            while end < len(held):
+                found = sse.plain_at(held, end)
+                if found is not None:
+                    alike = self._event(found[1], events)
+                elif (found := _BOUNDARY.search(held, end)) is not None:
+                    clean = False
+                    alike = self._block(held[end : found.end()], events)
+                else:
+                    break
+                end = found.end()
+                if alike:
+                    end = self._run(held, end, events)
+                elif events and type(events[-1]) is Done:
+                    over = True
+                    break
+        except GatewayError as error:
+            if not events:
+                raise
+            self._failed = error  # told when what came before it is passed on
+        self._begun = self._begun or end > 0
+        self._held = b"" if over else held[end:]
         if len(self._held) > _LARGEST:
             raise WorkerFailed(f"The worker sent an event of more than {_LARGEST} bytes.")
+        self._rename(_served(events))
         passed = self._passed(held[:end])
-        return passed if clean else _STRAY.sub(b"", passed), events
+        return passed if clean else _STRAY.sub(b"", passed)
 
     def close(self) -> tuple[bytes | None, Sequence[Event]]:
         """See ``gateway.core.ports.Passage``."""
         if self._failed is not None:
             raise self._failed
         rest = self._decoder.feed(self._held)
-        events = self._named([*rest, *self._decoder.close()])
+        events = [*rest, *self._decoder.close()]
+        self._rename(_served(events))
         if self._strange:
             return None, events
         if self._end:
             return self._end, events
         return _STRAY.sub(b"", self._passed(self._held.strip() + b"\n\n")), events
 
-    def _event(self, block: bytes, payloads: Sequence[bytes] | None) -> Sequence[Event]:
-        """What an event tells. Raises also what its decoder would have told only afterwards."""
-        if self._glance is not None and payloads is not None:
-            return self._named(self._glance.event(payloads[0]))
-        events = self._named(self._decoder.feed(block))
+    def _fed(self, payload: bytes, events: list[Event]) -> bool:
+        """What ``AnswerDecoder.event`` does, by any decoder."""
+        return self._block(sse.event(payload), events)
+
+    def _block(self, block: bytes, events: list[Event]) -> bool:
+        """Read an event as it stands; whether others may be like one before.
+
+        Raises also what its decoder would have told only afterwards.
+        """
+        said = self._decoder.feed(block)
         self._decoder.feed(b"")
-        return events
+        events += said
+        return not said or type(said[-1]) is not Done
 
-    def _named(self, events: Sequence[Event]) -> Sequence[Event]:
-        """These, of which one may tell what the worker calls itself."""
-        for event in events:
-            if type(event) is Served:
-                self._rename(event)
-        return events
-
-    def _rename(self, served: Served) -> None:
-        if renamed := _renamed(self._names, served):
+    def _rename(self, served: Served | None) -> None:
+        if served is not None and (renamed := _renamed(self._names, served)):
             self._pairs |= _pairs(renamed)
 
     def _passed(self, data: bytes) -> bytes:

@@ -100,10 +100,13 @@ Fits = Callable[[Any, AbstractSet[str]], bool]
 """Whether the fields of a body, each of which is right, go together; and of which it says anything.
 """
 _TOOLED: Final = frozenset({"tool_choice", "parallel_tool_calls"})
+_RULED: Final = _TOOLED | {"top_logprobs", "max_completion_tokens"}
 
 
 def fits_chat(body: Any, said: AbstractSet[str]) -> bool:
     """OpenAI's rules for conversations: a ``Fits``."""
+    if _RULED.isdisjoint(said):
+        return True
     if "top_logprobs" in said and body.logprobs is not True:
         return False
     if "max_tokens" in said and "max_completion_tokens" in said:
@@ -255,7 +258,7 @@ class Relays:
             wire,
             request,
             lambda: first + headers(),
-            lambda: passage(request, partial(self._read, request), shown, glance=self._glance),
+            partial(passage, request, partial(self._read, request), shown, glance=self._glance),
         )
 
 
@@ -328,17 +331,14 @@ def _request(body: Any, said: AbstractSet[str], model: str, known: Mapping[str, 
     if "input" in said:
         inputs = _several(body.input)
         return EmbedRequest(model=model, inputs=inputs, labels=labels, **known)
-    chat = "messages" in said
+    told = {"stream": "stream" in said and body.stream, **known}
+    n = body.n if "n" in said else None
+    if "messages" in said:
+        turns = _turns(body.messages)
+        return GenerateRequest(model=model, kind="chat", messages=turns, n=n, labels=labels, **told)
+    prompts = _several(body.prompt)
     return GenerateRequest(
-        model=model,
-        kind="chat" if chat else "completion",
-        messages=tuple([_turn(one) for one in body.messages]) if chat else (),
-        prompts=() if chat else _several(body.prompt),
-        n=body.n if "n" in said else None,
-        stream=known.get("stream", "stream" in said and body.stream),
-        timeout=known.get("timeout"),
-        client_id=known.get("client_id"),
-        labels=labels,
+        model=model, kind="completion", prompts=prompts, n=n, labels=labels, **told
     )
 
 
@@ -346,7 +346,11 @@ def _several(texts: str | list[str]) -> tuple[str, ...]:
     return (texts,) if isinstance(texts, str) else tuple(texts)
 
 
-def _turn(message: Any) -> Message:
-    content = message.content
-    text = content if type(content) is str else "".join([part.text for part in content])
-    return Message(message.role, (TextPart(text),))
+def _turns(messages: Sequence[_Message]) -> tuple[Message, ...]:
+    turns = []
+    for message in messages:
+        text = message.content
+        if not isinstance(text, str):
+            text = "".join([part.text for part in text])
+        turns.append(Message(message.role, (TextPart(text),)))
+    return tuple(turns)

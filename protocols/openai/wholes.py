@@ -13,12 +13,15 @@ from gateway.core.types import Done, End, Event, FinishReason, GenerateRequest, 
 from protocols.openai.incoming import WireUsage, usage_in
 
 _Empty = Annotated[list[Any], Meta(max_length=0)]
+_Text = Annotated[str, Meta(min_length=1)]
+Reason = Literal["stop", "length"]
 
-_REASONS: Final[dict[str, FinishReason]] = {"stop": "eos", "length": "length"}
+REASONS: Final[dict[str, FinishReason]] = {"stop": "eos", "length": "length"}
 
 
-class _Message(Struct):
-    content: str
+class Plain(Struct):
+    """A message, or a piece of one, that says nothing beside its text."""
+
     reasoning_content: None = None
     reasoning: None = None
     refusal: None = None
@@ -26,13 +29,32 @@ class _Message(Struct):
     function_call: None = None
 
 
-class _Choice(Struct):
-    finish_reason: Literal["stop", "length"]
+class OnlyChoice(Struct):
+    """A choice, or a piece of one, of which nothing unusual is told."""
+
     index: Literal[0] = 0
     logprobs: None = None
     stop_reason: None = None
     matched_stop: None = None
     token_ids: None = None
+
+
+class Heading(Struct):
+    """What is told beside the choices."""
+
+    model: str
+    id: str | None = None
+    created: int | None = None
+    system_fingerprint: str | None = None
+    error: None = None
+
+
+class _Message(Plain, kw_only=True):
+    content: _Text
+
+
+class _Choice(OnlyChoice, kw_only=True):
+    finish_reason: Reason
     delta: None = None
 
 
@@ -41,17 +63,12 @@ class _Said(_Choice, kw_only=True):
 
 
 class _Written(_Choice, kw_only=True):
-    text: str
+    text: _Text
     message: None = None
 
 
-class _Answer(Struct):
+class _Answer(Heading, kw_only=True):
     usage: WireUsage
-    id: str | None = None
-    model: str | None = None
-    created: int | None = None
-    system_fingerprint: str | None = None
-    error: None = None
 
 
 class _Chat(_Answer, kw_only=True):
@@ -68,21 +85,23 @@ _read_completion = msgspec.json.Decoder(_Completion).decode
 
 def whole(request: GenerateRequest, body: bytes) -> Sequence[Event] | None:
     """The events of an answer, the same as ``AnswerDecoder`` gives; None where it must be asked."""
-    chat = request.kind == "chat"
+    wire: _Chat | _Completion
     try:
-        wire = _read_chat(body) if chat else _read_completion(body)
+        if request.kind == "chat":
+            wire = _read_chat(body)
+            text = wire.choices[0].message.content
+        else:
+            wire = _read_completion(body)
+            text = wire.choices[0].text
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
         return None
-    usage, choice = usage_in(wire.usage), wire.choices[0]
-    if usage is None or (wire.id is None and wire.model is None):
-        return None
-    text = choice.message.content if isinstance(choice, _Said) else choice.text
-    if not text:
+    usage = usage_in(wire.usage)
+    if usage is None:
         return None
     return (
         Served(wire.model, wire.system_fingerprint, wire.id, wire.created),
         Text(text, 0, usage.completion_tokens),
-        End(_REASONS[choice.finish_reason], 0),
+        End(REASONS[wire.choices[0].finish_reason], 0),
         usage,
         Done(),
     )

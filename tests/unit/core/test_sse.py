@@ -25,6 +25,7 @@ def split(data: bytes, size: int = 1 << 16, limit: int = 1 << 20) -> list[bytes]
         (b"data:a\n\n", [b"a"]),
         (b"data:  a\n\n", [b" a"]),
         (b"data: a\r\n\r\ndata: b\r\n\r\n", [b"a", b"b"]),
+        (b"data: a\r\n\ndata: b\n\n", [b"a", b"b"]),
         (b"data: a\ndata: b\n\n", [b"a\nb"]),
         (b": a comment\n\ndata: a\n\n", [b"a"]),
         (b"event: x\nid: 1\nretry: 5\ndata: a\n\n", [b"a"]),
@@ -54,8 +55,9 @@ def test_what_is_written_is_read(payloads: list[bytes], size: int) -> None:
         (b"data: ?\n\n" * 3, []),
         (b"data: ?\n\ndata: a\n\ndata: ?\n\ndata: ?\n\ndata: b\n\n", [b"a", b"b"]),
         (b"data: a\n\ndata: ?\n\n: odd\n\ndata: ?\n\n", [b"a", b"?"]),
+        (b"data: a\r\n\ndata: ?\n\n", [b"a", b"?"]),
     ],
-    ids=["all", "before, between", "up to one that is not plain"],
+    ids=["all", "before, between", "up to one that is not plain", "up to another kind of line"],
 )
 def test_events_that_are_read_elsewhere_are_left_out(wire: bytes, left: list[bytes]) -> None:
     def skip(data: bytes, start: int) -> int:

@@ -26,9 +26,10 @@ class Forgetful(Repeats):
 
 
 def reading(request: GenerateRequest = STREAMED) -> AnswerDecoder:
-    """A decoder that sees nothing at a glance."""
+    """A decoder that sees nothing at a glance, and takes no chunk for a usual one."""
     made = AnswerDecoder(request)
     made._repeats = Forgetful()
+    made._usual = False
     return made
 
 
@@ -84,6 +85,7 @@ EVENTS = st.one_of(
         [
             event(chunk(finish="stop")),
             event(HEADING | {"choices": [], "usage": {"prompt_tokens": 1, "completion_tokens": 2}}),
+            event(chunk(finish="stop") | {"usage": {"prompt_tokens": 1, "completion_tokens": 2}}),
             event({"error": {"message": "no", "code": 500}}),
             said("x").replace(b'"x"', b'"\xff"'),
             said("x").replace(b"\n\n", b"\r\n\r\n"),
