@@ -43,7 +43,6 @@ class Answer:
     __slots__ = (
         "_connection",
         "_fault",
-        "_loop",
         "_over",
         "_take",
         "_waiter",
@@ -54,15 +53,12 @@ class Answer:
         "status",
     )
 
-    def __init__(
-        self, connection: "Connection", loop: asyncio.AbstractEventLoop, parts: list[bytes]
-    ) -> None:
+    def __init__(self, connection: "Connection", parts: list[bytes]) -> None:
         self.status = 0
         self.headers: dict[str, str] = {}
         self.complete = False
         """All of it has come."""
         self._connection = connection
-        self._loop = loop
         self.parts = parts
         """What of the body came and nobody has taken yet."""
         self.held = 0
@@ -92,7 +88,7 @@ class Answer:
     def taken(self) -> bytes:
         """See ``backends.upstream.Reading``."""
         parts = self.parts
-        data = parts[0] if len(parts) == 1 else b"".join(parts)
+        data = b"".join(parts)
         parts.clear()
         self.held = 0
         if self._connection.paused:
@@ -146,8 +142,8 @@ class Answer:
         """
         if self._fault is not None:
             raise self._fault.error()
-        self._waiter = self._loop.create_future()
-        return self._waiter
+        waiter = self._waiter = self._connection.loop.create_future()
+        return waiter
 
     # --- what the connection tells --------------------------------------------------------------
 
@@ -155,22 +151,23 @@ class Answer:
         """No more comes, and it is not whole: the connection has ended, unless it is a fault."""
         if not self.complete and self._fault is None:
             self._fault = fault or (_STOPPED if self.status else _CLOSED)
-        self._wake(None)
+        self._wake()
 
     def came(self) -> None:
         """Something has come: who listens gets it now; else, and at the end, who waits is woken."""
-        take, more = self._take, True
-        if take is not None:
-            try:
-                more = not self.parts or take(self.taken())
-            except Exception as error:  # noqa: BLE001 - raised where it is waited for
-                self._wake(error)
-                return
-            if more and not self.complete:
-                return
-        self._wake(None, more=more)
+        take = self._take
+        if take is None:
+            self._wake()
+            return
+        try:
+            more = not self.parts or take(self.taken())
+        except Exception as error:  # noqa: BLE001 - raised where it is waited for
+            self._wake(error)
+            return
+        if self.complete or not more:
+            self._wake(more=more)
 
-    def _wake(self, error: Exception | None, *, more: bool = True) -> None:
+    def _wake(self, error: Exception | None = None, *, more: bool = True) -> None:
         waiter, self._waiter = self._waiter, None
         self._take = None
         if waiter is None or waiter.done():
@@ -196,7 +193,7 @@ class Connection(asyncio.Protocol):
     ) -> None:
         self.since = 0.0
         """When it began to rest, by the loop's clock."""
-        self._loop = loop
+        self.loop = loop
         self._outbox = outbox
         self._rested = rested
         self._ended = ended
@@ -207,13 +204,11 @@ class Connection(asyncio.Protocol):
         """A piece of the body, of which a stream has thousands: see ``httptools``."""
         self._extent = 0
         """How many such pieces a whole answer had."""
-        self._answer = Answer(self, loop, self._parts)
+        self._answer = Answer(self, self._parts)
         """To the last request; there was none yet, and what nobody asked for is no part of it."""
         self._answer.complete = True
         self._parser = HttpResponseParser(self)
         self._feed: Callable[[bytes], None] = self._parser.feed_data
-        self._heard = False
-        """Anything of the last request's answer came."""
         self._served = False
         """It was at rest before the last request."""
         self._keeps = True
@@ -235,13 +230,12 @@ class Connection(asyncio.Protocol):
     @property
     def stale(self) -> bool:
         """Whether it ended by itself after it had rested, before anything of an answer came."""
-        return self._served and not self._heard and not self._severed
+        return self._served and not self._answer.held and not self._severed
 
     def ask(self, data: bytes) -> Answer:
         """Send a whole request. Nothing has come of its answer yet."""
         self._parts.clear()
-        answer = self._answer = Answer(self, self._loop, self._parts)
-        self._heard = False
+        answer = self._answer = Answer(self, self._parts)
         if self._transport is None:
             answer.fail()
         else:
@@ -263,9 +257,9 @@ class Connection(asyncio.Protocol):
 
     def rest(self) -> None:
         """Serve again, if all that there was to write and to read is done; or else end."""
-        answer, transport = self._answer, self._transport
-        done = answer.complete and not self._wrong
-        if not done or not self._keeps or transport is None or transport.get_write_buffer_size():
+        transport = self._transport
+        done = self._keeps and self._answer.complete  # what was wrong has been cut
+        if not done or transport is None or transport.get_write_buffer_size():
             self.cut()
             return
         self._served = True
@@ -285,7 +279,6 @@ class Connection(asyncio.Protocol):
         if answer.complete:
             self.cut()  # nobody asked for this: what follows it could be taken for an answer
             return
-        self._heard = True
         parts = self._parts
         before = len(parts)
         answer.held += len(data)
@@ -345,7 +338,8 @@ class Connection(asyncio.Protocol):
         answer.complete = True
         self._extent = len(self._parts)
         self._count = self._empty = 0
-        self._keeps = self._keeps and self._parser.should_keep_alive()
+        if not self._parser.should_keep_alive():
+            self._keeps = False
 
     def on_message_begin(self) -> None:
         """A head begins: the awaited one, or one that nobody asked for."""

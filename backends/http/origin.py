@@ -45,13 +45,12 @@ def head(url: str, request: WireRequest, own: Headers = ()) -> bytes:
 
     Raises InternalError for what would be another request.
     """
-    make_top = _known_top if len(request.path) <= _SHORT else _top
-    top = make_top(url, request.method, request.path, request.headers)
-    text = f"{top}{_lines(own)}Accept-Encoding: identity\r\n"
-    size = len(request.body)
+    path, size = request.path, len(request.body)
+    make_top = _known_top if len(path) <= _SHORT else _top
+    text = make_top(url, request.method, path, request.headers) + _lines(own)
     if not size and request.method in _BODILESS:
-        return f"{text}\r\n".encode()
-    return f"{text}Content-Length: {size}\r\n\r\n".encode()
+        return f"{text}Accept-Encoding: identity\r\n\r\n".encode()
+    return f"{text}Accept-Encoding: identity\r\nContent-Length: {size}\r\n\r\n".encode()
 
 
 def _top(url: str, method: str, path: str, headers: Headers) -> str:

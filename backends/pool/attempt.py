@@ -1,6 +1,6 @@
 """One request at one worker: what it answers, as events, and how far that has come."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from http import HTTPStatus
 from typing import Final, NoReturn
@@ -27,7 +27,6 @@ from gateway.core.ports import Decoder, Headers, Passage, Piece, Take, WireReque
 from gateway.core.types import (
     Done,
     EmbedRequest,
-    Event,
     Request,
     Served,
     Start,
@@ -48,6 +47,7 @@ _SILENT_BYTES: Final = 16 << 20
 _LAST_SECONDS: Final = 1.0
 """How long the rest of a body may take when the answer, or its failure, is known already."""
 _OK: Final = 200
+_NOTHING: Final[Piece] = None, ()
 _SILENT: Final = frozenset({Start, Served, Timing, Usage})
 """Events that tell nothing of an answer's content."""
 
@@ -86,7 +86,6 @@ class Attempt:
     """
 
     __slots__ = (
-        "_began",
         "_last",
         "_means",
         "_passage",
@@ -108,17 +107,14 @@ class Attempt:
         self.member = place.member
         self._work = work
         self._means = means
-        self._began = place.since
         self._passage = work.passage()
         timeouts = means.timeouts
-        self._streams = work.request.stream
+        self._streams = streams = work.request.stream
         # The first token of an answer in one piece is its last: only the deadline bounds it.
-        first = timeouts.first_token if self._streams else None
+        first = timeouts.first_token if streams else None
         self._watch = Watch(means.lookout, work.deadline, first, timeouts.idle)
         self._reading: Reading | None = None
         self._pushed_back = False
-        self._take: Take = _nothing
-        self._last: Piece = None, ()
         self.over = False
         """All is told: the last event was Done, or an error. Else the worker may be at work."""
         self.accepted = False
@@ -142,22 +138,29 @@ class Attempt:
             member.reached()
             if reading.status != _OK:
                 raise await self._refusal(reading)
-            self._accept(reading)
-            size, ended = 0, False
-            while not (self.over or (streams and held and _begins(held[-1]))):
-                data = b"" if ended else reading.taken() or await self._next(reading)
-                ended = reading.complete
-                if data:
+            self.accepted = True
+            if "content-encoding" in reading.headers:
+                _check(reading.headers["content-encoding"])
+            size, most = 0, _SILENT_BYTES if streams else _WHOLE_BYTES
+            while not self.over:
+                if data := reading.taken() or await self._next(reading):
                     size += len(data)
-                    self._weigh(size)
-                piece = self._read(data)
-                if piece[0] or piece[1]:
-                    held.append(piece)
+                    if size > most:
+                        raise self._large()
+                    watch.begun = not streams
+                    piece = self._fed(data)
+                    if piece[0] or piece[1]:
+                        held.append(piece)
+                        if streams and _begins(piece):
+                            break
+                if reading.complete and not self.over:
+                    held.append(self._closed())
         except GatewayError as error:
             self._fail(error)
+        finally:
+            member.waiting.discard(watch)
         watch.rest()
         watch.begun = True
-        member.waiting.discard(watch)
         self._timed()
         return held
 
@@ -171,15 +174,16 @@ class Attempt:
         assert reading is not None  # noqa: S101 - it has begun
         try:
             if take is not None:
-                self._take = take
+                self._take, self._last = take, _NOTHING
                 watch.wait()
                 ended = await reading.listen(self._heard)
                 watch.rest()
-                return self._read(b"") if ended else self._last
-            while True:
-                piece = self._read(await self._next(reading))
+                return self._closed() if ended else self._last
+            while data := await self._next(reading):
+                piece = self._fed(data)
                 if piece[0] or piece[1]:
                     return piece
+            return self._closed()
         except GatewayError as error:
             self._fail(error)
 
@@ -198,7 +202,6 @@ class Attempt:
 
     def close(self) -> None:
         """Nobody waits any more."""
-        self.member.waiting.discard(self._watch)
         self._watch.stop()
         if self._reading is not None:
             self._reading.release()
@@ -219,13 +222,6 @@ class Attempt:
         reading = self._reading = await self._watch.open(opening)
         self._watch.cut = reading.abort
         return reading
-
-    def _accept(self, reading: Reading) -> None:
-        """Look at the head of an answer that succeeded. Raises WorkerFailed."""
-        self.accepted = True
-        encoding = reading.headers.get("content-encoding")
-        if encoding is not None and encoding.lower() != "identity":
-            raise WorkerFailed("the worker sent an encoded body, which was not asked for")
 
     async def _refusal(self, reading: Reading) -> GatewayError:
         """What an answer of another status than 200 means."""
@@ -261,32 +257,30 @@ class Attempt:
         self._watch.heard()
         return more
 
-    def _read(self, data: bytes) -> Piece:
-        """What the next bytes mean, of which there are none at the body's end."""
-        if data:
-            piece = self._passage.feed(data)
-        else:
-            raw, events = self._passage.close()
-            if not events or type(events[-1]) is not Done:
-                events = [*events, Done()]
-            piece = raw, events
-        if piece[1] and type(piece[1][-1]) is Done:
+    def _fed(self, data: bytes) -> Piece:
+        """What the next bytes mean."""
+        raw, events = self._passage.feed(data)
+        if events and type(events[-1]) is Done:
             self._succeeded()
-        return piece
+        return raw, events
+
+    def _closed(self) -> Piece:
+        """What the body's end means; the last event is Done."""
+        raw, events = self._passage.close()
+        if not events or type(events[-1]) is not Done:
+            events = [*events, Done()]
+        self._succeeded()
+        return raw, events
 
     def _succeeded(self) -> None:
         self.over = True
         self.member.succeeded()
 
-    def _weigh(self, size: int) -> None:
-        """Bound what came of an answer, in bytes, before any of it is passed on."""
+    def _large(self) -> WorkerFailed:
+        """Too much came of an answer before any of it was passed on."""
         if self._streams:
-            if size > _SILENT_BYTES:
-                raise WorkerFailed(f"the worker sent {_SILENT_BYTES} bytes and said nothing")
-            return
-        self._watch.begun = True
-        if size > _WHOLE_BYTES:
-            raise WorkerFailed(f"the worker's answer is larger than {_WHOLE_BYTES} bytes")
+            return WorkerFailed(f"the worker sent {_SILENT_BYTES} bytes and said nothing")
+        return WorkerFailed(f"the worker's answer is larger than {_WHOLE_BYTES} bytes")
 
     def _timed(self) -> None:
         """The first token came, or its time is over.
@@ -296,7 +290,7 @@ class Attempt:
         tells = self._streams or type(self._work.request) is EmbedRequest
         if tells and not self._work.aside:
             now = self._means.clock()
-            self.member.smoothed.add(now, now - self._began)
+            self.member.smoothed.add(now, now - self.place.since)
 
     def _fail(self, error: GatewayError) -> NoReturn:
         """Raise ``error``, or what was behind it, having told of it."""
@@ -321,12 +315,6 @@ class Attempt:
             self.member.failed(error, pushed_back=self._pushed_back)
 
 
-def _nothing(data: bytes | None, events: Sequence[Event]) -> bool:
-    """Nobody takes anything at once."""
-    del data, events
-    return False
-
-
 class Translated:
     """A Passage for an answer of which nothing is passed on as it is."""
 
@@ -340,6 +328,12 @@ class Translated:
     def close(self) -> Piece:
         """See ``gateway.core.ports.Passage``."""
         return None, self._decoder.close()
+
+
+def _check(encoding: str) -> None:
+    """Raises WorkerFailed where a body's encoding makes other bytes of it."""
+    if encoding.lower() != "identity":
+        raise WorkerFailed("the worker sent an encoded body, which was not asked for")
 
 
 def _begins(piece: Piece) -> bool:

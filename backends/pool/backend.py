@@ -46,6 +46,7 @@ from gateway.core.types import Event, Request
 from gateway.core.watching import Watch
 
 _SESSION_LABELS: Final = ("prompt_cache_key", "user", "safety_identifier")
+_Asking = Callable[[Request, Context], Ask]
 
 
 class PoolBackend:
@@ -80,6 +81,8 @@ class PoolBackend:
         self._lookout = Lookout(clock, asyncio.get_running_loop)
         self._means = Means(self._upstream, told.timeouts, clock, self._lookout, self.tally)
         limits = Limits(told.max_concurrency, told.queue, told.health)
+        self._asking = _ASKING.get(told.policy)
+        """What a request says for the choice; None where nothing of it counts."""
         self._roster = Roster(workers, make_policy(told.policy, draw), limits, clock, self.tally)
         self._budget = Budget(told.retries.budget)
         self._learner: Learner | None = None
@@ -256,9 +259,12 @@ class PoolBackend:
         return Work(relay.request, wire, own, relay.passage, read_error, self._deadline(context))
 
     def _deadline(self, context: Context) -> Deadline:
-        most = self._settings.timeouts.total
-        sooner = context.deadline.remaining() > most
-        return Deadline(context.clock, most) if sooner else context.deadline
+        """The exchange's, or the pool's where that is sooner. Raises DeadlineExceeded."""
+        now, most = context.clock(), self._settings.timeouts.total
+        if now < context.deadline.at <= now + most:
+            return context.deadline
+        context.deadline.remaining()  # raises where nothing is left
+        return Deadline(context.clock, most, now)
 
     async def _pieces(self, work: Work, context: Context, take: Take | None) -> Pieces:
         """The answer to ``work``, of the first worker that begins one."""
@@ -348,18 +354,11 @@ class PoolBackend:
 
     def _wish(self, request: Request, context: Context) -> Wish:
         """What is to be minded in choosing a worker."""
-        match self._settings.policy:
-            case "prefix":
-                ask = Ask(prefix=prefix_of(request))
-            case "session":
-                named = (request.labels.get(label) for label in _SESSION_LABELS)
-                ask = Ask(session=next(filter(None, named), context.principal))
-            case _:
-                ask = NOTHING
-        if context.give_way is not None:
-            return Wish(set(), ask, LAST_PRIORITY, context.give_way, context.id)
+        ask = NOTHING if self._asking is None else self._asking(request, context)
         priority = USUAL_PRIORITY if request.priority is None else request.priority
-        return Wish(set(), ask, priority, None, context.id)
+        if context.give_way is not None:
+            priority = LAST_PRIORITY
+        return Wish(set(), ask, priority, context.give_way, context.id)
 
     def _lost(self, member: Member) -> None:
         """Who still waits to hear from a worker that is out asks another, if there is one."""
@@ -369,6 +368,18 @@ class PoolBackend:
     def _stop(self, member: Member, request: Request) -> None:
         if self._cancelling is not None and self._started:
             self._stopping.send(member.worker, self._cancelling.cancel(request))
+
+
+def _by_prefix(request: Request, _context: Context) -> Ask:
+    return Ask(prefix=prefix_of(request))
+
+
+def _by_session(request: Request, context: Context) -> Ask:
+    named = (request.labels.get(label) for label in _SESSION_LABELS)
+    return Ask(session=next(filter(None, named), context.principal))
+
+
+_ASKING: Final[Mapping[str, _Asking]] = {"prefix": _by_prefix, "session": _by_session}
 
 
 def _is_dry(context: Context) -> bool:

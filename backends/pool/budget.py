@@ -14,11 +14,9 @@ class Budget:
         self._share = share
         self._least = least
         self._asked = Recent(window)
+        self.asked = self._asked.add
+        """To be told when a request is sent for the first time."""
         self._retried = Recent(window)
-
-    def asked(self, now: float) -> None:
-        """A request was sent for the first time."""
-        self._asked.add(now)
 
     def may_retry(self, now: float) -> bool:
         """Whether one more may be tried again; tell ``retried`` when it is."""

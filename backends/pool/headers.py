@@ -37,8 +37,9 @@ def allowed(wire: WireRequest, context: Context) -> tuple[WireRequest, Headers]:
 
 def _is_word(text: str) -> bool:
     """Whether it is printable ASCII without spaces, and not too long for a header."""
-    fits = 0 < len(text) <= _LONGEST_WORD
-    return fits and text.isascii() and text.isprintable() and " " not in text
+    return (
+        0 < len(text) <= _LONGEST_WORD and text.isascii() and text.isprintable() and " " not in text
+    )
 
 
 @functools.lru_cache(256)

@@ -205,9 +205,9 @@ class Roster:
 
     def give_back(self, place: Place) -> None:
         """The place is free again."""
-        held = self._clock() - place.since
+        held, takes = self._clock() - place.since, self._takes
         self._tally.took.add(held)
-        self._takes = held if self._takes is None else self._takes + _NEW * (held - self._takes)
+        self._takes = held if takes is None else takes + _NEW * (held - takes)
         self._release(place)
 
     def close(self) -> None:
@@ -235,11 +235,12 @@ class Roster:
 
     def _free(self, wish: Wish, now: float) -> Sequence[Member]:
         """Those that may be asked and have a place."""
-        most, tried = self._limits.most, wish.tried
-        if most is not None and self._in_flight >= most:
+        limits, tried = self._limits, wish.tried
+        if limits.most is not None and self._in_flight >= limits.most:
             return []
-        found = eligible(self._members, now, self._limits.health.panic)
-        return [one for one in found if one.free and one.key not in tried]
+        found = eligible(self._members, now, limits.health.panic)
+        free = [one for one in found if one.free]
+        return [one for one in free if one.key not in tried] if tried else free
 
     def _release(self, place: Place) -> None:
         member = place.member

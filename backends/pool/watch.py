@@ -3,7 +3,7 @@
 import asyncio
 import math
 from collections.abc import Callable, Coroutine
-from typing import Any, Literal
+from typing import Any, Final, Literal
 
 from backends.upstream import Reading
 from gateway.core.context import Deadline
@@ -11,6 +11,8 @@ from gateway.core.errors import DeadlineExceeded, GatewayError, StreamBroken
 from gateway.core.lookout import Lookout
 
 Which = Literal["first_token", "idle", "total"]
+
+_NEVER: Final = math.inf
 
 
 class Watch:
@@ -46,7 +48,7 @@ class Watch:
         self._deadline = deadline
         self._clock = clock = lookout.clock
         self._idle = idle
-        self._first = math.inf if first is None else clock() + first
+        self._first = _NEVER if first is None else clock() + first
         self.begun = False
         """The first events have come."""
         self.over = False
@@ -56,10 +58,10 @@ class Watch:
         """What cuts it off."""
         self.longest = 0.0
         """Seconds from one read to the next, or to ``hurry``, at most; since the first events."""
-        self._last = math.inf
+        self._last = _NEVER
         """When the last read after the first events began, by the clock."""
         self._waits = False
-        self._looks = math.inf
+        self._looks = _NEVER
         """When it is looked at, by the clock."""
         self._ran_out: Which | None = None
         """The limit that cut it off."""
@@ -84,11 +86,20 @@ class Watch:
 
     def wait(self) -> None:
         """Have it cut off when the next bytes are late. Raises DeadlineExceeded."""
-        now = self.heard() if self.begun else self._clock()
-        if self._deadline.at <= now:
+        if self.begun:
+            now = self.heard()
+            due = now + self._idle
+        else:
+            now, due = self._clock(), self._first
+        total = self._deadline.at
+        if total <= now:
             raise _exceeded("total")
         self._waits = True
-        self._look_at(self._limit()[0])
+        if due > total:  # noqa: PLR1730 - it would be a call for each read
+            due = total
+        if due < self._looks:
+            self._looks = due
+            self._lookout.add(self, due)
 
     def rest(self) -> None:
         """Nobody waits."""
@@ -111,12 +122,13 @@ class Watch:
 
     def look(self, now: float) -> None:
         """Cut it off if it is late by ``now``."""
-        self._looks = math.inf
+        self._looks = _NEVER
         if not self._waits:
             return
         due, which = self._limit()
         if due > now:
-            self._look_at(due)
+            self._looks = due
+            self._lookout.add(self, due)
         else:
             self._end(which)
 
@@ -135,12 +147,6 @@ class Watch:
         if self._ran_out is None or not isinstance(error, StreamBroken):
             return error
         return _exceeded(self._ran_out)
-
-    def _look_at(self, moment: float) -> None:
-        """Have it looked at by then; it may be sooner."""
-        if moment < self._looks:
-            self._looks = moment
-            self._lookout.add(self, moment)
 
     def _limit(self) -> tuple[float, Which]:
         """The next limit, by the clock, and which it is."""
