@@ -71,8 +71,7 @@ class Answers:
     def give(self, asked: Asked, route: Route, ask: Ask) -> Coroutine[Any, Any, None]:
         """Ask the route's target, and in its stead those that it falls back to."""
         shadow = route.model.shadow
-        pair = None if shadow is None else self._cast(asked, route, shadow, ask)
-        if pair is None:
+        if shadow is None or (pair := self._cast(asked, route, shadow, ask)) is None:
             return self._give(asked, route, ask)
         return self._beside(pair, replace(asked, noted=pair.main), route, ask)
 
@@ -162,8 +161,9 @@ class Answers:
         self, asked: Asked, route: Route, answering: Answering
     ) -> Coroutine[Any, Any, None]:
         """Have it answered so."""
-        record, stream = asked.record, asked.envelope.stream
-        record.stream = answering.streams if isinstance(answering, Relaying) else stream
+        record = asked.record
+        if isinstance(answering, Relaying):
+            record.stream = answering.streams
         record.losses = answering.losses
         request = answering.request
         record.operation = request.kind if type(request) is GenerateRequest else "embedding"

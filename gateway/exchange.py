@@ -10,6 +10,8 @@ import math
 from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
+from msgspec import Struct
+
 from gateway.core.context import Context
 from gateway.core.errors import (
     ClientError,
@@ -75,39 +77,30 @@ class Answering(Protocol):
         """
 
 
-class Exchange:
+class Exchange(Struct, eq=False):
     """One request, one target, one sink."""
 
-    def __init__(
-        self,
-        answering: Answering,
-        context: Context,
-        sink: Sink,
-        record: Record,
-        lookout: Lookout,
-    ) -> None:
-        """``lookout`` has the clock of ``context``."""
-        self._answering = answering
-        self._context = context
-        self._sink = sink
-        self._record = record
-        self._lookout = lookout
-        self._watched = _Watched(self._look)
-        self._task: asyncio.Task[Any] | None = None
-        """What answers, as long as it may be ended."""
-        self._cut = False
-        """Whether it was ended."""
-        self._why: GatewayError | None = None
-        """Why it was stopped, if it was."""
-        self._since = math.inf
-        """Since when the client is to take what was written, by the context's clock."""
-        self._deaf = False
-        self._said = False
-        """Whether some of the answer itself was written."""
-        self._done = False
-        self._ends = False
-        """Whether a stream's end was written: whatever fails now, its client misses nothing."""
-        self._ended: list[FinishReason] = []
+    _answering: Answering
+    _context: Context
+    _sink: Sink
+    _record: Record
+    _lookout: Lookout
+    """It has the context's clock."""
+    _task: asyncio.Task[Any] | None = None
+    """What answers, as long as it may be ended."""
+    _cut: bool = False
+    """Whether it was ended."""
+    _why: GatewayError | None = None
+    """Why it was stopped, if it was."""
+    _since: float = math.inf
+    """Since when the client is to take what was written, by the context's clock."""
+    _deaf: bool = False
+    _said: bool = False
+    """Whether some of the answer itself was written."""
+    _done: bool = False
+    _ends: bool = False
+    """Whether a stream's end was written: whatever fails now, its client misses nothing."""
+    _ended: list[FinishReason] = []
 
     @property
     def record(self) -> Record:
@@ -134,11 +127,11 @@ class Exchange:
         task = asyncio.current_task()
         assert task is not None  # noqa: S101 - a coroutine runs in one
         cancelled, context = task.cancelling(), self._context
+        watched = _Watched(self._look)
         live.add(self)
         try:
-            left = context.deadline.remaining()
+            self._lookout.add(watched, context.deadline.within(context.timeouts.idle))
             self._task = task
-            self._lookout.add(self._watched, context.clock() + min(left, context.timeouts.idle))
             if stream:
                 await self._stream()
             else:
@@ -159,8 +152,8 @@ class Exchange:
             live.discard(self)
             if self._cut:
                 task.uncancel()
-            self._watched.end()
-            self._lookout.drop(self._watched)
+            watched.end()
+            self._lookout.drop(watched)
             if context.asked is not None:
                 self._record.overhead = context.asked - context.received
 
@@ -170,7 +163,7 @@ class Exchange:
             self._cut = True
             self._task.cancel()
 
-    def _look(self, now: float) -> None:
+    def _look(self, watched: "_Watched", now: float) -> None:
         """Look whether time is up, and whether the client still takes what is written.
 
         One that holds up a write for as long as a worker may be silent would keep its worker's
@@ -181,7 +174,7 @@ class Exchange:
         if ends <= now or self._deaf:
             self._end()
         else:
-            self._lookout.add(self._watched, min(ends, self._since + idle, now + idle))
+            self._lookout.add(watched, min(ends, self._since + idle, now + idle))
 
     async def _stream(self) -> None:
         """Write events as they come.
@@ -210,7 +203,7 @@ class Exchange:
             return
         self._check()
         if not self._sink.started:
-            self._open()
+            self._open(self._elapsed())
         self._sink.finish()
         self._ends = True
 
@@ -253,16 +246,17 @@ class Exchange:
 
     def _begin(self, events: Sequence[Event]) -> bool:
         """Open the answer, if it is not open; whether these events say something of it."""
+        elapsed = self._elapsed()
         if not self._sink.started:
-            self._open()
+            self._open(elapsed)
         if said := not _SAYING.isdisjoint(map(type, events)):
-            self._record.first_token = self._elapsed()
+            self._record.first_token = elapsed
         return said
 
-    def _open(self) -> None:
-        self._record.status = 200
-        self._record.first_byte = self._elapsed()
+    def _open(self, elapsed: float) -> None:
         record = self._record
+        record.status = 200
+        record.first_byte = elapsed
         headers = (("x-request-id", record.id), *record.told, *self._answering.opening())
         self._sink.start(200, headers, streams=True)
 
@@ -288,20 +282,24 @@ class Exchange:
 class _Watched:
     """What a lookout has of an exchange: it may keep it for longer than a request is to be held."""
 
-    __slots__ = ("look", "over", "turns")
+    __slots__ = ("_look", "over", "turns")
 
-    def __init__(self, look: Callable[[float], None]) -> None:
-        self.look = look
+    def __init__(self, look: Callable[["_Watched", float], None]) -> None:
+        self._look = look
         self.over = False
         self.turns = 0
+
+    def look(self, now: float) -> None:
+        """See ``gateway.core.lookout.Watched``."""
+        self._look(self, now)
 
     def end(self) -> None:
         """There is nothing to look at any more."""
         self.over = True
-        self.look = _nothing
+        self._look = _nothing
 
 
-def _nothing(now: float) -> None:
+def _nothing(watched: _Watched, now: float) -> None:
     """Nobody waits."""
 
 

@@ -67,24 +67,25 @@ class Paths:
 
     def _search(self, method: str, path: str) -> Found:
         found: list[Found] = []
-        allowed: list[str] = []
         for table in self._tables:
             methods, params = table.match(path)
-            allowed += methods
-            if (endpoint := methods.get(method)) is not None:
-                found.append(Found(table.mount, endpoint, params))
+            if method in methods:
+                found.append(Found(table.mount, methods[method], params))
                 if not self._shared:
                     break
-        if found:
-            first, *rivals = found
-            return replace(first, rivals=tuple(rivals)) if rivals else first
+        if not found:
+            raise self._missing(method, path)
+        first, *rivals = found
+        return replace(first, rivals=tuple(rivals)) if rivals else first
+
+    def _missing(self, method: str, path: str) -> MethodNotAllowed | PathNotFound:
+        """What is wrong with a path that has no such endpoint."""
+        allowed = {name for table in self._tables for name in table.match(path)[0]}
         if allowed:
-            raise MethodNotAllowed(
-                f"{method} is not a method of this path",
-                allowed=tuple(sorted(set(allowed))),
-                path=path,
+            return MethodNotAllowed(
+                f"{method} is not a method of this path", allowed=tuple(sorted(allowed)), path=path
             )
-        raise PathNotFound(f"no endpoint is called {path[:200]!r}", method=method, path=path)
+        return PathNotFound(f"no endpoint is called {path[:200]!r}", method=method, path=path)
 
     def owner(self, path: str) -> Mount:
         """The mount in whose words to speak of a path that is no endpoint's."""
@@ -101,6 +102,14 @@ class Paths:
         return any(table.match(path)[0] for table in self._tables)
 
 
+class _Shape(Struct, frozen=True):
+    """A path with names in it: what they are, their place in the pattern, and its endpoints."""
+
+    names: Sequence[str]
+    place: slice
+    methods: Mapping[str, Endpoint]
+
+
 class _Table:
     """The paths of one dialect where it is mounted."""
 
@@ -108,32 +117,41 @@ class _Table:
         self.mount = mount
         self.static: dict[str, dict[str, Endpoint]] = {}
         """Those without a ``{name}``: their endpoints by method."""
-        self._patterns: dict[str, tuple[re.Pattern[str], dict[str, Endpoint]]] = {}
+        named: dict[tuple[str, bool], dict[str, Endpoint]] = {}
         for endpoint in mount.dialect.endpoints:
-            self._add(mount.prefix + endpoint.path, endpoint)
+            path = mount.prefix + endpoint.path
+            if "{" in path:
+                named.setdefault((path, endpoint.exact), {})[endpoint.method] = endpoint
+            else:
+                self._add(path, endpoint)
+        self._shapes: dict[int | None, _Shape] = {}
+        """The others, by the number of the last group of theirs in the pattern of them all."""
+        patterns, groups = list[str](), 0
+        for (path, exact), methods in named.items():
+            pieces = _PARAM.split(path)
+            patterns.append("([^/]+)".join(map(re.escape, pieces[::2])) + ("" if exact else "/?"))
+            names = pieces[1::2]
+            place = slice(groups, groups + len(names))
+            groups = place.stop
+            self._shapes[groups] = _Shape(names, place, methods)
+        self._pattern = re.compile("|".join(patterns) or "(?!)")
 
     def match(self, path: str) -> tuple[Mapping[str, Endpoint], Mapping[str, str]]:
         """The endpoints of a path by method, and the path's parameters; none where it has none."""
-        if (methods := self.static.get(path)) is not None:
-            return methods, _NOTHING
-        for pattern, endpoints in self._patterns.values():
-            if match := pattern.fullmatch(path):
-                return endpoints, {name: unquote(text) for name, text in match.groupdict().items()}
-        return _NOTHING, _NOTHING
+        if path in self.static:
+            return self.static[path], _NOTHING
+        match = self._pattern.fullmatch(path)
+        if match is None:
+            return _NOTHING, _NOTHING
+        shape = self._shapes[match.lastindex]
+        given = match.groups()[shape.place]
+        texts = map(unquote, given) if "%" in path else given
+        return shape.methods, dict(zip(shape.names, texts, strict=True))
 
     def _add(self, path: str, endpoint: Endpoint) -> None:
-        if "{" not in path:
-            self.static.setdefault(path, {})[endpoint.method] = endpoint
-            if not endpoint.exact and not path.endswith("/"):
-                self.static.setdefault(path + "/", {})[endpoint.method] = endpoint
-            return
-        pattern = "".join(
-            f"(?P<{piece}>[^/]+)" if i % 2 else re.escape(piece)
-            for i, piece in enumerate(_PARAM.split(path))
-        )
-        pattern += "" if endpoint.exact else "/?"
-        _, methods = self._patterns.setdefault(pattern, (re.compile(pattern), {}))
-        methods[endpoint.method] = endpoint
+        self.static.setdefault(path, {})[endpoint.method] = endpoint
+        if not endpoint.exact and not path.endswith("/"):
+            self.static.setdefault(path + "/", {})[endpoint.method] = endpoint
 
 
 def claimed(mount: Mount) -> Iterator[tuple[str, str]]:

@@ -2,7 +2,9 @@
 
 import functools
 from collections.abc import Callable, Sequence
-from typing import cast
+from typing import Final, cast
+
+from msgspec import Struct
 
 from gateway.core.context import Context
 from gateway.core.loss import Loss
@@ -19,31 +21,29 @@ from gateway.core.ports import (
     Reply,
     Take,
 )
-from gateway.core.types import Event, GenerateRequest
+from gateway.core.types import Event, GenerateRequest, Request
 from gateway.emulation import Count
 from gateway.router import Route
 from gateway.translation import Translation
 
+_STRICT: Final = "x-interlingua-strict"
+"""The header of who would rather have an error than a loss."""
 
-class Relaying:
+
+class Relaying(Struct, eq=False):
     """A call that is passed on. It is translated only where its answer must be after all."""
 
-    losses: tuple[Loss, ...]
-
-    def __init__(
-        self, relay: Relay, backend: Relayer, context: Context, translate: Callable[[], Translation]
-    ) -> None:
-        self.losses = ()
-        self.request = relay.request
-        self.streams = type(relay.request) is GenerateRequest and relay.request.stream
-        """Whether the worker answers in pieces, which its own dialect may say otherwise."""
-        self._relay = relay
-        self._backend = backend
-        self._context = context
-        self._translate = translate
-        self._encoder: Encoder | None = None
-        self.heard = Count(relay.request).apply
-        """See ``gateway.exchange.Answering``: with usage where the worker tells none."""
+    _relay: Relay
+    _backend: Relayer
+    _context: Context
+    _translate: Callable[[], Translation]
+    request: Request
+    streams: bool
+    """Whether the worker answers in pieces, which its own dialect may say otherwise."""
+    heard: Callable[[Sequence[Event]], Sequence[Event]]
+    """See ``gateway.exchange.Answering``: with usage where the worker tells none."""
+    losses: tuple[Loss, ...] = ()
+    _encoder: Encoder | None = None
 
     def encoder(self) -> Encoder:
         """See ``gateway.exchange.Answering``."""
@@ -85,16 +85,21 @@ def relaying(
     translate: Callable[[], Translation],
 ) -> Relaying | None:
     """The call as it may be passed on; None where the gateway has something to do with it."""
-    backend, model = route.target.backend, route.model
+    backend, model, headers = route.target.backend, route.model, call.headers
     if not _relays(type(backend)) or model.on_loss == "reject":
         return None
     if model.defaults.any or model.info.max_tokens is not None:
         return None
-    if call.headers.get("x-interlingua-strict") == "1":
+    if _STRICT in headers and headers[_STRICT] == "1":
         return None
     relayer = cast("Relayer", backend)
     relay = relayer.relayed(dialect, call, about)
-    return None if relay is None else Relaying(relay, relayer, about.context, translate)
+    if relay is None:
+        return None
+    request = relay.request
+    streams = type(request) is GenerateRequest and request.stream
+    heard = Count(request).apply
+    return Relaying(relay, relayer, about.context, translate, request, streams, heard)
 
 
 @functools.cache

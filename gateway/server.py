@@ -206,7 +206,9 @@ class Server:
 
     async def _serve(self, http: HttpRequest, sink: Sink, record: Record) -> None:
         try:
-            found = self._find(http)
+            found = self.paths.find(http.method, http.path)
+            if found.rivals:
+                found = found.among(self._meant(http, found))
         except GatewayError as error:
             dialect = self.paths.owner(http.path).dialect
             record.dialect = dialect.name
@@ -226,32 +228,23 @@ class Server:
             if HEADER in http.headers and http.headers[HEADER] == "1":
                 watch = self._explain(record, principal, open_to_all=self._settings.explain)
                 sink = sink if watch is None else watch.over(sink)
-            body = self._unpacked(http, await http.body(self._settings.body))
+            body = await http.body(self._settings.body)
+            if "content-encoding" in http.headers:
+                body = self._unpacked(http, body)
             call = _call(found, http, record, body)
             if watch is not None:
                 watch.read(dialect, call, principal, http.peer)
             asker = _Asker(dialect, call, principal, http.peer, watch, self._clock())
-            match call.endpoint.task:
-                case "generate":
-                    await self._generate(asker, sink, record)
-                case "inform":
-                    send(sink, dialect.inform(call, self._router), record)
-                case "tokenize":
-                    await self._tokenize(asker, sink, record)
-                case "stop":
-                    self._stop(dialect, call, record)
-                    send(sink, dialect.inform(call, self._router), record)
+            if call.endpoint.task == "generate":
+                await self._generate(asker, sink, record)
+            else:
+                await self._tell(asker, sink, record)
         except GatewayError as error:
             self._refuse(dialect, error, _call(found, http, record, body), sink, record)
         except Exception:
             log.exception("exchange %s failed", record.id)
             bug = InternalError("the gateway failed; its log has the cause")
             self._refuse(dialect, bug, _call(found, http, record, body), sink, record)
-
-    def _find(self, http: HttpRequest) -> Found:
-        """The endpoint that is asked. Raises PathNotFound or MethodNotAllowed."""
-        found = self.paths.find(http.method, http.path)
-        return found.among(self._meant(http, found)) if found.rivals else found
 
     def _meant(self, http: HttpRequest, found: Found) -> Iterator[str]:
         """The dialects that are named for a request whose path several have, in their order."""
@@ -271,9 +264,18 @@ class Server:
         return principal
 
     def _unpacked(self, http: HttpRequest, body: bytes) -> bytes:
-        if "content-encoding" in http.headers and (encoding := http.headers["content-encoding"]):
-            return decompress(body, encoding, self._settings.body)
-        return body
+        encoding = http.headers["content-encoding"]
+        return decompress(body, encoding, self._settings.body) if encoding else body
+
+    async def _tell(self, asker: _Asker, sink: Sink, record: Record) -> None:
+        """Answer what is not a model's to answer."""
+        dialect, call = asker.dialect, asker.call
+        if call.endpoint.task == "tokenize":
+            await self._tokenize(asker, sink, record)
+            return
+        if call.endpoint.task == "stop":
+            self._stop(dialect, call, record)
+        send(sink, dialect.inform(call, self._router), record)
 
     def _generate(self, asker: _Asker, sink: Sink, record: Record) -> Coroutine[Any, Any, None]:
         dialect, call = asker.dialect, asker.call
@@ -358,5 +360,13 @@ class Server:
 
 
 def _call(found: Found, http: HttpRequest, record: Record, body: bytes) -> Call:
-    endpoint, params, headers = found.endpoint, found.params, http.headers
-    return Call(endpoint, params, headers, http.query, body, http.path, record.id, record.began)
+    return Call(
+        found.endpoint,
+        found.params,
+        http.headers,
+        http.query,
+        body,
+        http.path,
+        record.id,
+        record.began,
+    )

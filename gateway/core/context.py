@@ -29,6 +29,13 @@ class Deadline:
             raise DeadlineExceeded("the request's time is up")
         return left if limit is None or left < limit else limit
 
+    def within(self, seconds: float) -> float:
+        """The moment in so many seconds, or its own if that is sooner; raises as ``remaining``."""
+        now, ends = self._clock(), self.at
+        if ends <= now:
+            raise DeadlineExceeded("the request's time is up")
+        return min(now + seconds, ends)
+
     def shorten(self, seconds: float) -> None:
         """Let it end within ``seconds`` from now, if that is sooner."""
         self.at = min(self.at, self._clock() + seconds)

@@ -48,6 +48,7 @@ class Count:
                 continue
             elif type(event) is Usage:
                 self._told = True
+                return events  # nothing of it is counted any more
             elif type(event) is Start:
                 self._prompt = event.prompt_tokens
             elif type(event) is Thought or type(event) is Refusal or type(event) is CallArguments:

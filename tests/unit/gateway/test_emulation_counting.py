@@ -47,6 +47,14 @@ def test_what_the_worker_says_wins_wherever_it_says_it() -> None:
     assert after(CHAT, *events) == events
 
 
+def test_what_the_worker_says_wins_over_what_was_counted_before() -> None:
+    count = Count(CHAT)
+    batches: list[list[Event]] = [[Text("a")], [Usage(1, 2), Text("b")], [Text("c"), Done()]]
+
+    assert [count.apply(batch) for batch in batches] == batches
+    assert count.missing() == ()
+
+
 def test_usage_may_come_in_any_batch() -> None:
     count = Count(CHAT)
     told, done = [Usage(1, 2)], [Done()]

@@ -25,6 +25,9 @@ ONE = Fake(
         Endpoint("POST", "/v1/chat"),
         Endpoint("GET", "/v1/models/{model}"),
         Endpoint("GET", "/v1/models/{model}/ready", exact=True),
+        Endpoint("GET", "/v1/models/{model}/at/{version}", exact=True),
+        Endpoint("POST", "/v1/models/{model}/at/{version}", exact=True),
+        Endpoint("GET", "/v1/models/{model}/at/{version}.{kind}"),
     ),
 )
 TWO = Fake(
@@ -50,6 +53,9 @@ PATHS = Paths([mount(ONE), mount(TWO), mount(TWO, "/other")])
         ("GET", "/v1/models/m/", "one", {"model": "m"}),
         ("GET", "/v1/models/org%2Fm", "one", {"model": "org/m"}),
         ("GET", "/v1/models/m/ready", "one", {"model": "m"}),
+        ("POST", "/v1/models/m/at/1", "one", {"model": "m", "version": "1"}),
+        ("GET", "/v1/models/%6d/at/1.x", "one", {"model": "m", "version": "1.x"}),
+        ("GET", "/v1/models/m/at/1.x/", "one", {"model": "m", "version": "1", "kind": "x"}),
     ],
 )
 def test_a_path_is_found(method: str, path: str, dialect: str, params: dict[str, str]) -> None:
@@ -76,6 +82,9 @@ def test_a_wrong_method_is_told_the_right_ones() -> None:
     with pytest.raises(MethodNotAllowed) as e:
         PATHS.find("DELETE", "/v1/chat")
     assert (e.value.allowed, e.value.path) == (("POST",), "/v1/chat")
+    with pytest.raises(MethodNotAllowed) as e:
+        PATHS.find("DELETE", "/v1/models/m/at/1")
+    assert e.value.allowed == ("GET", "POST")
 
 
 @pytest.mark.parametrize(
