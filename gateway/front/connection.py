@@ -63,7 +63,7 @@ class Connection(asyncio.Protocol):
         self._left = 0
         """Bytes that the client had not taken when it was last looked at."""
         self._transport: asyncio.Transport | None = None
-        self._reader = Reader(owner.limits.header, loop, self._arrived, self._go_on)
+        self._reader = Reader(owner.limits.header, loop, self._take, self._go_on)
         self._queue: deque[Incoming | Refused] = deque()
         self._sink: Outgoing | None = None
         self._task: asyncio.Task[None] | None = None
@@ -158,12 +158,6 @@ class Connection(asyncio.Protocol):
 
     # --- reading --------------------------------------------------------------------------------
 
-    def _arrived(self, one: Incoming | Refused) -> None:
-        if self._task is None:
-            self._take(one)
-        else:
-            self._queue.append(one)
-
     def _go_on(self) -> None:
         """Let more of a body come."""
         body = self._reader.body
@@ -189,15 +183,18 @@ class Connection(asyncio.Protocol):
     # --- serving --------------------------------------------------------------------------------
 
     def _take(self, one: Incoming | Refused) -> None:
-        """Serve a request, or say why it is none."""
-        if type(one) is Refused:
+        """Serve a request, or say why it is none, when no other is served any more."""
+        if self._task is not None:
+            self._queue.append(one)
+        elif type(one) is Refused:
             self._say(one)
-        elif type(one) is Incoming and self._transport is not None:
+        elif (transport := self._transport) is not None:
+            owner = self._owner
             one.peer = self.peer
             self._wait_for("answer" if one.complete else "body")
-            sink = self._sink = Outgoing(self._transport, self._owner, one)
-            self._owner.began(self)
-            self._task = self._loop.create_task(self._serve(one, sink), name="exchange")
+            sink = self._sink = Outgoing(transport, owner, one, one.method == "HEAD")
+            owner.began(self)
+            self._task = asyncio.Task(self._serve(one, sink), loop=self._loop, name="exchange")
 
     async def _serve(self, request: Incoming, sink: Outgoing) -> None:
         try:

@@ -45,6 +45,14 @@ class Incoming(Struct, eq=False):
     async def body(self, limit: int) -> bytes:
         """See ``gateway.seam.Request``. Raises Malformed for one that did not arrive whole."""
         self._limit = limit
+        if not self.complete:
+            await self._arrival(limit)
+        if self.size > limit:
+            raise _too_large(limit)
+        return b"".join(self.parts)
+
+    async def _arrival(self, limit: int) -> None:
+        """Wait for the rest of the body, but not of one that is too large."""
         if "content-length" in self.headers and int(self.headers["content-length"]) > limit:
             raise _too_large(limit)
         while not self.complete:
@@ -58,9 +66,6 @@ class Incoming(Struct, eq=False):
                 await self._waiter
             finally:
                 self._waiter = None
-        if self.size > limit:
-            raise _too_large(limit)
-        return b"".join(self.parts)
 
     def wake(self) -> None:
         """Something of the body has come, or it never will."""

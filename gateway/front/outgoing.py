@@ -3,6 +3,8 @@
 import asyncio
 from typing import Final, Protocol
 
+from msgspec import Struct
+
 from gateway.core.outbox import Outbox
 from gateway.core.ports import Headers
 from gateway.front.heads import STREAM, WHOLE, head, told
@@ -24,52 +26,31 @@ class Leaving(Protocol):
     """By which all of them are written to."""
 
 
-class Outgoing:
+class Outgoing(Struct, eq=False):
     """A gateway.seam.Sink over a transport.
 
     What is written before the first ``drain`` is sent with the head; with the end too, where that
     comes first. After it each ``write`` is sent as it comes.
     """
 
-    __slots__ = (
-        "_bare",
-        "_chunked",
-        "_head_sent",
-        "_headers",
-        "_http10",
-        "_owner",
-        "_parts",
-        "_request",
-        "_status",
-        "_streams",
-        "_transport",
-        "_writable",
-        "closes",
-        "finished",
-        "pressure",
-        "started",
-    )
-
-    def __init__(self, transport: asyncio.Transport, owner: Leaving, request: Incoming) -> None:
-        self.started = False
-        self.finished = False
-        self.closes = not request.keeps
-        """The connection ends with this answer."""
-        self.pressure = True
-        """See ``gateway.seam.Sink``."""
-        self._transport = transport
-        self._owner = owner
-        self._request = request
-        self._bare = request.method == "HEAD"
-        """The client wants no body."""
-        self._http10 = request.http10
-        self._chunked = False
-        self._streams = False
-        self._head_sent = False
-        self._status = 0
-        self._headers: Headers = ()
-        self._parts: list[bytes] = []
-        self._writable: asyncio.Future[None] | None = None
+    _transport: asyncio.Transport
+    _owner: Leaving
+    _request: Incoming
+    _bare: bool
+    """The client wants no body."""
+    started: bool = False
+    finished: bool = False
+    closes: bool = False
+    """The connection ends with this answer: told with its head."""
+    pressure: bool = True
+    """See ``gateway.seam.Sink``."""
+    _chunked: bool = False
+    _streams: bool = False
+    _head_sent: bool = False
+    _status: int = 0
+    _headers: Headers = ()
+    _parts: list[bytes] = []
+    _writable: asyncio.Future[None] | None = None
 
     def start(self, status: int, headers: Headers, *, streams: bool = False) -> None:
         """See ``gateway.seam.Sink``."""
@@ -83,13 +64,13 @@ class Outgoing:
         if not self._head_sent:
             self._parts.append(data)
         elif framed := self._framed(data):
-            self._send(framed)
+            self._owner.outbox.send(self._transport, framed)
 
     def finish(self) -> None:
         """See ``gateway.seam.Sink``."""
         if self._head_sent:
             if self._chunked:
-                self._send(_LAST)
+                self._owner.outbox.send(self._transport, _LAST)
         elif self._streams:
             self._open(_LAST)
         else:
@@ -122,43 +103,41 @@ class Outgoing:
         body = b"".join(self._parts)
         if self._status in _BODILESS:
             body = b""
-        elif "transfer-encoding" in silent and not self._http10:
+        elif "transfer-encoding" in silent and not self._request.http10:
             self._chunked = True
             lines.append(_CHUNKED)
             body = self._framed(body) + _LAST
         else:
             lines.append(f"Content-Length: {len(body)}")
-        self.closes = self.closes or "connection" in silent
-        top = self._top(lines)
-        self._send(top if self._bare else top + body)
+        top = self._top(lines, closes="connection" in silent)
+        self._owner.outbox.send(self._transport, top if self._bare else top + body)
 
     def _open(self, last: bytes = b"") -> None:
         """Begin a stream; and end it, with ``last`` where that is told."""
         lines, silent = told(self._headers, STREAM)
         lines += _STREAMED
-        if not self._http10:
+        http10 = self._request.http10
+        if not http10:
             lines.append(_CHUNKED)
-        self._chunked = not self._http10 and not self._bare
-        self.closes = self.closes or self._http10 or "connection" in silent
-        said = self._top(lines), self._framed(b"".join(self._parts)), last if self._chunked else b""
+        self._chunked = not http10 and not self._bare
+        top = self._top(lines, closes=http10 or "connection" in silent)
+        said = top, self._framed(b"".join(self._parts)), last if self._chunked else b""
         self._parts.clear()
-        self._send(b"".join(said))
+        self._owner.outbox.send(self._transport, b"".join(said))
 
-    def _top(self, lines: list[str]) -> bytes:
-        """The head, which counts as sent."""
+    def _top(self, lines: list[str], *, closes: bool) -> bytes:
+        """The head, which counts as sent. ``closes``: the answer says so itself."""
+        request = self._request
         # A body that nobody waited for is not read to its end: no other request can follow it.
-        self.closes = self.closes or self._owner.leaving or not self._request.complete
-        if self.closes:
+        if closes or self._owner.leaving or not (request.keeps and request.complete):
+            self.closes = True
             lines.append(_CLOSE)
-        elif self._http10:
+        elif request.http10:
             lines.append(_KEEP)
         made = head(self._status, lines)
         self._head_sent = True
         self.pressure = self._writable is not None
         return made
-
-    def _send(self, data: bytes) -> None:
-        self._owner.outbox.send(self._transport, data)
 
     def _framed(self, data: bytes) -> bytes:
         if self._bare or not data:

@@ -2,7 +2,7 @@
 
 import asyncio
 from collections.abc import Callable
-from typing import Final
+from typing import Final, final
 
 from httptools import HttpParserError, HttpParserUpgrade, HttpRequestParser
 from msgspec import Struct
@@ -16,6 +16,7 @@ _HEADS: Final = 8
 """How many lines as long as one may be a head may take."""
 
 
+@final
 class Refused(Struct, frozen=True):
     """A request that can't be read: what is answered, before the connection ends."""
 
@@ -70,9 +71,13 @@ class Reader:
         rest: bytes | memoryview = data
         while rest and not self.deaf:
             come = len(rest)
-            self._size = self._size + come if self.in_head else come
-            self._most = self._most + come if self.in_head else come
-            self._between = self._between + come if self.body is not None else 0
+            if self.in_head:
+                self._size += come
+                self._most += come
+            else:
+                self._size = self._most = come
+            if self.body is not None:
+                self._between += come
             try:
                 self._parser.feed_data(rest)
             except HttpParserUpgrade as upgrade:
@@ -148,6 +153,7 @@ class Reader:
         made = self._made()
         if self._refused is None:
             self.body = made
+            self._between = 0
             if self._parser.should_upgrade():
                 self._offering = made
             self._arrived(made)
@@ -164,9 +170,9 @@ class Reader:
 
     def on_message_complete(self) -> None:
         """A request is there as a whole, unless the parser awaits another protocol now."""
-        if self.body is not None and self._offering is None:
-            self.body.complete = True
-            self.body.wake()
+        if (body := self.body) is not None and self._offering is None:
+            body.complete = True
+            body.wake()
             self.body = None
 
     # --- within ---------------------------------------------------------------------------------
@@ -197,8 +203,8 @@ class Reader:
     def _made(self) -> Incoming:
         parser, headers = self._parser, self._headers
         method, version = parser.get_method().decode(), parser.get_http_version()
-        http10 = version == "1.0"
-        if version not in ("1.0", "1.1"):
+        http10 = version != "1.1"
+        if http10 and version != "1.0":
             self._refuse(505, "only HTTP/1.1 and HTTP/1.0 are spoken here")
         if self._hosts or ("host" not in headers and not http10):
             self._refuse(400, "the request must have one header Host")

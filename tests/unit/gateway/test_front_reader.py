@@ -4,6 +4,8 @@ import asyncio
 from collections.abc import Iterator
 
 import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
 
 from gateway.front.incoming import Incoming
 from gateway.front.reader import Reader, Refused
@@ -47,3 +49,90 @@ def test_what_is_as_large_as_it_may_be_is_read(loop: asyncio.AbstractEventLoop) 
     [one] = arrived
     assert isinstance(one, Incoming)
     assert (one.path, one.headers["a"]) == (path, value)
+
+
+def of(loop: asyncio.AbstractEventLoop) -> tuple[Reader, list[Incoming | Refused]]:
+    """A reader, and what comes of it."""
+    arrived: list[Incoming | Refused] = []
+    return Reader(LINE, loop, arrived.append, lambda: None), arrived
+
+
+NAMES = st.sampled_from(["Host", "HOST", "a", "A", "b", "x-long"])
+VALUES = st.text(st.sampled_from("xy\xe9\xff"), max_size=5) | st.sampled_from(
+    ["x" * (LINE - 6), "x" * LINE]
+)
+
+
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(st.lists(st.tuples(NAMES, VALUES), max_size=6), st.data())
+def test_of_several_headers_of_one_name_the_first_counts(
+    loop: asyncio.AbstractEventLoop, headers: list[tuple[str, str]], data: st.DataObject
+) -> None:
+    headers = [("Host", "x"), *headers]
+    lines = [f"{name}: {value}\r\n".encode("latin-1") for name, value in headers]
+    whole = b"".join([b"GET / HTTP/1.1\r\n", *lines, b"\r\n"])
+    found: dict[str, str] = {}
+    for name, value in headers:
+        found.setdefault(name.lower(), value.encode("latin-1").decode("utf-8", "surrogateescape"))
+    hosts = sum(name.lower() == "host" for name, _ in headers)
+    reader, arrived = of(loop)
+    at = data.draw(st.integers(0, len(whole)))
+    reader.feed(whole[:at])
+    reader.feed(whole[at:])
+    [one] = arrived
+    if any(len(name) + len(value) > LINE for name, value in headers):
+        assert isinstance(one, Refused)
+        assert one.status == 431
+    elif hosts > 1:
+        assert one == Refused(400, "the request must have one header Host")
+    else:
+        assert isinstance(one, Incoming)
+        assert one.headers == found
+
+
+@pytest.mark.parametrize("cut", [False, True])
+@pytest.mark.parametrize(("more", "fits"), [(127, True), (128, False)])
+def test_so_many_headers_may_come_and_no_more(
+    more: int, fits: bool, cut: bool, loop: asyncio.AbstractEventLoop
+) -> None:
+    reader, arrived = of(loop)
+    reader.feed(b"GET / HTTP/1.1\r\nHost: a\r\n")
+    sent = b"a: b\r\n" * more
+    for piece in (sent, b"\r\n") if cut else (sent + b"\r\n",):
+        reader.feed(piece)
+    [one] = arrived
+    assert isinstance(one, Incoming if fits else Refused)
+    assert fits or one == Refused(431, "the request's headers are too large or too many")
+
+
+def test_what_is_wrong_with_a_head_is_said_of_one_that_does_not_end(
+    loop: asyncio.AbstractEventLoop,
+) -> None:
+    reader, arrived = of(loop)
+    reader.feed(b"GET / HTTP/1.1\r\nA: " + b"x" * LINE + b"\r\nB: c\r\n")
+    assert arrived == []
+    reader.give_up(408, "the request's head took too long")
+    assert arrived == [Refused(431, "the request's headers are too large or too many")]
+
+
+def test_a_head_that_does_not_end_is_refused_when_it_is_as_large_as_eight_lines(
+    loop: asyncio.AbstractEventLoop,
+) -> None:
+    reader, arrived = of(loop)
+    reader.feed(b"GET / HTTP/1.1\r\n")
+    for _ in range(8):
+        assert arrived == []
+        reader.feed(b"A: " + b"x" * (LINE - 5) + b"\r\n")
+    assert arrived == [Refused(431, "the request's head is too large")]
+
+
+def test_what_follows_a_body_in_chunks_is_no_header(loop: asyncio.AbstractEventLoop) -> None:
+    reader, arrived = of(loop)
+    chunked = b"POST / HTTP/1.1\r\nHost: a\r\nTransfer-Encoding: chunked\r\n\r\n"
+    reader.feed(chunked + b"2\r\nhi\r\n0\r\nHost: b\r\n" + b"c: d\r\n" * 200 + b"\r\n" + FIRST)
+    first, second = arrived
+    assert isinstance(first, Incoming)
+    assert isinstance(second, Incoming)
+    assert first.headers == {"host": "a", "transfer-encoding": "chunked"}
+    assert (first.complete, first.parts) == (True, [b"hi"])
+    assert (second.path, second.headers) == ("/first", {"host": "a"})
