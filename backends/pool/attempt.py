@@ -143,7 +143,8 @@ class Attempt:
                 _check(reading.headers["content-encoding"])
             size, most = 0, _SILENT_BYTES if streams else _WHOLE_BYTES
             while not self.over:
-                if data := reading.taken() or await self._next(reading):
+                data = reading.taken() or await self._next(reading)
+                if data:
                     size += len(data)
                     if size > most:
                         raise self._large()
@@ -153,7 +154,7 @@ class Attempt:
                         held.append(piece)
                         if streams and _begins(piece):
                             break
-                if reading.complete and not self.over:
+                if (not data or reading.complete) and not self.over:
                     held.append(self._closed())
         except GatewayError as error:
             self._fail(error)
