@@ -27,6 +27,7 @@ NOT_RUN: Final = {
     ("docs/howto/before-ovms.md", "$ ovms --rest_port"): "wants the model server",
     ("docs/howto/before-vllm.md", "$ vllm serve"): "wants vLLM and a GPU",
     ("docs/howto/kubernetes.md", "$ kubectl -n models"): "wants a cluster",
+    ("docs/howto/processes.md", "$ PYTHON_CONFIGURE_OPTS"): "builds Python, for minutes",
     ("docs/howto/sampling.md", "from transformers"): "tests/torch/test_watermark.py does the same",
     ("docs/howto/systemd.md", "# python3 -m venv"): "changes the machine, as root",
     ("docs/howto/worker.md", "$ INTERLINGUA_WORKER_KEY"): "wants a model of the reader's",
