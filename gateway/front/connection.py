@@ -194,7 +194,7 @@ class Connection(asyncio.Protocol):
             self._wait_for("answer" if one.complete else "body")
             sink = self._sink = Outgoing(transport, owner, one, one.method == "HEAD")
             owner.began(self)
-            self._task = asyncio.Task(self._serve(one, sink), loop=self._loop, name="exchange")
+            self._task = self._loop.create_task(self._serve(one, sink), name="exchange")
 
     async def _serve(self, request: Incoming, sink: Outgoing) -> None:
         try:
