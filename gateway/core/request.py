@@ -195,7 +195,8 @@ class Stopping(Struct, frozen=True, omit_defaults=True, repr_omit_defaults=True)
 class Logprobs(Struct, frozen=True):
     """``top`` alternatives beside each token (0: the token alone); ``prompt``: for the prompt too.
 
-    ``top`` -1 asks for the whole vocabulary.
+    ``top`` -1 asks for the whole vocabulary. Who asks for any says how many, even if it is 0: it is
+    the one section whose defaults are told.
     """
 
     top: int = 0

@@ -264,7 +264,7 @@ class Plan:
             more["output"] = Carry("")
         if request.stopping.overflow == "error":
             more["stopping.overflow"] = Carry("")
-        unfit: set[str] = set()  # not set[str](), which costs a hundred times as much
+        unfit: set[str] = set()
         if self._unsure:
             values = self._values(request.said, self._forced(request), self._unsure)
             unfit = {row.field for row, value in values if value is UNSET}
