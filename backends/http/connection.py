@@ -1,13 +1,14 @@
-"""One connection to a worker, and the answer that comes over it."""
+"""One connection to a worker: its requests, and their answers, one after the other."""
 
 import asyncio
 from collections.abc import Callable
-from typing import Final, NamedTuple, cast
+from typing import Final, cast
 
 from httptools import HttpParserError, HttpParserUpgrade, HttpResponseParser
 
-from gateway.core.errors import StreamBroken, WorkerError, WorkerFailed
+from backends.http.answer import STOPPED, STRANGE, Answer
 from gateway.core.fields import Names
+from gateway.core.glance import Glance
 from gateway.core.outbox import Outbox
 
 _BUFFER: Final = 64 << 10
@@ -20,168 +21,14 @@ _EMPTY: Final = 64 << 10
 _NAMES: Final = Names()
 _SWITCHED: Final = 101
 _FINAL: Final = 200
-
-
-class _Fault(NamedTuple):
-    """What went wrong: raised anew each time, so that no error holds on to who met it."""
-
-    kind: type[WorkerError]
-    text: str
-
-    def error(self) -> WorkerError:
-        return self.kind(self.text)
-
-
-_CLOSED: Final = _Fault(StreamBroken, "the worker closed the connection before its answer")
-_STOPPED: Final = _Fault(StreamBroken, "the worker's answer stopped before its end")
-_STRANGE: Final = _Fault(WorkerFailed, "the worker's answer is not HTTP")
-
-
-class Answer:
-    """An answer as far as it has come: a ``Reading``."""
-
-    __slots__ = (
-        "_connection",
-        "_fault",
-        "_over",
-        "_take",
-        "_waiter",
-        "complete",
-        "headers",
-        "held",
-        "parts",
-        "status",
-    )
-
-    def __init__(self, connection: "Connection", parts: list[bytes]) -> None:
-        self.status = 0
-        self.headers: dict[str, str] = {}
-        self.complete = False
-        """All of it has come."""
-        self._connection = connection
-        self.parts = parts
-        """What of the body came and nobody has taken yet."""
-        self.held = 0
-        """How many bytes came since some were taken."""
-        self._take: Callable[[bytes], bool] | None = None
-        """Who takes what comes, at once."""
-        self._waiter: asyncio.Future[bool] | None = None
-        self._fault: _Fault | None = None
-        self._over = False
-
-    async def head(self) -> bool:
-        """See ``backends.upstream.Reading``."""
-        try:
-            while not self.status:
-                await self._more()
-        except StreamBroken:
-            stale = self._connection.stale
-            self.abort()
-            if stale:
-                return False
-            raise
-        except BaseException:
-            self.abort()
-            raise
-        return True
-
-    def taken(self) -> bytes:
-        """See ``backends.upstream.Reading``."""
-        parts = self.parts
-        data = b"".join(parts)
-        parts.clear()
-        self.held = 0
-        if self._connection.paused:
-            self._connection.go_on()
-        return data
-
-    async def read(self) -> bytes:
-        """See ``backends.upstream.Reading``."""
-        while not self.parts:
-            if self.complete:
-                return b""
-            await self._more()
-        return self.taken()
-
-    async def listen(self, take: Callable[[bytes], bool]) -> bool:
-        """See ``backends.upstream.Reading``."""
-        while True:
-            if self.parts:
-                if not take(self.taken()):
-                    return False
-            elif self.complete:
-                return True
-            else:
-                self._take = take
-                try:
-                    if not await self._more():
-                        return False
-                finally:
-                    self._take = None
-
-    def abort(self) -> None:
-        """See ``backends.upstream.Reading``."""
-        if not self._over:
-            self._over = True
-            self._connection.cut()
-            self.parts = []
-            self.complete = False  # what was thrown away must not look like the end
-            self.fail()
-
-    def release(self) -> None:
-        """See ``backends.upstream.Reading``."""
-        if not self._over:
-            self._over = True
-            self.parts = []  # what it was goes on to hold the next answer's
-            self._connection.rest()
-
-    def _more(self) -> asyncio.Future[bool]:
-        """What is done when something has come. Raises StreamBroken or WorkerFailed.
-
-        It is False where who listens takes no more.
-        """
-        if self._fault is not None:
-            raise self._fault.error()
-        waiter = self._waiter = self._connection.loop.create_future()
-        return waiter
-
-    # --- what the connection tells --------------------------------------------------------------
-
-    def fail(self, fault: _Fault | None = None) -> None:
-        """No more comes, and it is not whole: the connection has ended, unless it is a fault."""
-        if not self.complete and self._fault is None:
-            self._fault = fault or (_STOPPED if self.status else _CLOSED)
-        self._wake()
-
-    def came(self) -> None:
-        """Something has come: who listens gets it now; else, and at the end, who waits is woken."""
-        take = self._take
-        if take is None:
-            self._wake()
-            return
-        try:
-            more = not self.parts or take(self.taken())
-        except Exception as error:  # noqa: BLE001 - raised where it is waited for
-            self._wake(error)
-            return
-        if self.complete or not more:
-            self._wake(more=more)
-
-    def _wake(self, error: Exception | None = None, *, more: bool = True) -> None:
-        waiter, self._waiter = self._waiter, None
-        self._take = None
-        if waiter is None or waiter.done():
-            return
-        if error is None:
-            waiter.set_result(more)
-        else:
-            waiter.set_exception(error)
+_BODILESS: Final = (204, 304)
 
 
 class Connection(asyncio.Protocol):
     """A connection that serves one request after the other.
 
-    ``rested`` is called with it when it may serve again, ``ended`` when it never will.
+    ``rested`` is called with it when it may serve again, ``ended`` when it never will. ``glance``
+    knows the worker's last head, and its status; all of its connections share it.
     """
 
     def __init__(
@@ -190,6 +37,7 @@ class Connection(asyncio.Protocol):
         outbox: Outbox,
         rested: Callable[["Connection"], None],
         ended: Callable[["Connection"], None],
+        glance: Glance[int],
     ) -> None:
         self.since = 0.0
         """When it began to rest, by the loop's clock."""
@@ -197,6 +45,7 @@ class Connection(asyncio.Protocol):
         self._outbox = outbox
         self._rested = rested
         self._ended = ended
+        self._glance = glance
         self._transport: asyncio.Transport | None = None
         self._parts: list[bytes] = []
         """Of the body of the answer that comes."""
@@ -216,6 +65,10 @@ class Connection(asyncio.Protocol):
         self._severed = False
         self.paused = False
         """The worker is made to wait."""
+        self._fresh = False
+        """A request was sent, and nothing has come since."""
+        self._owed = 0
+        """Bytes of the body that are still to come, where its head was known."""
         self._empty = 0
         """Bytes of an answer that came without one of a body among them."""
         self._count = 0
@@ -229,12 +82,13 @@ class Connection(asyncio.Protocol):
 
     @property
     def stale(self) -> bool:
-        """Whether it ended by itself after it had rested, before anything of an answer came."""
+        """See ``Carrier``."""
         return self._served and not self._answer.held and not self._severed
 
     def ask(self, data: bytes) -> Answer:
         """Send a whole request. Nothing has come of its answer yet."""
         self._parts.clear()
+        self._fresh = True
         answer = self._answer = Answer(self, self._parts)
         if self._transport is None:
             answer.fail()
@@ -243,20 +97,20 @@ class Connection(asyncio.Protocol):
         return answer
 
     def go_on(self) -> None:
-        """What was held is taken."""
+        """See ``Carrier``."""
         if self.paused and self._transport is not None:
             self.paused = False
             self._transport.resume_reading()
 
     def cut(self) -> None:
-        """End it now, whatever is not yet written or read."""
+        """See ``Carrier``."""
         self._keeps = False
         self._severed = True
         if self._transport is not None:
             self._transport.abort()
 
     def rest(self) -> None:
-        """Serve again, if all that there was to write and to read is done; or else end."""
+        """See ``Carrier``."""
         transport = self._transport
         done = self._keeps and self._answer.complete  # what was wrong has been cut
         if not done or transport is None or transport.get_write_buffer_size():
@@ -282,12 +136,19 @@ class Connection(asyncio.Protocol):
         parts = self._parts
         before = len(parts)
         answer.held += len(data)
-        try:
-            self._feed(data)
-        except HttpParserUpgrade:
-            self._keeps = False
-        except HttpParserError:
-            self._wrong = True
+        fresh, rest = self._fresh, data
+        self._fresh = False
+        if fresh or self._owed:
+            rest = self._known(answer, data)
+        if rest:
+            try:
+                self._feed(rest)
+            except HttpParserUpgrade:
+                self._keeps = False
+            except HttpParserError:
+                self._wrong = True
+            if fresh and rest is data:
+                self._learn(answer, data)
         self._empty = 0 if len(parts) > before else self._empty + len(data)
         if self._answer.complete:
             del parts[self._extent :]  # nobody asked for more
@@ -326,6 +187,8 @@ class Connection(asyncio.Protocol):
             return
         if status >= _FINAL or status == _SWITCHED:
             answer.status = status
+            if not self._parser.should_keep_alive():
+                self._keeps = False
 
     def on_message_complete(self) -> None:
         """The end of an answer, or of what came before one."""
@@ -335,11 +198,7 @@ class Connection(asyncio.Protocol):
         if not answer.status:
             answer.headers = {}
             return
-        answer.complete = True
-        self._extent = len(self._parts)
-        self._count = self._empty = 0
-        if not self._parser.should_keep_alive():
-            self._keeps = False
+        self._whole(answer)
 
     def on_message_begin(self) -> None:
         """A head begins: the awaited one, or one that nobody asked for."""
@@ -348,11 +207,41 @@ class Connection(asyncio.Protocol):
 
     # --- within ---------------------------------------------------------------------------------
 
+    def _known(self, answer: Answer, data: bytes) -> bytes:
+        """Read an answer whose head is known; gives what is yet to be parsed."""
+        start, owed = 0, self._owed
+        if not owed:
+            glance = self._glance
+            start = glance.body(data)
+            if not start or glance.told is None:
+                return data
+            answer.status, answer.headers, owed = glance.told, glance.headers, glance.size
+        piece = data[start : start + owed]
+        if piece:
+            self.on_body(piece)
+        self._owed = owed - len(piece)
+        if not self._owed:
+            self._whole(answer)
+        return data[start + owed :]
+
+    def _learn(self, answer: Answer, data: bytes) -> None:
+        """``answer`` is what ``data`` begins with, unless something came before it."""
+        status = answer.status
+        top = b"HTTP/1.1 %d " % status
+        if self._keeps and status and status not in _BODILESS and data.startswith(top):
+            self._glance.learn(data, answer.headers, status)
+
+    def _whole(self, answer: Answer) -> None:
+        """All of it has come."""
+        answer.complete = True
+        self._extent = len(self._parts)
+        self._count = self._empty = 0
+
     def _refuse(self, answer: Answer) -> None:
         """What came is not HTTP, or more of it than there can be sense in."""
         midway = answer.status and not answer.complete
         answer.complete = False  # if it told an end, that was not its end
-        answer.fail(_STOPPED if midway else _STRANGE)
+        answer.fail(STOPPED if midway else STRANGE)
         self.cut()
 
 

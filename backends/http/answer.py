@@ -1,0 +1,184 @@
+"""An answer of a worker, as far as it has come."""
+
+import asyncio
+from collections.abc import Callable
+from typing import Final, NamedTuple, Protocol
+
+from gateway.core.errors import StreamBroken, WorkerError, WorkerFailed
+
+
+class Fault(NamedTuple):
+    """What went wrong: raised anew each time, so that no error holds on to who met it."""
+
+    kind: type[WorkerError]
+    text: str
+
+    def error(self) -> WorkerError:
+        return self.kind(self.text)
+
+
+_CLOSED: Final = Fault(StreamBroken, "the worker closed the connection before its answer")
+STOPPED: Final = Fault(StreamBroken, "the worker's answer stopped before its end")
+STRANGE: Final = Fault(WorkerFailed, "the worker's answer is not HTTP")
+
+
+class Carrier(Protocol):
+    """The connection that an answer comes over."""
+
+    loop: asyncio.AbstractEventLoop
+    paused: bool
+    """The worker is made to wait."""
+
+    @property
+    def stale(self) -> bool:
+        """Whether it ended by itself after it had rested, before anything of an answer came."""
+
+    def go_on(self) -> None:
+        """What was held is taken."""
+
+    def cut(self) -> None:
+        """End it now, whatever is not yet written or read."""
+
+    def rest(self) -> None:
+        """Serve again, if all that there was to write and to read is done; or else end."""
+
+
+class Answer:
+    """An answer as far as it has come: a ``Reading``."""
+
+    __slots__ = (
+        "_connection",
+        "_fault",
+        "_over",
+        "_take",
+        "_waiter",
+        "complete",
+        "headers",
+        "held",
+        "parts",
+        "status",
+    )
+
+    def __init__(self, connection: Carrier, parts: list[bytes]) -> None:
+        self.status = 0
+        self.headers: dict[str, str] = {}
+        self.complete = False
+        """All of it has come."""
+        self._connection = connection
+        self.parts = parts
+        """What of the body came and nobody has taken yet."""
+        self.held = 0
+        """How many bytes came since some were taken."""
+        self._take: Callable[[bytes], bool] | None = None
+        """Who takes what comes, at once."""
+        self._waiter: asyncio.Future[bool] | None = None
+        self._fault: Fault | None = None
+        self._over = False
+
+    async def head(self) -> bool:
+        """See ``backends.upstream.Reading``."""
+        try:
+            while not self.status:
+                await self._more()
+        except StreamBroken:
+            stale = self._connection.stale
+            self.abort()
+            if stale:
+                return False
+            raise
+        except BaseException:
+            self.abort()
+            raise
+        return True
+
+    def taken(self) -> bytes:
+        """See ``backends.upstream.Reading``."""
+        parts = self.parts
+        data = b"".join(parts)
+        parts.clear()
+        self.held = 0
+        if self._connection.paused:
+            self._connection.go_on()
+        return data
+
+    async def read(self) -> bytes:
+        """See ``backends.upstream.Reading``."""
+        while not self.parts:
+            if self.complete:
+                return b""
+            await self._more()
+        return self.taken()
+
+    async def listen(self, take: Callable[[bytes], bool]) -> bool:
+        """See ``backends.upstream.Reading``."""
+        while True:
+            if self.parts:
+                if not take(self.taken()):
+                    return False
+            elif self.complete:
+                return True
+            else:
+                self._take = take
+                try:
+                    if not await self._more():
+                        return False
+                finally:
+                    self._take = None
+
+    def abort(self) -> None:
+        """See ``backends.upstream.Reading``."""
+        if not self._over:
+            self._over = True
+            self._connection.cut()
+            self.parts = []
+            self.complete = False  # what was thrown away must not look like the end
+            self.fail()
+
+    def release(self) -> None:
+        """See ``backends.upstream.Reading``."""
+        if not self._over:
+            self._over = True
+            self.parts = []  # what it was goes on to hold the next answer's
+            self._connection.rest()
+
+    def _more(self) -> asyncio.Future[bool]:
+        """What is done when something has come. Raises StreamBroken or WorkerFailed.
+
+        It is False where who listens takes no more.
+        """
+        if self._fault is not None:
+            raise self._fault.error()
+        waiter = self._waiter = self._connection.loop.create_future()
+        return waiter
+
+    # --- what the connection tells --------------------------------------------------------------
+
+    def fail(self, fault: Fault | None = None) -> None:
+        """No more comes, and it is not whole: the connection has ended, unless it is a fault."""
+        if not self.complete and self._fault is None:
+            self._fault = fault or (STOPPED if self.status else _CLOSED)
+        self._wake()
+
+    def came(self) -> None:
+        """Something has come: who listens gets it now; else, and at the end, who waits is woken."""
+        take = self._take
+        if take is None:
+            self._wake()
+            return
+        try:
+            more = not self.parts or take(self.taken())
+        except Exception as error:  # noqa: BLE001 - raised where it is waited for
+            self._wake(error)
+            return
+        if self.complete or not more:
+            self._wake(more=more)
+
+    def _wake(self, error: Exception | None = None, *, more: bool = True) -> None:
+        waiter, self._waiter = self._waiter, None
+        self._take = None
+        if waiter is None or waiter.done():
+            return
+        if error is None:
+            waiter.set_result(more)
+        else:
+            waiter.set_exception(error)
