@@ -5,7 +5,8 @@ arm is counted there as such, and by all else where the answer came from, as sen
 no fair sample of either.
 """
 
-from collections.abc import Callable, Iterator
+from collections import defaultdict
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from typing import Final, Generic, Protocol, TypeVar
 
 from gateway.core.errors import Blame, ClientGone, GatewayError
@@ -67,8 +68,8 @@ Arm = tuple[str, str, str]
 class Measure(Protocol):
     """What becomes of measured values."""
 
-    def add(self, value: float) -> None:
-        """Take a value in."""
+    def extend(self, values: Sequence[float]) -> None:
+        """Take these in."""
 
 
 MeasureT = TypeVar("MeasureT", bound=Measure)
@@ -106,54 +107,81 @@ class Figures(Generic[MeasureT]):
         self.completion = measure(LENGTH)
         self.prompt = measure(LENGTH)
 
-    def add(self, record: Record) -> None:
-        """Count an exchange."""
-        self.outcomes[record.dialect, record.backend, record.outcome] += 1
-        if record.outcome != "ok":
-            self._fail(record)
-        if record.losses:
-            self._lose(record.losses)
-        for reason in record.finish:
-            self.finishes[reason,] += 1
-        first = record.first_token
-        if first is not None:
-            self.first_token.add(first)
-        if record.overhead is not None:
-            self.overhead.add(record.overhead)
-        if (usage := record.usage) is None:
-            return
-        said = usage.completion_tokens
-        self.tokens["input", usage.source] += usage.prompt_tokens
-        self.tokens["output", usage.source] += said
-        if usage.cached_tokens:
-            self.tokens["cached", usage.source] += usage.cached_tokens
-        if usage.reasoning_tokens:
-            self.tokens["reasoning", usage.source] += usage.reasoning_tokens
-        if record.outcome == "ok":
-            self.duration.add(record.duration)
-            self.prompt.add(usage.prompt_tokens)
-            if record.finish:
-                self.completion.add(said)
-                if first is not None and said > 1:
-                    self.per_token.add((record.duration - first) / (said - 1))
+    def add(self, *records: Record) -> None:
+        """Count exchanges. If there are several, they are ``alike``."""
+        any_, many = records[0], len(records)
+        self.outcomes[any_.dialect, any_.backend, any_.outcome] += many
+        for reason in any_.finish:
+            self.finishes[reason,] += many
+        if any_.outcome != "ok":
+            self._fail(records)
+        for losses in [one.losses for one in records if one.losses]:
+            self._lose(losses)
+        self.overhead.extend([one.overhead for one in records if one.overhead is not None])
+        self.first_token.extend([one.first_token for one in records if one.first_token is not None])
+        if any_.usage is not None:
+            self._use(records)
 
     @property
     def sent(self) -> int:
         """Exchanges that were sent here, whoever answered."""
         return self.outcomes.total() + self.diversions
 
-    def _fail(self, record: Record) -> None:
-        error = record.error
-        if error:
-            self.errors[error,] += 1
-        if record.stream and record.outcome in _CUT:
-            self.aborts[_BLAMES.get(error, "client"), error or _GONE] += 1
-            self.wasted += record.tokens
+    def _use(self, records: Sequence[Record]) -> None:
+        """Count what was used, and how long that took."""
+        used = [one.usage for one in records if one.usage is not None]
+        source, prompts = used[0].source, [one.prompt_tokens for one in used]
+        said = [one.completion_tokens for one in used]
+        self.tokens["input", source] += sum(prompts)
+        self.tokens["output", source] += sum(said)
+        if cached := sum([one.cached_tokens for one in used if one.cached_tokens]):
+            self.tokens["cached", source] += cached
+        if reasoning := sum([one.reasoning_tokens for one in used if one.reasoning_tokens]):
+            self.tokens["reasoning", source] += reasoning
+        if records[0].outcome != "ok":
+            return
+        self.duration.extend([one.duration for one in records])
+        self.prompt.extend(prompts)
+        if records[0].finish:
+            self.completion.extend(said)
+            means = [
+                (one.duration - one.first_token) / (tokens - 1)
+                for one, tokens in zip(records, said, strict=True)
+                if one.first_token is not None and tokens > 1
+            ]
+            self.per_token.extend(means)
+
+    def _fail(self, records: Sequence[Record]) -> None:
+        for record in records:
+            error = record.error
+            if error:
+                self.errors[error,] += 1
+            if record.stream and record.outcome in _CUT:
+                self.aborts[_BLAMES.get(error, "client"), error or _GONE] += 1
+                self.wasted += record.tokens
 
     def _lose(self, losses: tuple[Loss, ...]) -> None:
         self.lossy += 1
         for loss in losses:
             self.losses[loss.path or UNKNOWN, loss.reason] += 1
+
+
+def alike(records: Iterable[Record]) -> Collection[Sequence[Record]]:
+    """Those together whose arms and whose counts are the same; the rest of each is measured."""
+    found: defaultdict[object, list[Record]] = defaultdict(list)
+    for one in records:
+        found[
+            one.model,
+            one.version,
+            one.split,
+            one.diverted,
+            one.dialect,
+            one.backend,
+            one.outcome,
+            one.finish,
+            None if one.usage is None else one.usage.source,
+        ].append(one)
+    return found.values()
 
 
 def answered(record: Record) -> Arm:

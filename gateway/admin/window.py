@@ -1,7 +1,7 @@
 """Figures of the last minute, from counts that only grow. Nothing is done unless somebody looks."""
 
 from collections import deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Final
 
 from msgspec import Struct
@@ -32,16 +32,16 @@ class _Count(Struct):
 
 
 class Window:
-    """Over the figures of ``arms``, which were all 0 when it was made."""
+    """Over the figures that ``arms`` gives, which were all 0 when it was made."""
 
-    def __init__(self, arms: Mapping[Arm, Figures[Histogram]], clock: Clock) -> None:
+    def __init__(self, arms: Callable[[], Mapping[Arm, Figures[Histogram]]], clock: Clock) -> None:
         self._arms = arms
         self._clock = clock
         self._looks = deque[tuple[float, Mapping[Target, _Count]]]([(clock(), {})])
 
     def look(self) -> tuple[float, list[Told]]:
         """Each version's figures, and the seconds over which what is recent was counted."""
-        now, counts = self._clock(), _counts(self._arms)
+        now, counts = self._clock(), _counts(self._arms())
         while len(self._looks) > 1 and now - self._looks[1][0] >= _LENGTH:
             self._looks.popleft()
         then, before = self._looks[0]

@@ -1,13 +1,18 @@
 """The evidence of an access log: every value is known."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator, Sequence
+from itertools import islice
+from typing import Final
 
 import msgspec
 
 from gateway.comparing.evidence import Asked, Evidence
 from gateway.comparing.samples import Values
-from gateway.figures import Arm, Figures, answered, left
+from gateway.figures import Arm, Figures, alike, answered, left
 from gateway.telemetry import Record
+
+_TOGETHER: Final = 500
+"""So many exchanges are counted at once."""
 
 _decode = msgspec.json.Decoder(Record).decode
 
@@ -15,6 +20,15 @@ _decode = msgspec.json.Decoder(Record).decode
 def read_log(lines: Iterable[bytes], asked: Asked) -> Evidence:
     """What the lines tell. Those that are no record of an exchange are only counted."""
     seen = Evidence(exact=True)
+    records = _records(lines, asked, seen)
+    while some := [*islice(records, _TOGETHER)]:
+        for same in alike(some):
+            _take(seen, same, asked)
+    return seen
+
+
+def _records(lines: Iterable[bytes], asked: Asked, seen: Evidence) -> Iterator[Record]:
+    """Those that are looked at."""
     for line in lines:
         seen.lines += 1
         record = _record(line)
@@ -23,8 +37,7 @@ def read_log(lines: Iterable[bytes], asked: Asked) -> Evidence:
         elif record.began < asked.since:
             seen.early += 1
         else:
-            _take(seen, record, asked)
-    return seen
+            yield record
 
 
 def _record(line: bytes) -> Record | None:
@@ -36,20 +49,22 @@ def _record(line: bytes) -> Record | None:
     return record if record.path else None
 
 
-def _take(seen: Evidence, record: Record, asked: Asked) -> None:
-    if record.model:
-        seen.models.add(record.model)
-    where = answered(record)
-    if record.model == asked.model:
-        seen.sticky += record.sticky not in ("", "pinned")
+def _take(seen: Evidence, records: Sequence[Record], asked: Asked) -> None:
+    """Count records that are alike."""
+    any_ = records[0]
+    if any_.model:
+        seen.models.add(any_.model)
+    where = answered(any_)
+    if any_.model == asked.model:
+        seen.sticky += sum(one.sticky not in ("", "pinned") for one in records)
         if not where[2]:
-            seen.apart[_why(record)] += 1
+            seen.apart.update(map(_why, records))
         if where[2] or asked.everything:
-            _figures(seen, where, asked).add(record)
-    if record.diverted:
-        first = left(record)
+            _figures(seen, where, asked).add(*records)
+    if any_.diverted:
+        first = left(any_)
         if first[0] == asked.model and (first[2] or asked.everything):
-            _figures(seen, first, asked).diversions += 1
+            _figures(seen, first, asked).diversions += len(records)
 
 
 def _why(record: Record) -> str:

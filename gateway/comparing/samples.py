@@ -1,7 +1,7 @@
 """Values that an arm came to: all of them, or how many lay in each bucket."""
 
 from array import array
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from itertools import accumulate, pairwise
 from math import inf
 from typing import Protocol
@@ -45,9 +45,9 @@ class Values:
         self._found = array("d")
         self._sorted = True
 
-    def add(self, value: float) -> None:
-        """Take a value in."""
-        self._found.append(value)
+    def extend(self, values: Sequence[float]) -> None:
+        """Take these in."""
+        self._found.extend(values)
         self._sorted = False
 
     @property

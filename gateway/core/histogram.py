@@ -1,6 +1,7 @@
 """How measured values lie, kept as plain numbers. Pure."""
 
-from bisect import bisect_left
+from bisect import bisect_left, bisect_right
+from collections.abc import Sequence
 
 
 class Histogram:
@@ -19,3 +20,14 @@ class Histogram:
         """Take a value in."""
         self.counts[bisect_left(self.edges, value)] += 1
         self.total += value
+
+    def extend(self, values: Sequence[float]) -> None:
+        """Take many in: in their order, those that lie in one bucket are together."""
+        edges, counts, done = self.edges, self.counts, 0
+        ordered = sorted(values)
+        while done < len(ordered):
+            at = bisect_left(edges, ordered[done])
+            here = bisect_right(ordered, edges[at], done) if at < len(edges) else len(ordered)
+            counts[at] += here - done
+            done = here
+        self.total = sum(values, self.total)

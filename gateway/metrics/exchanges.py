@@ -15,7 +15,7 @@ from prometheus_client.metrics_core import Metric
 from prometheus_client.registry import Collector
 
 from gateway.core.histogram import Histogram
-from gateway.figures import Arm, Figures, answered, left
+from gateway.figures import Arm, Figures, alike, answered, left
 from gateway.metrics.workers import Crew, Workers
 from gateway.telemetry import Observer, Record
 from gateway.told import Told
@@ -25,6 +25,8 @@ _OTHER: Final = "_other"
 _MOST: Final = 10_000
 """The entries of the table of fallbacks."""
 _MOST_ARMS: Final = 500
+_TOGETHER: Final = 64
+"""So many exchanges are counted at once: each takes half the time, and no answer waits for long."""
 _ARM: Final = ("model", "version", "split")
 _Figures = Figures[Histogram]
 
@@ -138,8 +140,9 @@ class Metrics(Collector):
     def __init__(self, following: Observer, crews: Callable[[], Mapping[str, Crew]]) -> None:
         """``following`` is told of each record, too; ``crews`` gives each backend's workers."""
         self._following = following
-        self.arms: dict[Arm, _Figures] = {}
-        """What is counted of each."""
+        self._waiting: list[Record] = []
+        """What is not counted yet."""
+        self._arms: dict[Arm, _Figures] = {}
         self._fallbacks = Counter[tuple[str, ...]]()
         self._registry = CollectorRegistry(auto_describe=False)
         self._writing: list[Lines] = []
@@ -153,17 +156,16 @@ class Metrics(Collector):
             self._writing.append(collector)
 
     def observe(self, record: Record) -> None:
-        """Count an exchange."""
-        arm = answered(record)
-        figures = self.arms[arm] if arm in self.arms else self._of(arm)
-        figures.add(record)
-        if record.diverted:
-            self._of(left(record)).diversions += 1
-        for told in record.fell_back:
-            model, _, rest = told.rpartition("@")
-            version, _, why = rest.partition(" ")
-            self._fall_back(f"{model}@{version}", why)
+        """Count an exchange: together with others, or as soon as somebody asks."""
+        self._waiting.append(record)
+        if len(self._waiting) >= _TOGETHER:
+            self._count()
         self._following(record)
+
+    def arms(self) -> Mapping[Arm, _Figures]:
+        """What is counted of each, with all that was observed."""
+        self._count()
+        return self._arms
 
     def page(self) -> bytes:
         """As Prometheus reads it."""
@@ -172,10 +174,11 @@ class Metrics(Collector):
 
     def collect(self) -> Iterator[Metric]:
         """See prometheus_client's Collector."""
+        arms = self.arms()
         for one in _COUNTERS:
             yield one.told.family(
                 ((*arm, *key), count)
-                for arm, figures in self.arms.items()
+                for arm, figures in arms.items()
                 for key, count in one.of(figures).items()
                 if count
             )
@@ -183,15 +186,30 @@ class Metrics(Collector):
 
     def lines(self) -> Iterator[str]:
         """See Lines."""
+        arms = self.arms()
         for one in _HISTOGRAMS:
-            yield from one.told.lines((arm, one.of(its)) for arm, its in self.arms.items())
+            yield from one.told.lines((arm, one.of(its)) for arm, its in arms.items())
+
+    def _count(self) -> None:
+        """Count what waits."""
+        waiting, self._waiting = self._waiting, []
+        for records in alike(waiting):
+            any_ = records[0]
+            self._of(answered(any_)).add(*records)
+            if any_.diverted:
+                self._of(left(any_)).diversions += len(records)
+        for record in waiting:
+            for told in record.fell_back:
+                model, _, rest = told.rpartition("@")
+                version, _, why = rest.partition(" ")
+                self._fall_back(f"{model}@{version}", why)
 
     def _of(self, arm: Arm) -> _Figures:
-        figures = self.arms.get(arm)
+        figures = self._arms.get(arm)
         if figures is None:
-            if len(self.arms) >= _MOST_ARMS:
+            if len(self._arms) >= _MOST_ARMS:
                 arm = (_OTHER, _OTHER, _OTHER)
-            figures = self.arms.setdefault(arm, Figures(Histogram))
+            figures = self._arms.setdefault(arm, Figures(Histogram))
         return figures
 
     def _fall_back(self, *key: str) -> None:

@@ -61,10 +61,10 @@ class Vllm(Collector):
 
     def __init__(
         self,
-        arms: Mapping[Arm, Figures[Histogram]],
+        arms: Callable[[], Mapping[Arm, Figures[Histogram]]],
         running: Callable[[], Mapping[tuple[str, str], int]],
     ) -> None:
-        """``running`` gives how many exchanges are not over, by model and phase."""
+        """``arms`` gives figures, ``running`` how many exchanges run, by model and phase."""
         self._arms = arms
         self._running = running
 
@@ -92,7 +92,7 @@ class Vllm(Collector):
     def _models(self) -> Mapping[str, list[Figures[Histogram]]]:
         """The figures of each model's arms. What came to no model is none."""
         found: dict[str, list[Figures[Histogram]]] = {}
-        for (model, _, _), figures in self._arms.items():
+        for (model, _, _), figures in self._arms().items():
             if model:
                 found.setdefault(model, []).append(figures)
         return found

@@ -58,7 +58,7 @@ def test_a_share_of_what_was_counted_lies_below(
 def test_what_is_recent_is_of_the_last_minute_and_the_rest_since_the_start() -> None:
     clock = Ticking()
     arms: dict[Arm, Figures[Histogram]] = {ARM: Figures(Histogram)}
-    window = Window(arms, clock)
+    window = Window(lambda: arms, clock)
     assert window.look()[0] == 0
     arms[ARM].add(record(first=0.9))
     clock.now += 50
@@ -83,7 +83,7 @@ def test_what_is_recent_is_of_the_last_minute_and_the_rest_since_the_start() -> 
 def test_looks_that_come_close_together_are_not_all_kept() -> None:
     clock = Ticking()
     arms: dict[Arm, Figures[Histogram]] = {}
-    window = Window(arms, clock)
+    window = Window(lambda: arms, clock)
     for _ in range(1000):
         clock.now += 0.5
         window.look()

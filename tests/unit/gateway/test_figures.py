@@ -1,11 +1,26 @@
 """What is counted of an arm, and what is left out."""
 
+from collections import defaultdict
+from typing import Any
+
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 from msgspec.structs import replace
 
 from gateway.core.histogram import Histogram
+from gateway.core.loss import Loss
 from gateway.core.types import Usage
-from gateway.figures import DURATION, FIRST_TOKEN, LENGTH, PER_TOKEN, Figures
+from gateway.figures import (
+    DURATION,
+    FIRST_TOKEN,
+    LENGTH,
+    PER_TOKEN,
+    Arm,
+    Figures,
+    alike,
+    answered,
+)
 from gateway.telemetry import Record
 
 STREAM = Record("r", first_token=0.5, duration=2.5, usage=Usage(3, 5), finish=("eos",))
@@ -41,6 +56,66 @@ def test_the_first_token_is_no_part_of_the_time_per_token() -> None:
     figures = Figures(Histogram)
     figures.add(STREAM)
     assert figures.per_token.total == pytest.approx(0.5)
+
+
+SECONDS = st.floats(0.0, 700.0)
+TOKENS = st.integers(0, 9)
+RECORDS = st.lists(
+    st.builds(
+        Record,
+        id=st.just("r"),
+        dialect=st.sampled_from(["openai", "triton"]),
+        version=st.sampled_from("12"),
+        backend=st.sampled_from(["", "gpu"]),
+        stream=st.booleans(),
+        outcome=st.sampled_from(["ok", "worker_error", "cancelled", "truncated"]),
+        error=st.sampled_from(["", "StreamBroken", "Overloaded"]),
+        first_token=st.none() | SECONDS,
+        duration=SECONDS,
+        overhead=st.none() | SECONDS,
+        usage=st.none()
+        | st.builds(
+            Usage,
+            TOKENS,
+            TOKENS,
+            st.none() | TOKENS,
+            st.none() | TOKENS,
+            st.sampled_from(["worker", "counted"]),
+        ),
+        tokens=TOKENS,
+        finish=st.sampled_from([(), ("eos",), ("eos", "length")]),
+        split=st.sampled_from(["", "rollout"]),
+        diverted=st.sampled_from(["", "m@3"]),
+        losses=st.sampled_from([(), (Loss("top_k", "dropped"),)]),
+    ),
+    max_size=30,
+)
+
+
+def told(figures: Figures[Histogram]) -> dict[str, Any]:
+    """All of them, but for the sums: those of another order differ in their last bits."""
+    return {
+        name: one.counts if isinstance(one, Histogram) else one
+        for name, one in vars(figures).items()
+    }
+
+
+def sums(figures: Figures[Histogram]) -> list[float]:
+    return [one.total for one in vars(figures).values() if isinstance(one, Histogram)]
+
+
+@given(RECORDS)
+def test_those_that_are_alike_are_counted_together_as_each_alone(records: list[Record]) -> None:
+    alone: dict[Arm, Figures[Histogram]] = defaultdict(lambda: Figures(Histogram))
+    together: dict[Arm, Figures[Histogram]] = defaultdict(lambda: Figures(Histogram))
+    for record in records:
+        alone[answered(record)].add(record)
+    for some in alike(records):
+        together[answered(some[0])].add(*some)
+    assert [*together] == [*alone]
+    for arm, figures in alone.items():
+        assert told(together[arm]) == told(figures)
+        assert sums(together[arm]) == pytest.approx(sums(figures))
 
 
 def test_an_edge_is_part_of_what_lies_below_it() -> None:

@@ -133,6 +133,24 @@ def test_nothing_is_told_before_there_is_anything() -> None:
     assert samples(Metrics(silent, dict)) == {}
 
 
+@pytest.mark.parametrize("count", [1, 63, 64, 65, 200])
+def test_whoever_asks_sees_all_of_them_however_many_wait(count: int) -> None:
+    seen: list[Record] = []
+    metrics = Metrics(seen.append, dict)
+    metrics.also(Vllm(metrics.arms, dict))
+    for n in range(count):
+        metrics.observe(replace(RECORD, diverted="chat@1", fell_back=("chat@1 WorkerFailed",)))
+        assert len(seen) == n + 1
+    assert metrics.arms()["chat", "2", ""].outcomes.total() == count
+    metrics.observe(RECORD)
+    found = samples(metrics)
+    requests = ("interlingua_requests_total", "gpu", "openai", "chat", "ok")
+    assert (found[*requests, "", "2"], found[*requests, "rollout", "2"]) == (count, 1)
+    assert found["interlingua_diversions_total", "chat", "rollout", "1"] == count
+    assert found["interlingua_fallbacks_total", "WorkerFailed", "chat@1"] == count
+    assert found["vllm:prompt_tokens_total", "0", "chat"] == 3 * (count + 1)
+
+
 def test_names_without_end_do_not_fill_the_memory() -> None:
     metrics = Metrics(silent, dict)
     for n in range(550):
@@ -263,7 +281,7 @@ def test_arms_are_bounded(full: int, model: str) -> None:
     for number in range(full):
         metrics.observe(Record("r", model=f"m{number}"))
     metrics.observe(RECORD)
-    assert [*metrics.arms][-1][0] == model
+    assert [*metrics.arms()][-1][0] == model
 
 
 # --- what runs, and what runs it ------------------------------------------------------------------

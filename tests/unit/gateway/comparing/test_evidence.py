@@ -210,18 +210,16 @@ def test_a_log_may_hold_anything(lines: list[bytes]) -> None:
 
 def buckets(*values: float, edges: tuple[float, ...] = (1.0, 2.0, 4.0)) -> Buckets:
     sample = Buckets(edges)
-    for value in values:
-        sample.add(value)
+    sample.extend(values)
     return sample
 
 
 def test_values_are_sorted_when_they_are_asked_for() -> None:
     sample = Values()
     assert (sample.n, sample.mean()) == (0, None)
-    for value in (3.0, 1.0, 2.0):
-        sample.add(value)
+    sample.extend([3.0, 1.0, 2.0])
     assert [sample.quantile(p) for p in (0.0, 0.5, 1.0)] == [1.0, 2.0, 3.0]
-    sample.add(0.0)
+    sample.extend([0.0])
     assert sample.quantile(0.5) == 1.5
     mean = sample.mean()
     assert mean is not None
@@ -231,7 +229,7 @@ def test_values_are_sorted_when_they_are_asked_for() -> None:
 
 def test_one_value_does_not_vary() -> None:
     sample = Values()
-    sample.add(3.0)
+    sample.extend([3.0])
     mean = sample.mean()
     assert mean is not None
     assert (mean.value, mean.variance) == (3.0, 0.0)
@@ -258,8 +256,7 @@ def test_above_the_last_edge_nothing_is_known() -> None:
 def test_the_spread_of_many_buckets_is_about_that_of_the_values() -> None:
     values = [-math.log(1 - (k + 0.5) / 300) for k in range(300)]
     exact, rough = Values(), buckets(*values, edges=DURATION)
-    for value in values:
-        exact.add(value)
+    exact.extend(values)
     one, other = exact.mean(), rough.mean()
     assert one is not None
     assert other is not None

@@ -76,8 +76,7 @@ def test_of_one_value_no_spread_is_known(few: Mean | None) -> None:
 
 def values(found: list[float]) -> Values:
     sample = Values()
-    for one in found:
-        sample.add(one)
+    sample.extend(found)
     return sample
 
 
