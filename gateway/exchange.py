@@ -7,7 +7,7 @@ end. An end is never made up.
 
 import asyncio
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any, Protocol
 
 from msgspec import Struct
@@ -127,10 +127,9 @@ class Exchange(Struct, eq=False):
         task = asyncio.current_task()
         assert task is not None  # noqa: S101 - a coroutine runs in one
         cancelled, context = task.cancelling(), self._context
-        watched = _Watched(self._look)
         live.add(self)
         try:
-            self._lookout.add(watched, context.deadline.within(context.timeouts.idle))
+            self._lookout.add(self, context.deadline.within(context.timeouts.idle))
             self._task = task
             if stream:
                 await self._stream()
@@ -152,8 +151,7 @@ class Exchange(Struct, eq=False):
             live.discard(self)
             if self._cut:
                 task.uncancel()
-            watched.end()
-            self._lookout.drop(watched)
+            self._lookout.drop(self)
             if context.asked is not None:
                 self._record.overhead = context.asked - context.received
 
@@ -163,7 +161,7 @@ class Exchange(Struct, eq=False):
             self._cut = True
             self._task.cancel()
 
-    def _look(self, watched: "_Watched", now: float) -> None:
+    def look(self, now: float) -> None:
         """Look whether time is up, and whether the client still takes what is written.
 
         One that holds up a write for as long as a worker may be silent would keep its worker's
@@ -174,7 +172,7 @@ class Exchange(Struct, eq=False):
         if ends <= now or self._deaf:
             self._end()
         else:
-            self._lookout.add(watched, min(ends, self._since + idle, now + idle))
+            self._lookout.add(self, min(ends, self._since + idle, now + idle))
 
     async def _stream(self) -> None:
         """Write events as they come.
@@ -220,7 +218,12 @@ class Exchange(Struct, eq=False):
 
     def _give(self, body: bytes | None, said: Sequence[Event]) -> None:
         """Send an answer in one piece."""
-        self._note(said)
+        for event in said:
+            if type(event) is End:
+                self._ended.append(event.reason)
+            elif type(event) is Usage:
+                self._record.usage = event
+        self._done = Done in map(type, said)
         self._check()
         send(self._sink, self._answering.whole(said, body), self._record)
 
@@ -277,30 +280,6 @@ class Exchange(Struct, eq=False):
         self._record.outcome = "truncated"
         self._sink.write(self._answering.encoder().error(error))
         self._sink.finish()
-
-
-class _Watched:
-    """What a lookout has of an exchange: it may keep it for longer than a request is to be held."""
-
-    __slots__ = ("_look", "over", "turns")
-
-    def __init__(self, look: Callable[["_Watched", float], None]) -> None:
-        self._look = look
-        self.over = False
-        self.turns = 0
-
-    def look(self, now: float) -> None:
-        """See ``gateway.core.lookout.Watched``."""
-        self._look(self, now)
-
-    def end(self) -> None:
-        """There is nothing to look at any more."""
-        self.over = True
-        self._look = _nothing
-
-
-def _nothing(watched: _Watched, now: float) -> None:
-    """Nobody waits."""
 
 
 def send(sink: Sink, reply: Reply, record: Record) -> None:

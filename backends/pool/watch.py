@@ -12,16 +12,16 @@ from gateway.core.lookout import Lookout
 
 Which = Literal["first_token", "idle", "total"]
 
-_NEVER: Final = math.inf
+NEVER: Final = math.inf
 
 
 class Watch:
     """Looks after one worker's answer, and cuts it off when the worker is silent for too long.
 
-    ``first`` is how long the first events may take, in seconds, from the making of the watch; None
-    where only the deadline says. Once they have ``begun``, what comes next has ``idle`` seconds
-    each time. The deadline holds for all. Whoever waits says so (``wait``), and that it waits no
-    more (``rest``); at the end it says ``stop``.
+    ``first`` is when the first events must be there, by the lookout's clock; ``NEVER`` where only
+    the deadline says. Once they have ``begun``, what comes next has ``idle`` seconds each time. The
+    deadline holds for all. Whoever waits says so (``wait``), and that it waits no more (``rest``);
+    at the end it says ``stop``.
     """
 
     __slots__ = (
@@ -37,31 +37,24 @@ class Watch:
         "begun",
         "cut",
         "longest",
-        "over",
-        "turns",
     )
 
-    def __init__(
-        self, lookout: Lookout, deadline: Deadline, first: float | None, idle: float
-    ) -> None:
+    def __init__(self, lookout: Lookout, deadline: Deadline, first: float, idle: float) -> None:
         self._lookout = lookout
         self._deadline = deadline
-        self._clock = clock = lookout.clock
+        self._clock = lookout.clock
         self._idle = idle
-        self._first = _NEVER if first is None else clock() + first
+        self._first = first
         self.begun = False
         """The first events have come."""
-        self.over = False
-        self.turns = 0
-        """How often it is yet to be looked at."""
         self.cut: Callable[[], object] = _nothing
         """What cuts it off."""
         self.longest = 0.0
         """Seconds from one read to the next, or to ``hurry``, at most; since the first events."""
-        self._last = _NEVER
+        self._last = NEVER
         """When the last read after the first events began, by the clock."""
         self._waits = False
-        self._looks = _NEVER
+        self._looks = NEVER
         """When it is looked at, by the clock."""
         self._ran_out: Which | None = None
         """The limit that cut it off."""
@@ -84,13 +77,16 @@ class Watch:
             self.cut = _nothing
             opening.close()
 
-    def wait(self) -> None:
-        """Have it cut off when the next bytes are late. Raises DeadlineExceeded."""
+    def wait(self, now: float | None = None) -> None:
+        """Have it cut off when the next bytes are late. Raises DeadlineExceeded.
+
+        ``now``: the time, where that is known, and nothing has begun.
+        """
         if self.begun:
             now = self.heard()
             due = now + self._idle
         else:
-            now, due = self._clock(), self._first
+            now, due = self._clock() if now is None else now, self._first
         total = self._deadline.at
         if total <= now:
             raise _exceeded("total")
@@ -107,10 +103,7 @@ class Watch:
 
     def stop(self) -> None:
         """Nobody will wait any more."""
-        if not self.over:
-            self.over = True
-            self.cut = _nothing
-            self._lookout.drop(self)
+        self._lookout.drop(self)
 
     def heard(self) -> float:
         """More has come of an answer that had begun, and more is waited for; gives the time."""
@@ -122,7 +115,7 @@ class Watch:
 
     def look(self, now: float) -> None:
         """Cut it off if it is late by ``now``."""
-        self._looks = _NEVER
+        self._looks = NEVER
         if not self._waits:
             return
         due, which = self._limit()

@@ -3,16 +3,15 @@
 Pure: who makes a lookout hands it what finds the loop.
 """
 
-import itertools
 import math
 from collections.abc import Callable
-from heapq import heapify, heappop, heappush
+from operator import itemgetter
 from typing import Final, Protocol
 
 from gateway.core.context import Clock
 
-_SPARE: Final = 64
-"""So many looks at what is over do no harm."""
+_SPAN: Final = 1.0
+"""Those that are due within so many seconds are put in order together."""
 
 
 class Timer(Protocol):
@@ -32,10 +31,6 @@ class Loop(Protocol):
 class Watched(Protocol):
     """What is looked at."""
 
-    over: bool
-    turns: int
-    """How often it is yet to be looked at: for the lookout alone, and 0 at first."""
-
     def look(self, now: float) -> None:
         """What it waits for may be late by ``now``."""
 
@@ -43,59 +38,68 @@ class Watched(Protocol):
 class Lookout:
     """Who looks whether any of many waits for too long.
 
-    Each is looked at when the first limit runs out that it told of, and says then when it is next.
-    Those that are over are let go together, when they are the most.
+    Each is looked at once when the limit runs out that it told of last, and says then when it is
+    next. Nearly all are over long before that: only those whose time is near are put in order.
     """
 
-    __slots__ = ("_looks", "_loop", "_numbers", "_over", "_timer", "_turns", "clock")
+    __slots__ = ("_dues", "_looks", "_loop", "_soon", "_timer", "_until", "clock")
 
     def __init__(self, clock: Clock, loop: Callable[[], Loop]) -> None:
         self.clock = clock
         self._loop = loop
-        self._turns: list[tuple[float, int, Watched]] = []
-        """A heap: when to look, a number that tells two such moments apart, and at whom."""
-        self._numbers = itertools.count()
-        self._over = 0
-        """How many of them are of what is over."""
+        self._dues: dict[Watched, float] = {}
+        """When to look at each, by the clock."""
+        self._soon: list[tuple[Watched, float]] = []
+        """Those that were due before ``_until`` when that was set: the first comes last."""
+        self._until = math.inf
+        """When others may be due."""
         self._looks = math.inf
         """When the timer fires, by the clock."""
         self._timer: Timer | None = None
 
     def add(self, watched: Watched, due: float) -> None:
-        """Look at it then."""
-        watched.turns += 1
-        heappush(self._turns, (due, next(self._numbers), watched))
-        if due < self._looks:
-            self._look_at(due)
+        """Look at it then, and not when it said before."""
+        self._dues[watched] = due
+        if due < self._until:
+            self._until = due
+            if due < self._looks:
+                self._look_at(due)
 
     def drop(self, watched: Watched) -> None:
         """It is over."""
-        self._over += watched.turns
-        if self._over > _SPARE and 2 * self._over > len(self._turns):
-            self._turns[:] = [turn for turn in self._turns if not turn[2].over]
-            heapify(self._turns)
-            self._over = 0
+        self._dues.pop(watched, None)
 
     def close(self) -> None:
         """Look no more."""
         if self._timer is not None:
             self._timer.cancel()
-        self._timer, self._looks = None, math.inf
+        self._timer, self._until, self._looks = None, math.inf, math.inf
 
     def _look_at(self, moment: float) -> None:
-        self.close()
+        if self._timer is not None:
+            self._timer.cancel()
         self._looks = moment
         self._timer = self._loop().call_later(moment - self.clock(), self._look)
 
     def _look(self) -> None:
-        now, turns = self.clock(), self._turns
-        while turns and (turns[0][0] <= now or turns[0][2].over):
-            _, _, watched = heappop(turns)
-            watched.turns -= 1
-            if watched.over:
-                self._over -= 1
-            else:
+        now = self.clock()
+        if now >= self._until:
+            self._order(now)
+        dues, soon = self._dues, self._soon
+        while soon and soon[-1][1] <= now:
+            watched, due = soon.pop()
+            if dues.get(watched) == due:  # else it is over, or said another time since
+                del dues[watched]
                 watched.look(now)
         self._timer, self._looks = None, math.inf
-        if turns:
-            self._look_at(turns[0][0])
+        first = min(self._until, soon[-1][1]) if soon else self._until
+        if first < math.inf:
+            self._look_at(first)
+
+    def _order(self, now: float) -> None:
+        """Put those in order that are due soon; where nobody is, the next is waited for."""
+        dues = self._dues
+        self._until = until = max(now + _SPAN, min(dues.values(), default=math.inf))
+        self._soon = sorted(
+            (one for one in dues.items() if one[1] < until), key=itemgetter(1), reverse=True
+        )

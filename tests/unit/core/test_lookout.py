@@ -2,6 +2,9 @@
 
 from collections.abc import Callable
 
+from hypothesis import given
+from hypothesis import strategies as st
+
 from gateway.core.lookout import Lookout
 from tests.fakes import FakeClock
 
@@ -44,8 +47,6 @@ class One:
     """Notes when it was looked at."""
 
     def __init__(self) -> None:
-        self.over = False
-        self.turns = 0
         self.looks: list[float] = []
 
     def look(self, now: float) -> None:
@@ -57,17 +58,73 @@ def lookout() -> tuple[Loop, Lookout]:
     return loop, Lookout(loop.clock, lambda: loop)
 
 
-def test_each_is_looked_at_when_it_said() -> None:
+def test_each_is_looked_at_when_it_said_last() -> None:
     loop, made = lookout()
-    late, early = One(), One()
+    late, early, later = One(), One(), One()
     made.add(late, 130)
     made.add(early, 110)
     made.add(late, 120)
-    assert (late.turns, early.turns) == (2, 1)
+    made.add(later, 120.25)
+    made.add(later, 120.75)
     loop.go_on(100)
 
-    assert (early.looks, late.looks) == ([10], [20, 30])
-    assert (late.turns, early.turns) == (0, 0)
+    assert (early.looks, late.looks, later.looks) == ([10], [20], [20.75])
+
+
+def test_one_that_says_a_later_time_meanwhile_is_looked_at_then() -> None:
+    loop, made = lookout()
+    one, other = One(), One()
+    made.add(one, 110)
+    made.add(other, 110.5)
+    loop.go_on(10.25)
+    made.add(other, 150)
+    loop.go_on(100)
+
+    assert (one.looks, other.looks) == ([10], [50])
+
+
+class Again(One):
+    """Says each time when it is next."""
+
+    def __init__(self, made: Lookout, every: float) -> None:
+        super().__init__()
+        self._made = made
+        self._every = every
+
+    def look(self, now: float) -> None:
+        super().look(now)
+        self._made.add(self, now + self._every)
+
+
+@given(
+    told=st.lists(
+        st.tuples(
+            st.sampled_from([0, 0.25, 0.5, 1, 3, 30]),
+            st.sampled_from([0.125, 0.25, 0.75, 1, 1.5, 20, 60]),
+            st.booleans(),
+        ),
+        max_size=30,
+    )
+)
+def test_everyone_is_looked_at_in_time_whatever_the_others_say(
+    told: list[tuple[float, float, bool]],
+) -> None:
+    loop, made = lookout()
+    there: list[tuple[float, float, Again]] = []
+    for wait, every, stays in told:
+        loop.go_on(wait)
+        one = Again(made, every)
+        made.add(one, loop.clock() + every)
+        if stays:
+            there.append((loop.clock() - 100, every, one))
+        else:
+            made.drop(one)
+            assert one.looks == []
+    loop.go_on(61)
+
+    end = loop.clock() - 100
+    for since, every, one in there:
+        assert one.looks == [since + n * every for n in range(1, int((end - since) // every) + 1)]
 
 
 def test_there_is_one_timer_and_none_when_nobody_waits() -> None:
@@ -85,7 +142,7 @@ def test_who_is_over_is_not_looked_at() -> None:
     gone, there = One(), One()
     made.add(gone, 110)
     made.add(there, 120)
-    gone.over = True
+    made.drop(gone)
     made.drop(gone)
     loop.go_on(100)
 
@@ -99,9 +156,8 @@ def test_who_is_over_is_not_held_for_long() -> None:
     for _ in range(1000):
         one = One()
         made.add(one, 500)
-        one.over = True
         made.drop(one)
-    assert len(made._turns) < 100
+    assert len(made._dues) == 1
 
     loop.go_on(50)
     assert stays.looks == [20]

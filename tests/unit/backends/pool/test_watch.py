@@ -5,7 +5,7 @@ from collections.abc import Callable
 
 import pytest
 
-from backends.pool.watch import Watch
+from backends.pool.watch import NEVER, Watch
 from gateway.core.context import Deadline
 from gateway.core.errors import DeadlineExceeded, StreamBroken, WorkerFailed
 from gateway.core.lookout import Lookout
@@ -25,7 +25,8 @@ class Cut:
         self, lookout: Lookout, *, first: float | None = None, idle: float = 30, total: float = 60
     ) -> None:
         self.times = 0
-        self.watch = Watch(lookout, Deadline(lookout.clock, total), first=first, idle=idle)
+        due = NEVER if first is None else lookout.clock() + first
+        self.watch = Watch(lookout, Deadline(lookout.clock, total), due, idle)
         self.watch.cut = self._cut
 
     def _cut(self) -> None:
@@ -111,7 +112,7 @@ async def test_those_that_are_over_are_let_go() -> None:
         one.watch.stop()
         one.watch.stop()
 
-    assert len(lookout._turns) < 200
+    assert len(lookout._dues) == 1
     await asyncio.sleep(0.3)
     assert stays.why == "first_token"
     lookout.close()
@@ -127,6 +128,19 @@ async def test_a_limit_is_behind_a_break_and_behind_nothing_else() -> None:
     assert one.why == "first_token"
     assert one.watch.cause(failed) is failed
     assert one.times == 1
+
+
+async def test_who_knows_the_time_need_not_look_for_it() -> None:
+    now = FakeClock()
+    lookout = Lookout(now, asyncio.get_running_loop)
+    one = Cut(lookout, first=5.0, total=50.0)
+    with pytest.raises(DeadlineExceeded):
+        one.watch.wait(now() + 50.0)
+    one.watch.wait(now())
+    one.watch.look(now() + 5.0)
+
+    assert one.why == "first_token"
+    lookout.close()
 
 
 async def test_nobody_waits_whose_time_is_up() -> None:
