@@ -11,7 +11,7 @@ from backends.pool.errand import keyed
 from backends.pool.member import kind
 from backends.pool.roster import Place
 from backends.pool.tally import Tally
-from backends.pool.watch import Watch
+from backends.pool.watch import NEVER, Watch
 from backends.upstream import Reading, Upstream
 from gateway.core.context import Clock, Deadline, Timeouts
 from gateway.core.errors import (
@@ -80,9 +80,10 @@ class Means(Struct, frozen=True):
 class Attempt:
     """One request at one worker, which is told to that worker's health.
 
-    ``begin``, then ``more`` until it is ``over``, then ``end``; and ``close`` whatever happened,
-    which closes the worker's connection at once where the answer is not over. ``accepted``: the
-    worker began an answer that looked good. ``failure`` is why it gave no whole one.
+    ``begin``, then ``more`` until it is ``over``, then ``end`` unless the ``whole`` of it is there;
+    and ``close`` whatever happened, which closes the worker's connection at once where the answer
+    is not over. ``accepted``: the worker began an answer that looked good. ``failure`` is why it
+    gave no whole one.
     """
 
     __slots__ = (
@@ -93,6 +94,7 @@ class Attempt:
         "_reading",
         "_streams",
         "_take",
+        "_tells",
         "_watch",
         "_work",
         "accepted",
@@ -100,6 +102,7 @@ class Attempt:
         "member",
         "over",
         "place",
+        "whole",
     )
 
     def __init__(self, place: Place, work: Work, means: Means) -> None:
@@ -110,13 +113,17 @@ class Attempt:
         self._passage = work.passage()
         timeouts = means.timeouts
         self._streams = streams = work.request.stream
+        self._tells = streams or type(work.request) is EmbedRequest
+        """How long it takes says more about the worker than about the text."""
         # The first token of an answer in one piece is its last: only the deadline bounds it.
-        first = timeouts.first_token if streams else None
+        first = place.since + timeouts.first_token if streams else NEVER
         self._watch = Watch(means.lookout, work.deadline, first, timeouts.idle)
         self._reading: Reading | None = None
         self._pushed_back = False
         self.over = False
         """All is told: the last event was Done, or an error. Else the worker may be at work."""
+        self.whole = False
+        """Nothing more of an answer in one piece is to be waited for."""
         self.accepted = False
         self.failure: GatewayError | None = None
 
@@ -127,42 +134,74 @@ class Attempt:
         there. Until then another worker can make up for it. Raises DeadlineExceeded, WorkerError,
         and what the dialect reads in a worker's error.
         """
-        member, watch, streams = self.member, self._watch, self._streams
-        held: list[Piece] = []  # not list[Piece](), which costs a hundred times as much
+        member, watch, work = self.member, self._watch, self._work
+        worker, own = member.worker, work.own
+        if worker.bearer is not None:
+            own = keyed(own, worker)
         member.waiting.add(watch)
         try:
-            own = keyed(self._work.own, member.worker)
-            reading = self._ask(own)
+            watch.wait(self.place.since)
+            reading = self._reading = self._means.upstream.ask(worker.url, work.wire, own)
+            if reading is not None:
+                watch.cut = reading.abort
             if reading is None or not await reading.head():
                 reading = await self._dial(own)
-            member.reached()
+            if member.was != "up":
+                member.reached()
             if reading.status != _OK:
                 raise await self._refusal(reading)
             self.accepted = True
             if "content-encoding" in reading.headers:
                 _check(reading.headers["content-encoding"])
-            size, most = 0, _SILENT_BYTES if streams else _WHOLE_BYTES
-            while not self.over:
-                data = reading.taken() or await self._next(reading)
-                if data:
-                    size += len(data)
-                    if size > most:
-                        raise self._large()
-                    watch.begun = not streams
-                    piece = self._fed(data)
-                    if piece[0] or piece[1]:
-                        held.append(piece)
-                        if streams and _begins(piece):
-                            break
-                if (not data or reading.complete) and not self.over:
-                    held.append(self._closed())
+            if reading.complete and not self._streams:
+                held = self._all(reading.taken())
+            else:
+                held = await self._first(reading)
+            self.whole = reading.complete and not self._streams
         except GatewayError as error:
             self._fail(error)
         finally:
             member.waiting.discard(watch)
+        if self._tells:
+            self._timed()
+        return held
+
+    def _all(self, data: bytes) -> list[Piece]:
+        """What an answer in one piece means whose body this is."""
+        if len(data) > _WHOLE_BYTES:
+            raise self._large()
+        passage = self._passage
+        held: list[Piece] = []  # not list[Piece](), which costs a hundred times as much
+        raw, events = passage.feed(data) if data else _NOTHING
+        if raw or events:
+            held.append((raw, events))
+        if not events or type(events[-1]) is not Done:
+            held.append(_end(passage))
+        self.over = True
+        self.member.succeeded()
+        return held
+
+    async def _first(self, reading: Reading) -> list[Piece]:
+        """What the beginning of an answer means; that of one in one piece is the whole of it."""
+        watch, streams = self._watch, self._streams
+        held: list[Piece] = []
+        size, most = 0, _SILENT_BYTES if streams else _WHOLE_BYTES
+        while not self.over:
+            data = reading.taken() or await self._next(reading)
+            if data:
+                size += len(data)
+                if size > most:
+                    raise self._large()
+                watch.begun = not streams
+                piece = self._fed(data)
+                if piece[0] or piece[1]:
+                    held.append(piece)
+                    if streams and _begins(piece):
+                        break
+            if (not data or reading.complete) and not self.over:
+                held.append(self._closed())
         watch.rest()
         watch.begun = True
-        self._timed()
         return held
 
     async def more(self, take: Take | None = None) -> Piece:
@@ -192,8 +231,6 @@ class Attempt:
         """Wait a little for the body's end, for the connection's sake: the answer has been told."""
         reading, watch = self._reading, self._watch
         assert reading is not None  # noqa: S101 - it has begun
-        if reading.complete and not self._streams:
-            return
         watch.hurry(_LAST_SECONDS)
         if self._streams and watch.longest:
             self._means.tally.paused.add(watch.longest)
@@ -207,17 +244,8 @@ class Attempt:
         if self._reading is not None:
             self._reading.release()
 
-    def _ask(self, own: Headers) -> Reading | None:
-        """Send the request over a connection that rests; None where there is none."""
-        self._watch.wait()
-        url, wire = self.member.worker.url, self._work.wire
-        reading = self._reading = self._means.upstream.ask(url, wire, own)
-        if reading is not None:
-            self._watch.cut = reading.abort
-        return reading
-
     async def _dial(self, own: Headers) -> Reading:
-        """Send it over a new one, and wait for the head of its answer."""
+        """Send the request over a new connection, and wait for the head of its answer."""
         means, url = self._means, self.member.worker.url
         opening = means.upstream.dial(url, self._work.wire, means.timeouts.connect, own)
         reading = self._reading = await self._watch.open(opening)
@@ -267,11 +295,9 @@ class Attempt:
 
     def _closed(self) -> Piece:
         """What the body's end means; the last event is Done."""
-        raw, events = self._passage.close()
-        if not events or type(events[-1]) is not Done:
-            events = [*events, Done()]
+        piece = _end(self._passage)
         self._succeeded()
-        return raw, events
+        return piece
 
     def _succeeded(self) -> None:
         self.over = True
@@ -284,12 +310,8 @@ class Attempt:
         return WorkerFailed(f"the worker's answer is larger than {_WHOLE_BYTES} bytes")
 
     def _timed(self) -> None:
-        """The first token came, or its time is over.
-
-        How long a whole text takes says more about the text than about the worker.
-        """
-        tells = self._streams or type(self._work.request) is EmbedRequest
-        if tells and not self._work.aside:
+        """The first token came, or its time is over."""
+        if not self._work.aside:
             now = self._means.clock()
             self.member.smoothed.add(now, now - self.place.since)
 
@@ -306,7 +328,7 @@ class Attempt:
         if self.accepted and self._reading is not None:
             self._reading.abort()  # what else comes there must not be taken for another answer
         if isinstance(error, DeadlineExceeded):
-            if error.which == "first_token":
+            if error.which == "first_token" and self._tells:
                 self._timed()
         elif not self.accepted or isinstance(error, StreamBroken):
             self.over = True
@@ -329,6 +351,14 @@ class Translated:
     def close(self) -> Piece:
         """See ``gateway.core.ports.Passage``."""
         return None, self._decoder.close()
+
+
+def _end(passage: Passage) -> Piece:
+    """What the body's end means; the last event is Done."""
+    raw, events = passage.close()
+    if not events or type(events[-1]) is not Done:
+        events = [*events, Done()]
+    return raw, events
 
 
 def _check(encoding: str) -> None:

@@ -19,7 +19,7 @@ from backends.pool.member import Member, WorkerReport
 from backends.pool.policy import NOTHING, Ask, make_policy, prefix_of
 from backends.pool.probing import Probing
 from backends.pool.retry import Retry
-from backends.pool.roster import LAST_PRIORITY, USUAL_PRIORITY, Limits, Roster, Wish
+from backends.pool.roster import ANY, LAST_PRIORITY, USUAL_PRIORITY, Limits, Roster, Wish
 from backends.pool.settings import PoolSettings, SourceSettings
 from backends.pool.showing import Shown
 from backends.pool.stopping import Stopping
@@ -207,7 +207,8 @@ class PoolBackend:
             while not attempt.over:
                 _, events = await attempt.more(take)
                 yield events
-            await attempt.end()
+            if not attempt.whole:
+                await attempt.end()
         finally:
             self._leave(attempt, work, context)
 
@@ -233,7 +234,7 @@ class PoolBackend:
         deadline = self._deadline(context)
         learner = self._learner
         if learner is not None and not learner.knows(request.model) and not _is_dry(context):
-            members = self._roster.choices(Wish(set()))
+            members = self._roster.choices(ANY)
             await learner.know(request.model, members, deadline)
         if self._cancelling is not None:
             name = f"{context.id}-{self._salt}{next(self._numbers):x}"
@@ -274,7 +275,8 @@ class PoolBackend:
                 yield piece
             while not attempt.over:
                 yield await attempt.more(take)
-            await attempt.end()
+            if not attempt.whole:
+                await attempt.end()
         finally:
             self._leave(attempt, work, context)
 
@@ -284,7 +286,8 @@ class PoolBackend:
         try:
             while not attempt.over:
                 pieces.append(await attempt.more())
-            await attempt.end()
+            if not attempt.whole:
+                await attempt.end()
         finally:
             self._leave(attempt, work, context)
         return pieces
@@ -292,7 +295,7 @@ class PoolBackend:
     async def _begun(self, work: Work, context: Context) -> tuple[Attempt, list[Piece]]:
         """The first worker's answer that begins, and how it does: all of one in one piece."""
         wish = self._wish(work.request, context)
-        show = None if context.watch is None else self._shown(context.watch, work, wish)
+        show = None if context.watch is None else self._shown(context.watch, work)
         retry: Retry | None = None
         now = self._clock()
         self._budget.asked(now)
@@ -300,10 +303,10 @@ class PoolBackend:
             context.asked = now
         while True:
             if show is not None:
-                show.before()
+                show.before(wish)
             place = self._roster.at_once(wish, now)
             if place is None:
-                place = await self._roster.take(wish, work.deadline)
+                place = await self._roster.take(wish, work.deadline, context.id)
             if show is not None:
                 show.asked(place.member)
             asks = work if context.trace is None else traced(work, context.trace, place.member)
@@ -313,7 +316,9 @@ class PoolBackend:
             except GatewayError as error:
                 if show is not None:
                     show.failed(place.member, error)
-                retry = retry or self._retry(wish)
+                if retry is None:
+                    retry = Retry(self._settings.retries, self._budget, tally=self.tally)
+                    wish = replace(wish, tried=retry.tried)
                 now = self._clock()
                 self._judge(error, attempt, retry, wish, now)
             else:
@@ -321,9 +326,6 @@ class PoolBackend:
             finally:
                 if pieces is None:
                     self._leave(attempt, work, context)
-
-    def _retry(self, wish: Wish) -> Retry:
-        return Retry(self._settings.retries, self._budget, tried=wish.tried, tally=self.tally)
 
     def _judge(
         self, error: GatewayError, attempt: Attempt, retry: Retry, wish: Wish, now: float
@@ -349,16 +351,18 @@ class PoolBackend:
             self.tally.abandoned += 1
             self._stop(attempt.member, work.request)
 
-    def _shown(self, watch: Watch, work: Work, wish: Wish) -> Shown:
-        return Shown(watch, self._settings, self._roster, wish, work)
+    def _shown(self, watch: Watch, work: Work) -> Shown:
+        return Shown(watch, self._settings, self._roster, work)
 
     def _wish(self, request: Request, context: Context) -> Wish:
         """What is to be minded in choosing a worker."""
+        if self._asking is None and request.priority is None and context.give_way is None:
+            return ANY
         ask = NOTHING if self._asking is None else self._asking(request, context)
         priority = USUAL_PRIORITY if request.priority is None else request.priority
         if context.give_way is not None:
             priority = LAST_PRIORITY
-        return Wish(set(), ask, priority, context.give_way, context.id)
+        return Wish(frozenset(), ask, priority, context.give_way)
 
     def _lost(self, member: Member) -> None:
         """Who still waits to hear from a worker that is out asks another, if there is one."""

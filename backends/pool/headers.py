@@ -16,7 +16,8 @@ _SHARED: Final = ("content-type", "accept")
 """The headers of a dialect that a worker sees, and that many requests have in common."""
 _OWN: Final = ("req-id",)
 """The same, but each of one request."""
-_LONGEST_WORD: Final = 256
+_WORD: Final = re.compile(r"[!-~]{1,256}")
+"""Printable ASCII without spaces, and not too long for a header."""
 _STATE: Final = re.compile(r"[ -~]{1,512}")
 _OF_A_TRACE: Final = ("traceparent", "tracestate")
 
@@ -26,20 +27,13 @@ def allowed(wire: WireRequest, context: Context) -> tuple[WireRequest, Headers]:
     shared, own = _passed_on(wire.headers)
     if shared != wire.headers:
         wire = WireRequest(wire.path, wire.body, shared, wire.method)
-    if _is_word(context.id):
+    if _WORD.fullmatch(context.id):
         own += (("x-request-id", context.id),)
-    if context.traceparent and _is_word(context.traceparent):
+    if context.traceparent and _WORD.fullmatch(context.traceparent):
         own += (("traceparent", context.traceparent),)
     if context.tracestate and _STATE.fullmatch(context.tracestate):
         own += (("tracestate", context.tracestate),)
     return wire, own
-
-
-def _is_word(text: str) -> bool:
-    """Whether it is printable ASCII without spaces, and not too long for a header."""
-    return (
-        0 < len(text) <= _LONGEST_WORD and text.isascii() and text.isprintable() and " " not in text
-    )
 
 
 @functools.lru_cache(256)

@@ -101,8 +101,7 @@ class Member(Struct, eq=False):
     @property
     def free(self) -> bool:
         """Whether it has a place left."""
-        known = self.health.well and not self.told
-        most = self.worker.max_concurrency if known else self.limit
+        most = self.limit if self.told or not self.health.well else self.worker.max_concurrency
         return most is None or self.in_flight < most
 
     # --- what happened ----------------------------------------------------------------------------

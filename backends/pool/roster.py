@@ -3,7 +3,7 @@
 import asyncio
 import copy
 from bisect import insort
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from typing import Final
 
 from msgspec import Struct
@@ -42,12 +42,14 @@ class Wish(Struct, frozen=True):
     ``priority``: lower first. ``give_way`` ends one that is to leave its place to those who wait.
     """
 
-    tried: set[int]
+    tried: Collection[int] = frozenset()
     ask: Ask = Ask()
     priority: int = USUAL_PRIORITY
     give_way: Callable[[], None] | None = None
-    id: str = ""
-    """The exchange's."""
+
+
+ANY: Final = Wish()
+"""Whatever worker, in the usual turn."""
 
 
 class Place(Struct, eq=False):
@@ -61,6 +63,8 @@ class _Waiter(Struct, eq=False):
     wish: Wish
     number: int
     place: asyncio.Future[Place]
+    name: str
+    """The exchange's id."""
 
 
 def _order(waiter: _Waiter) -> tuple[int, int]:
@@ -118,13 +122,13 @@ class Roster:
     @property
     def queued(self) -> Sequence[str]:
         """The ids of the exchanges that wait for one."""
-        return [one.wish.id for one in self._waiters]
+        return [one.name for one in self._waiters]
 
     @property
     def panics(self) -> bool:
         """Whether health is ignored, since too few workers are well."""
         now = self._clock()
-        return any(not one.health.ready(now) for one in self.choices(Wish(set())))
+        return any(not one.health.ready(now) for one in self.choices(ANY))
 
     def replace(self, workers: Sequence[Worker]) -> None:
         """These are the workers from now on.
@@ -174,8 +178,8 @@ class Roster:
             self._serve()
         return self._pick(wish, now)
 
-    async def take(self, wish: Wish, deadline: Deadline) -> Place:
-        """The same, and if need be after some time.
+    async def take(self, wish: Wish, deadline: Deadline, name: str = "") -> Place:
+        """The same, and if need be after some time, for the exchange of this name.
 
         Raises Overloaded when there is no worker, or too many wait already who come before this
         one, and DeadlineExceeded (``queue``) when none came free in time.
@@ -186,7 +190,7 @@ class Roster:
         if not self._members:
             self._tally.shed["no_worker"] += 1
             raise Overloaded("no worker is available")
-        waiter = self._enqueue(wish)
+        waiter = self._enqueue(wish, name)
         since = self._clock()
         try:
             async with asyncio.timeout(deadline.remaining(self._limits.queue.wait)):
@@ -225,7 +229,7 @@ class Roster:
         free = self._free(wish, now)
         if not free:
             return None
-        member = self._policy.pick(free, wish.ask)
+        member = free[0] if len(free) == 1 else self._policy.pick(free, wish.ask)
         member.in_flight += 1
         self._in_flight += 1
         place = Place(member, now)
@@ -238,9 +242,11 @@ class Roster:
         limits, tried = self._limits, wish.tried
         if limits.most is not None and self._in_flight >= limits.most:
             return []
-        found = eligible(self._members, now, limits.health.panic)
-        free = [one for one in found if one.free]
-        return [one for one in free if one.key not in tried] if tried else free
+        free: list[Member] = []
+        for one in eligible(self._members, now, limits.health.panic):
+            if one.key not in tried and one.free:
+                free.append(one)  # a comprehension would be another call
+        return free
 
     def _release(self, place: Place) -> None:
         member = place.member
@@ -255,8 +261,8 @@ class Roster:
 
     # --- those who wait ---------------------------------------------------------------------------
 
-    def _enqueue(self, wish: Wish) -> _Waiter:
-        waiter = _Waiter(wish, self._numbers, asyncio.get_running_loop().create_future())
+    def _enqueue(self, wish: Wish, name: str) -> _Waiter:
+        waiter = _Waiter(wish, self._numbers, asyncio.get_running_loop().create_future(), name)
         self._numbers += 1
         room = wish.give_way is None and self._make_room(wish)
         if len(self._waiters) >= self._limits.queue.max and not room:

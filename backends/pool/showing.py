@@ -20,23 +20,20 @@ Can = Literal["yes", "no", "full", "tried"]
 class Shown:
     """Tells who looks on how an answer comes about."""
 
-    def __init__(
-        self, watch: Watch, settings: PoolSettings, roster: Roster, wish: Wish, work: Work
-    ) -> None:
+    def __init__(self, watch: Watch, settings: PoolSettings, roster: Roster, work: Work) -> None:
         self._watch = watch
         self._settings = settings
         self._roster = roster
-        self._wish = wish
         self._work = work
 
-    def before(self) -> None:
+    def before(self, wish: Wish) -> None:
         """A worker is about to be chosen: tells of the choice, which is not made by that.
 
         Raises what the watch raises.
         """
-        free, scores, likely = self._roster.foresee(self._wish)
-        can: dict[int, Can] = dict.fromkeys(self._wish.tried, "tried")
-        can |= {one.key: "full" for one in self._roster.choices(self._wish)}
+        free, scores, likely = self._roster.foresee(wish)
+        can: dict[int, Can] = dict.fromkeys(wish.tried, "tried")
+        can |= {one.key: "full" for one in self._roster.choices(wish)}
         can |= {one.key: "yes" for one in free}
         candidates = [
             _candidate(one, can.get(one.key, "no"), scores) for one in self._roster.members

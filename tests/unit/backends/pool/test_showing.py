@@ -39,13 +39,13 @@ class Seen(Struct):
         self.failed.append((url, type(error).__name__))
 
 
-def shown(roster: Roster, wish: Wish, settings: PoolSettings | None = None) -> tuple[Seen, Shown]:
+def shown(roster: Roster, settings: PoolSettings | None = None) -> tuple[Seen, Shown]:
     seen = Seen()
     request = GenerateRequest(kind="chat", model="m")
     wire = WireRequest("/v1", b"{}")
     deadline = Deadline(lambda: 0.0, 30.0)
     work = Work(request, wire, (), _never, _never, deadline)
-    return seen, Shown(seen, settings or PoolSettings(), roster, wish, work)
+    return seen, Shown(seen, settings or PoolSettings(), roster, work)
 
 
 def _never(*_: object) -> NoReturn:
@@ -66,10 +66,10 @@ def can(choice: Choice) -> Sequence[str]:
 async def test_the_likely_one_is_the_one_that_is_taken(policy: PolicyName) -> None:
     roster = make(policy)
     for _ in URLS:
-        seen, show = shown(roster, Wish(set()))
+        seen, show = shown(roster)
         if policy != "two_choices":  # its luck is drawn anew
-            show.before()
-        show.before()
+            show.before(Wish(set()))
+        show.before(Wish(set()))
         place = await roster.take(Wish(set()), Deadline(lambda: 0.0, 1.0))
         if policy != "two_choices":
             assert {choice.likely for choice, _ in seen.choices} == {place.member.name}
@@ -82,9 +82,9 @@ async def test_who_is_busy_was_tried_or_is_out_is_told() -> None:
     first = await roster.take(Wish(set()), Deadline(lambda: 0.0, 1.0))
     second = roster.members[1]
     roster.members[2].failed(WorkerUnreachable("it is gone"))
-    seen, show = shown(roster, Wish({second.key}), PoolSettings(policy="round_robin"))
+    seen, show = shown(roster, PoolSettings(policy="round_robin"))
 
-    show.before()
+    show.before(Wish({second.key}))
 
     [(choice, wire)] = seen.choices
     assert first.member is roster.members[0]
@@ -99,9 +99,9 @@ async def test_who_is_busy_was_tried_or_is_out_is_told() -> None:
 async def test_nobody_has_a_place_in_a_pool_that_is_full() -> None:
     roster = make(most=1)
     await roster.take(Wish(set()), Deadline(lambda: 0.0, 1.0))
-    seen, show = shown(roster, Wish(set()))
+    seen, show = shown(roster)
 
-    show.before()
+    show.before(Wish(set()))
 
     assert can(seen.choices[0][0]) == ["full", "full", "full"]
 
@@ -109,7 +109,7 @@ async def test_nobody_has_a_place_in_a_pool_that_is_full() -> None:
 def test_who_is_asked_and_fails_is_told_with_the_workers_own_request() -> None:
     roster = make()
     member = roster.members[1]
-    seen, show = shown(roster, Wish(set()))
+    seen, show = shown(roster)
 
     show.asked(member)
     show.failed(member, WorkerUnreachable("it is gone"))

@@ -65,7 +65,7 @@ async def test_who_waits_is_timed_and_who_does_not_is_not() -> None:
     deadline = Deadline(clock, 60)
     place = await roster.take(Wish(set()), deadline)
     assert sum(tally.waited.counts) == 0
-    waits = asyncio.create_task(roster.take(Wish(set(), id="r2"), deadline))
+    waits = asyncio.create_task(roster.take(Wish(set()), deadline, "r2"))
     await asyncio.sleep(0)
     assert roster.queued == ["r2"]
     with pytest.raises(Overloaded):
@@ -135,7 +135,7 @@ class Reads:
 async def test_the_first_wait_is_no_pause(takes: list[float], longest: float) -> None:
     clock = FakeClock()
     lookout = Lookout(clock, asyncio.get_running_loop)
-    watch = Watch(lookout, Deadline(clock, 60), first=30.0, idle=30.0)
+    watch = Watch(lookout, Deadline(clock, 60), first=clock() + 30.0, idle=30.0)
     reads = Reads(clock, takes)
     for _ in takes:
         watch.wait()
@@ -149,7 +149,7 @@ async def test_the_first_wait_is_no_pause(takes: list[float], longest: float) ->
 async def test_a_pause_counts_for_one_who_listens_too() -> None:
     clock = FakeClock()
     lookout = Lookout(clock, asyncio.get_running_loop)
-    watch = Watch(lookout, Deadline(clock, 60), first=30.0, idle=30.0)
+    watch = Watch(lookout, Deadline(clock, 60), first=clock() + 30.0, idle=30.0)
     reads = Reads(clock, [5.0, 0.1, 2.0, 0.2])
 
     def take(data: bytes) -> bool:

@@ -1,0 +1,166 @@
+"""One request at one worker: an answer in one piece means the same however it comes."""
+
+import asyncio
+from collections.abc import Callable, Mapping, Sequence
+from typing import NamedTuple, NoReturn
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from backends.pool.attempt import Attempt, Means, Work
+from backends.pool.health import Health
+from backends.pool.member import Member, WorkerReport
+from backends.pool.roster import Place
+from backends.upstream import Reading, Worker
+from gateway.core.context import Deadline, Timeouts
+from gateway.core.errors import GatewayError, WorkerFailed
+from gateway.core.lookout import Lookout
+from gateway.core.ports import Headers, Piece, WireRequest
+from gateway.core.types import Done, Event, GenerateRequest, Text
+from tests.fakes import FakeClock
+
+REQUEST = GenerateRequest(kind="chat", model="m")
+WIRE = WireRequest("/v1", b"{}")
+EVENTS = st.lists(st.sampled_from([Text("a"), Text("b"), Done()]), max_size=3)
+PIECES = st.tuples(st.none() | st.just(b"raw"), EVENTS)
+
+
+class Body:
+    """An answer whose body is there at once, or after its head."""
+
+    status = 200
+    headers: Mapping[str, str] = {}
+
+    def __init__(self, body: bytes, *, at_once: bool) -> None:
+        self._body = body
+        self.complete = at_once
+
+    async def head(self) -> bool:
+        return True
+
+    def taken(self) -> bytes:
+        if not self.complete:
+            return b""
+        body, self._body = self._body, b""
+        return body
+
+    async def read(self) -> bytes:
+        body, self._body, self.complete = self._body, b"", True
+        return body
+
+    async def listen(self, take: Callable[[bytes], bool]) -> bool:
+        raise AssertionError(take)
+
+    def abort(self) -> None:
+        self.complete = False
+
+    def release(self) -> None:
+        """Nobody reads any more."""
+
+
+class Upstream:
+    """Answers by one body."""
+
+    def __init__(self, reading: Reading) -> None:
+        self._reading = reading
+
+    def ask(self, url: str, request: WireRequest, own: Headers = ()) -> Reading:
+        assert (url, request, own) == ("http://w:1", WIRE, ())
+        return self._reading
+
+    async def dial(self, *_: object) -> NoReturn:
+        raise AssertionError("there is a connection that rests")
+
+    async def open(self, *_: object) -> NoReturn:
+        raise AssertionError("it is not asked for that way")
+
+    async def start(self) -> None:
+        """It is."""
+
+    async def aclose(self) -> None:
+        """It is."""
+
+
+class Told:
+    """A Passage that means what it was told to."""
+
+    def __init__(self, fed: Piece, closed: Piece | GatewayError) -> None:
+        self._fed = fed
+        self._closed = closed
+
+    def feed(self, data: bytes) -> Piece:
+        assert data
+        return self._fed
+
+    def close(self) -> Piece:
+        if isinstance(self._closed, GatewayError):
+            raise self._closed
+        return self._closed
+
+
+class Outcome(NamedTuple):
+    """What came of it, and what is known of its worker then."""
+
+    told: Sequence[Piece] | GatewayError
+    over: bool
+    accepted: bool
+    failure: GatewayError | None
+    report: WorkerReport
+    failures: Mapping[str, int]
+
+
+async def outcome(
+    body: bytes, fed: Piece, closed: Piece | GatewayError, *, at_once: bool
+) -> Outcome:
+    clock = FakeClock()
+    lookout = Lookout(clock, asyncio.get_running_loop)
+    means = Means(Upstream(Body(body, at_once=at_once)), Timeouts(), clock, lookout)
+    member = Member(0, Worker("http://w:1"), Health(), clock)
+    work = Work(REQUEST, WIRE, (), lambda: Told(fed, closed), _never, Deadline(clock, 60))
+    attempt = Attempt(Place(member, clock()), work, means)
+    told: Sequence[Piece] | GatewayError
+    try:
+        told = await attempt.begin()
+    except GatewayError as error:
+        told = error
+    if attempt.over and not attempt.whole and attempt.failure is None:
+        await attempt.end()
+    attempt.close()
+    lookout.close()
+    assert (member.waiting, lookout._dues) == (set(), {})
+    known = member.report(), means.tally.failures
+    return Outcome(told, attempt.over, attempt.accepted, attempt.failure, *known)
+
+
+def _never(*_: object) -> NoReturn:
+    raise AssertionError("it is no error")
+
+
+@given(
+    body=st.binary(max_size=3),
+    fed=PIECES,
+    closed=PIECES | st.just(WorkerFailed("it means nothing")),
+)
+def test_an_answer_in_one_piece_means_the_same_whenever_its_body_comes(
+    body: bytes, fed: Piece, closed: Piece | GatewayError
+) -> None:
+    one, other = (
+        asyncio.run(outcome(body, fed, closed, at_once=at_once)) for at_once in (True, False)
+    )
+    assert one == other
+
+
+@pytest.mark.parametrize("at_once", [True, False])
+async def test_too_large_an_answer_is_no_answer(
+    monkeypatch: pytest.MonkeyPatch, *, at_once: bool
+) -> None:
+    monkeypatch.setattr("backends.pool.attempt._WHOLE_BYTES", 3)
+    said: tuple[Sequence[Event], ...] = ((Text("a"),), (Done(),))
+    pieces: list[Piece] = [(None, events) for events in said]
+
+    found = await outcome(b"four", *pieces, at_once=at_once)
+
+    assert isinstance(found.told, WorkerFailed)
+    assert "larger than" in str(found.told)
+    assert not found.over
