@@ -16,6 +16,7 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from gateway.abilities import lacking
+from gateway.auth import Principal
 from gateway.core.context import Context
 from gateway.core.errors import ClientError, GatewayError
 from gateway.core.lookout import Lookout
@@ -25,17 +26,18 @@ from gateway.exchange import Answering, Exchange
 from gateway.instead import NO_ROOM, Trail, lacks, passes_on
 from gateway.noting import Noted, Overheard
 from gateway.relaying import Relaying, relaying
-from gateway.router import Ask, Route, Router, Shadow
+from gateway.router import Route, Router, Shadow
 from gateway.seam import Sink
 from gateway.shadow import Original, Pair, Shadows
 from gateway.telemetry import Record
+from gateway.traits import Traits
 from gateway.translation import Translation
 from gateway.watching.telling import Asking
 from gateway.watching.watch import Watch
 
 
 class Asked(Struct, frozen=True):
-    """What an exchange is about, whichever target answers."""
+    """What an exchange is about, and who asks, whichever target answers."""
 
     dialect: Dialect
     call: Call
@@ -43,9 +45,17 @@ class Asked(Struct, frozen=True):
     context: Context
     sink: Sink
     record: Record
+    principal: Principal | None
+    peer: str
     watch: Watch | None
     noted: Noted | None = None
     """What is to be told of the answer."""
+
+    def traits(self) -> Traits:
+        """What the choice of a target may go by."""
+        call, who = self.call, self.principal
+        key, tags = ("", frozenset[str]()) if who is None else (who.name, who.tags)
+        return Traits(self.dialect.name, call.headers, call.body, key, tags, self.peer)
 
 
 class Answers:
@@ -68,27 +78,30 @@ class Answers:
         """The same for what must not be seen here: nothing is stopped by it, and nothing copied."""
         return Answers(self._router, self._body, None, self._lookout)
 
-    def give(self, asked: Asked, route: Route, ask: Ask) -> Coroutine[Any, Any, None]:
+    def give(self, asked: Asked, route: Route) -> Coroutine[Any, Any, None]:
         """Ask the route's target, and in its stead those that it falls back to."""
         shadow = route.model.shadow
-        if shadow is None or (pair := self._cast(asked, route, shadow, ask)) is None:
-            return self._give(asked, route, ask)
-        return self._beside(pair, replace(asked, noted=pair.main), route, ask)
+        if shadow is None or (pair := self._cast(asked, route, shadow)) is None:
+            return self._give(asked, route)
+        return self._beside(pair, replace(asked, noted=pair.main), route)
 
-    async def _beside(self, pair: Pair, asked: Asked, route: Route, ask: Ask) -> None:
+    async def _beside(self, pair: Pair, asked: Asked, route: Route) -> None:
         with pair.beside():
-            await self._give(asked, route, ask)
+            await self._give(asked, route)
 
-    def _cast(self, asked: Asked, route: Route, shadow: Shadow, ask: Ask) -> Pair | None:
+    def _cast(self, asked: Asked, route: Route, shadow: Shadow) -> Pair | None:
         """Have a copy of the request answered, too, if it is drawn for that."""
-        if self._shadows is None or (copied := self._router.copied(route, shadow, ask)) is None:
+        if self._shadows is None:
+            return None
+        copied = self._router.copied(route, shadow, asked.traits)
+        if copied is None:
             return None
         original = Original(asked.dialect, asked.call, route, asked.context, asked.record)
         return self._shadows.cast(original, copied, shadow)
 
-    async def _give(self, asked: Asked, route: Route, ask: Ask) -> None:
+    async def _give(self, asked: Asked, route: Route) -> None:
         if asked.watch is not None:
-            rest = self._router.after(route, ask)
+            rest = self._router.after(route, asked.traits)
             asked.watch.follow((one, self._able(asked, one)) for one in rest)
         try:
             if asked.context.large:  # all others would wait for it
@@ -99,7 +112,7 @@ class Answers:
         except GatewayError as error:
             if asked.sink.started or not passes_on(error):
                 raise
-            rest = self._router.after(route, ask)
+            rest = self._router.after(route, asked.traits)
             await self._instead(asked, Trail(route, error), rest)
 
     async def _instead(self, asked: Asked, trail: Trail, rest: Iterator[Route]) -> None:
@@ -161,23 +174,23 @@ class Answers:
         self, asked: Asked, route: Route, answering: Answering
     ) -> Coroutine[Any, Any, None]:
         """Have it answered so."""
-        record = asked.record
-        if isinstance(answering, Relaying):
+        record, context = asked.record, asked.context
+        if type(answering) is Relaying:
             record.stream = answering.streams
         record.losses = answering.losses
         request = answering.request
         record.operation = request.kind if type(request) is GenerateRequest else "embedding"
-        if asked.context.trace is not None:
-            asked.context.trace.wants(request)
+        if context.trace is not None:
+            context.trace.wants(request)
         if request.timeout is not None:
-            asked.context.deadline.shorten(request.timeout)
+            context.deadline.shorten(request.timeout)
         if asked.watch is not None:
             asked.watch.answers(
-                Asking(asked.dialect, asked.call, route, answering, asked.context, self._body)
+                Asking(asked.dialect, asked.call, route, answering, context, self._body)
             )
         if asked.noted is not None:
             answering = Overheard(answering, asked.noted)
-        exchange = Exchange(answering, asked.context, asked.sink, record, self._lookout)
+        exchange = Exchange(answering, context, asked.sink, record, self._lookout)
         if client_id := asked.envelope.client_id or request.client_id:
             return self._named((asked.dialect.name, record.key, client_id), exchange)
         return exchange.run(self.live, stream=record.stream)

@@ -1,8 +1,7 @@
 """How a target answers a client of its own dialect: by the client's bytes, and the worker's."""
 
-import functools
 from collections.abc import Callable, Sequence
-from typing import Final, cast
+from typing import Final
 
 from msgspec import Struct
 
@@ -22,7 +21,7 @@ from gateway.core.ports import (
     Take,
 )
 from gateway.core.types import Event, GenerateRequest, Request
-from gateway.emulation import Count
+from gateway.emulation import Count, counted
 from gateway.router import Route
 from gateway.translation import Translation
 
@@ -40,9 +39,9 @@ class Relaying(Struct, eq=False):
     request: Request
     streams: bool
     """Whether the worker answers in pieces, which its own dialect may say otherwise."""
-    heard: Callable[[Sequence[Event]], Sequence[Event]]
-    """See ``gateway.exchange.Answering``: with usage where the worker tells none."""
     losses: tuple[Loss, ...] = ()
+    heard: Callable[[Sequence[Event]], Sequence[Event]] = tuple
+    """See ``gateway.exchange.Answering``: with usage where the worker tells none."""
     _encoder: Encoder | None = None
 
     def encoder(self) -> Encoder:
@@ -64,16 +63,11 @@ class Relaying(Struct, eq=False):
 
     async def gathered(self) -> Piece:
         """See ``gateway.exchange.Answering``."""
-        said: list[Event] = []
-        body = None
-        for data, events in await self._backend.fetch(self._relay, self._context):
-            if events:
-                said += self.heard(events)
-            body = data or body
-        return body, said
+        return counted(self.request, await self._backend.fetch(self._relay, self._context))
 
     def pieces(self, take: Take | None = None) -> Pieces:
         """See ``gateway.exchange.Answering``."""
+        self.heard = Count(self.request).apply
         return self._backend.relay(self._relay, self._context, take)
 
 
@@ -85,24 +79,12 @@ def relaying(
     translate: Callable[[], Translation],
 ) -> Relaying | None:
     """The call as it may be passed on; None where the gateway has something to do with it."""
-    backend, model, headers = route.target.backend, route.model, call.headers
-    if not _relays(type(backend)) or model.on_loss == "reject":
+    relayer, headers = route.target.relayer, call.headers
+    if relayer is None or (_STRICT in headers and headers[_STRICT] == "1"):
         return None
-    if model.defaults.any or model.info.max_tokens is not None:
-        return None
-    if _STRICT in headers and headers[_STRICT] == "1":
-        return None
-    relayer = cast("Relayer", backend)
     relay = relayer.relayed(dialect, call, about)
     if relay is None:
         return None
     request = relay.request
     streams = type(request) is GenerateRequest and request.stream
-    heard = Count(request).apply
-    return Relaying(relay, relayer, about.context, translate, request, streams, heard)
-
-
-@functools.cache
-def _relays(kind: type) -> bool:
-    """Whether such backends pass calls on. Asked once of each: a port is long to compare."""
-    return issubclass(kind, Relayer)
+    return Relaying(relay, relayer, about.context, translate, request, streams)

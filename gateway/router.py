@@ -13,7 +13,7 @@ from msgspec.structs import replace
 
 from gateway.core.catalog import ModelInfo, VersionInfo
 from gateway.core.errors import ModelNotFound, VersionNotFound
-from gateway.core.ports import Backend
+from gateway.core.ports import Backend, Relayer
 from gateway.rules import Rule, Tell, first
 from gateway.splits import Split
 from gateway.traits import Traits
@@ -44,6 +44,9 @@ class Target(Struct, frozen=True):
     model: str
     backend: Backend
     backend_name: str
+    relayer: Relayer | None = None
+    """What a client's own bytes may go to: the backend, where it takes them and the model leaves
+    them as they are."""
 
 
 class Shadow(Struct, frozen=True):
@@ -292,6 +295,12 @@ def shown(name: str) -> str:
     return repr(name if len(name) <= 200 else name[:200] + "…")  # noqa: PLR2004
 
 
+def _relaying(target: Target) -> Target:
+    """The same of a model that changes nothing of a request."""
+    backend = target.backend
+    return replace(target, relayer=backend if isinstance(backend, Relayer) else None)
+
+
 def compile_model(
     info: ModelInfo,
     targets: Mapping[str, Target],
@@ -305,6 +314,8 @@ def compile_model(
 
     ``salt`` is the split's name, or else the model's.
     """
+    if on_loss != "reject" and not defaults.any and info.max_tokens is None:
+        targets = {name: _relaying(target) for name, target in targets.items()}
     total = sum(weights.values())
     versions = tuple(
         VersionInfo(name, target.model, round(100 * weights.get(name, 0) / total))

@@ -13,7 +13,7 @@ import asyncio
 import copy
 import logging
 from collections.abc import Callable, Coroutine, Iterator, Mapping
-from typing import Any, Protocol
+from typing import Any, Final, Protocol
 
 from msgspec import Struct
 
@@ -32,7 +32,6 @@ from gateway.core.lookout import Lookout
 from gateway.core.ports import (
     Call,
     Dialect,
-    Envelope,
     Reply,
     Tokenizer,
     Tokenizing,
@@ -47,7 +46,6 @@ from gateway.seam import Request as HttpRequest
 from gateway.seam import Sink
 from gateway.shadow import Shadows
 from gateway.telemetry import Observer, Record
-from gateway.traits import Traits
 from gateway.watching.kept import Explain, nobody
 from gateway.watching.watch import HEADER, Watch
 
@@ -57,6 +55,8 @@ _WITHIN = "x-interlingua-timeout"
 """The header that says how many seconds a client waits."""
 _LARGE = 256 << 10
 """Bytes of a body that take some milliseconds to translate, or many where it has many parts."""
+_OF_MODELS: Final = frozenset({"generate", "tokenize"})
+"""The tasks that are a model's; the others need none."""
 
 
 class Settings(Struct, frozen=True):
@@ -101,24 +101,6 @@ class Surroundings(Struct, frozen=True):
     """How much of what was to be kept is lost, by what it is: see ``gateway.recording.lost``."""
     traces: Traces | None = None
     """What is to be told of exchanges as they come about, where they are traced."""
-
-
-class _Asker(Struct, frozen=True):
-    """Who asks, and what."""
-
-    dialect: Dialect
-    call: Call
-    principal: Principal | None
-    peer: str
-    watch: Watch | None
-    received: float
-    """When all of it was here, by the clock."""
-
-    def traits(self) -> Traits:
-        """What the choice of a target may go by."""
-        call, who = self.call, self.principal
-        key, tags = ("", frozenset[str]()) if who is None else (who.name, who.tags)
-        return Traits(self.dialect.name, call.headers, call.body, key, tags, self.peer)
 
 
 class Server:
@@ -216,7 +198,7 @@ class Server:
             return
         if self._traces is not None:
             self._traces.begin(record, http)
-        dialect, body = found.mount.dialect, b""
+        dialect, headers, body = found.mount.dialect, http.headers, b""
         record.dialect = dialect.name
         try:
             try:
@@ -225,20 +207,24 @@ class Server:
                 await self._keyring.settle()
                 principal = self._admit(found, http, record)
             watch = None
-            if HEADER in http.headers and http.headers[HEADER] == "1":
+            if HEADER in headers and headers[HEADER] == "1":
                 watch = self._explain(record, principal, open_to_all=self._settings.explain)
                 sink = sink if watch is None else watch.over(sink)
             body = await http.body(self._settings.body)
-            if "content-encoding" in http.headers:
+            if "content-encoding" in headers:
                 body = self._unpacked(http, body)
             call = _call(found, http, record, body)
             if watch is not None:
                 watch.read(dialect, call, principal, http.peer)
-            asker = _Asker(dialect, call, principal, http.peer, watch, self._clock())
-            if call.endpoint.task == "generate":
-                await self._generate(asker, sink, record)
+            if found.endpoint.task in _OF_MODELS:
+                context, peer = self._context(call, watch, record), http.peer
+                envelope = dialect.peek(call)
+                asked = Asked(
+                    dialect, call, envelope, context, sink, record, principal, peer, watch
+                )
+                await self._answer(asked)
             else:
-                await self._tell(asker, sink, record)
+                self._tell(dialect, call, sink, record)
         except GatewayError as error:
             self._refuse(dialect, error, _call(found, http, record, body), sink, record)
         except Exception:
@@ -267,53 +253,32 @@ class Server:
         encoding = http.headers["content-encoding"]
         return decompress(body, encoding, self._settings.body) if encoding else body
 
-    async def _tell(self, asker: _Asker, sink: Sink, record: Record) -> None:
+    def _tell(self, dialect: Dialect, call: Call, sink: Sink, record: Record) -> None:
         """Answer what is not a model's to answer."""
-        dialect, call = asker.dialect, asker.call
-        if call.endpoint.task == "tokenize":
-            await self._tokenize(asker, sink, record)
-            return
         if call.endpoint.task == "stop":
             self._stop(dialect, call, record)
         send(sink, dialect.inform(call, self._router), record)
 
-    def _generate(self, asker: _Asker, sink: Sink, record: Record) -> Coroutine[Any, Any, None]:
-        dialect, call = asker.dialect, asker.call
-        envelope, route = self._route(asker, record)
+    def _answer(self, asked: Asked) -> Coroutine[Any, Any, None]:
+        """Have a model answer."""
+        route, generates = self._route(asked), asked.call.endpoint.task == "generate"
         if self._limiter is not None:
-            self._limiter.admit(record, route.asked, route.model.info, call.body, dialect)
-        context = self._context(asker, record)
-        asked = Asked(dialect, call, envelope, context, sink, record, asker.watch)
-        return self.answers.give(asked, route, asker.traits)
+            body = asked.call.body if generates else None
+            model = route.model.info
+            self._limiter.admit(asked.record, route.asked, model, body, asked.dialect)
+        return self.answers.give(asked, route) if generates else _tokenize(asked, route)
 
-    def _route(self, asker: _Asker, record: Record) -> tuple[Envelope, Route]:
-        watch = asker.watch
+    def _route(self, asked: Asked) -> Route:
+        """Which target answers. Raises Forbidden where the key is not good for its model."""
+        watch, envelope, record = asked.watch, asked.envelope, asked.record
         router = self._router if watch is None else watch.router(self._router)
-        envelope = asker.dialect.peek(asker.call)
-        route = router.route(envelope.model, envelope.version, asker.traits)
+        route = router.route(envelope.model, envelope.version, asked.traits)
         if watch is not None:
-            watch.routed(router, envelope, route, asker.traits())
-        authorize(asker.principal, route.asked)
+            watch.routed(router, envelope, route, asked.traits())
+        authorize(asked.principal, route.asked)
         label(record, route, envelope.stream)
         record.split = route.split
-        return envelope, route
-
-    async def _tokenize(self, asker: _Asker, sink: Sink, record: Record) -> None:
-        dialect, call = asker.dialect, asker.call
-        _, route = self._route(asker, record)
-        if self._limiter is not None:
-            self._limiter.admit(record, route.asked, route.model.info, None, dialect)
-        backend = route.target.backend
-        if not isinstance(dialect, Tokenizing) or not isinstance(backend, Tokenizer):
-            raise Unsupported(f"the model {route.model.info.name!r} does not tell its tokens")
-        text = dialect.text(call)
-        context = self._context(asker, record)
-        try:
-            async with asyncio.timeout(context.deadline.remaining()):
-                tokens = await backend.tokenize(text, context)
-        except TimeoutError:
-            raise DeadlineExceeded("the request's time is up") from None
-        send(sink, dialect.tokens(call, tokens), record)
+        return route
 
     def _stop(self, dialect: Dialect, call: Call, record: Record) -> None:
         """End the running request that the client names; only its own.
@@ -328,25 +293,27 @@ class Server:
             raise RequestNotFound("no running request has this id", id=asked)
         running.stop()
 
-    def _context(self, asker: _Asker, record: Record) -> Context:
-        timeouts, headers = self._settings.timeouts, asker.call.headers
-        deadline = Deadline(self._clock, timeouts.total, asker.received)
+    def _context(self, call: Call, watch: Watch | None, record: Record) -> Context:
+        """What belongs to an exchange whose request is all here."""
+        clock, timeouts, headers = self._clock, self._settings.timeouts, call.headers
+        received = clock()
+        deadline = Deadline(clock, timeouts.total, received)
         if _WITHIN in headers and (asked := seconds(headers[_WITHIN])) is not None:
             deadline.shorten(asked)
         traceparent = headers.get("traceparent")
         return Context(
             record.id,
             deadline,
-            self._clock,
+            clock,
             timeouts,
             record.key or None,
             traceparent,
-            asker.received,
-            asker.watch,
-            received=asker.received,
+            received,
+            watch,
+            received=received,
             tracestate=traceparent and headers.get("tracestate"),
             trace=None if self._traces is None else self._traces.of(record),
-            large=len(asker.call.body) >= _LARGE,
+            large=len(call.body) >= _LARGE,
         )
 
     def _refuse(
@@ -357,6 +324,20 @@ class Server:
             record.outcome = "truncated"
             return
         send(sink, dialect.refuse(error, call), record)
+
+
+async def _tokenize(asked: Asked, route: Route) -> None:
+    """Tell the tokens of a text. Raises Unsupported."""
+    dialect, call, context, backend = asked.dialect, asked.call, asked.context, route.target.backend
+    if not isinstance(dialect, Tokenizing) or not isinstance(backend, Tokenizer):
+        raise Unsupported(f"the model {route.model.info.name!r} does not tell its tokens")
+    text = dialect.text(call)
+    try:
+        async with asyncio.timeout(context.deadline.remaining()):
+            tokens = await backend.tokenize(text, context)
+    except TimeoutError:
+        raise DeadlineExceeded("the request's time is up") from None
+    send(asked.sink, dialect.tokens(call, tokens), asked.record)
 
 
 def _call(found: Found, http: HttpRequest, record: Record, body: bytes) -> Call:

@@ -18,7 +18,17 @@ What a model is to write is never mended: JSON that is none stays as it came.
 
 from gateway.emulation.affixes import Around, around
 from gateway.emulation.asking import answer, gathered, parts
-from gateway.emulation.counting import Count
+from gateway.emulation.counting import Count, counted
 from gateway.emulation.planning import Plan, planned
 
-__all__ = ["Around", "Count", "Plan", "answer", "around", "gathered", "parts", "planned"]
+__all__ = [
+    "Around",
+    "Count",
+    "Plan",
+    "answer",
+    "around",
+    "counted",
+    "gathered",
+    "parts",
+    "planned",
+]

@@ -14,7 +14,7 @@ from gateway.core.ports import Backend, Pieces, Pouring, Take
 from gateway.core.types import Done, Event, GenerateRequest, Request, Stopping
 from gateway.emulation import fanout, stops
 from gateway.emulation.affixes import Around, around
-from gateway.emulation.counting import Count
+from gateway.emulation.counting import Count, counted
 from gateway.emulation.fanout import Merge, Part, Spread
 from gateway.emulation.planning import Plan
 from gateway.emulation.stops import Stops
@@ -55,13 +55,11 @@ async def gathered(
     backend: Backend, request: Request, context: Context, plan: Plan
 ) -> Sequence[Event]:
     """All that ``answer`` gives. Cancelling its task stops all the work at once."""
-    said: list[Event] = []
     if not plan.does and _pours(type(backend)):
         inner, outside = around(request)
-        count = Count(inner)
-        for _, batch in await cast("Pouring", backend).gather(inner, context):
-            said += count.apply(batch)
-        return said if outside is None else outside.apply(said)
+        _, events = counted(inner, await cast("Pouring", backend).gather(inner, context))
+        return events if outside is None else outside.apply(events)
+    said: list[Event] = []
     async with aclosing(answer(backend, request, context, plan)) as pieces:
         async for _, events in pieces:
             said += events

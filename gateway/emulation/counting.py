@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 from typing import Final
 
+from gateway.core.ports import Piece
 from gateway.core.types import (
     CallArguments,
     Done,
@@ -20,6 +21,8 @@ from gateway.core.types import (
 
 _WORDLESS: Final = frozenset({Served, End, Done})
 """What every answer has, and tells nothing of its length."""
+_DECIDING: Final = frozenset({Usage, Done})
+"""Usage tells by coming before Done that it is told."""
 _PER_TOKEN: Final = 4
 """Characters, as a rule of thumb."""
 _MOST_PER_TOKEN: Final = 16
@@ -73,6 +76,21 @@ class Count:
             prompt, guessed = _prompt_tokens(self._request)
         estimated = guessed or crammed or self._unmeasured > 0
         return (Usage(prompt, tokens, source="estimated" if estimated else "counted"),)
+
+
+def counted(request: Request, pieces: Sequence[Piece]) -> Piece:
+    """All of an answer as one piece, with usage before Done if there was none."""
+    said: list[Event] = []
+    body = None
+    for data, events in pieces:
+        said += events
+        body = data or body
+    if next(filter(_DECIDING.__contains__, map(type, said)), None) is Usage:
+        return body, said
+    count, said = Count(request), []
+    for _, events in pieces:
+        said += count.apply(events)
+    return body, said
 
 
 def by_length(characters: int) -> int:

@@ -1,7 +1,10 @@
 """Usage where the backend told none, and what is said of its source."""
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
+from gateway.core.ports import Piece
 from gateway.core.types import (
     CallArguments,
     Done,
@@ -19,7 +22,7 @@ from gateway.core.types import (
     Usage,
     Vector,
 )
-from gateway.emulation.counting import Count
+from gateway.emulation.counting import Count, counted
 
 CHAT = GenerateRequest(
     model="m",
@@ -103,3 +106,24 @@ def test_a_long_token_is_a_token() -> None:
     [*_, usage, _] = after(CHAT, Start(1), Text("x" * 16), Done())
 
     assert usage == Usage(1, 1, source="counted")
+
+
+SAID: list[Event] = [Start(3), Text("a"), Thought("b"), End("eos"), Usage(3, 1), Done()]
+PIECES = st.lists(
+    st.tuples(
+        st.sampled_from([None, b"", b"a", b"b"]), st.lists(st.sampled_from(SAID), max_size=4)
+    ),
+    max_size=4,
+)
+
+
+@given(pieces=PIECES, request_=st.sampled_from([CHAT, IDS, EMBED]))
+def test_all_of_an_answer_is_counted_as_its_pieces_are(
+    pieces: list[Piece], request_: Request
+) -> None:
+    count = Count(request_)
+
+    body, events = counted(request_, pieces)
+
+    assert list(events) == [one for _, said in pieces for one in count.apply(said)]
+    assert body == next((data for data, _ in reversed(pieces) if data), None)

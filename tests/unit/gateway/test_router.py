@@ -4,10 +4,26 @@ import pytest
 
 from backends.echo import EchoBackend
 from gateway.core.catalog import ModelInfo
+from gateway.core.context import Context
 from gateway.core.errors import ModelNotFound, VersionNotFound
-from gateway.router import Model, Router, Target, compile_model
+from gateway.core.ports import About, Call, Dialect, Piece, Pieces, Relay, Take
+from gateway.router import Defaults, Model, OnLoss, Router, Target, compile_model
 
-BACKEND = EchoBackend()
+
+class Relays(EchoBackend):
+    """Its workers take a client's own bytes."""
+
+    def relayed(self, client: Dialect, call: Call, about: About) -> Relay | None:
+        raise AssertionError
+
+    def relay(self, relay: Relay, context: Context, take: Take | None = None) -> Pieces:
+        raise AssertionError
+
+    async def fetch(self, relay: Relay, context: Context) -> list[Piece]:
+        raise AssertionError
+
+
+BACKEND, RELAYS = EchoBackend(), Relays()
 
 
 def target(version: str, model: str) -> Target:
@@ -93,3 +109,25 @@ def test_the_listing_says_shares_in_percent_and_readiness() -> None:
         ("1", "chat-1", 75, True),
         ("2", "chat-2", 25, True),
     ]
+
+
+@pytest.mark.parametrize(
+    ("most", "on_loss", "defaults", "as_it_is"),
+    [
+        (None, "report", Defaults(), True),
+        (None, "ignore", Defaults(), True),
+        (None, "reject", Defaults(), False),
+        (9, "report", Defaults(), False),
+        (None, "report", Defaults(sampling={"top_k": 1}), False),
+        (None, "report", Defaults(stopping={"max_tokens": 1}), False),
+    ],
+)
+def test_bytes_go_as_they_are_where_the_backend_takes_them_and_the_model_changes_nothing(
+    most: int | None, on_loss: OnLoss, defaults: Defaults, *, as_it_is: bool
+) -> None:
+    targets = {"1": Target("1", "m", BACKEND, "echo"), "2": Target("2", "m", RELAYS, "relays")}
+    info = ModelInfo("*", (), max_tokens=most)
+    table = router(compile_model(info, targets, {"2": 1}, on_loss, defaults))
+
+    assert table.route("any").target.relayer is (RELAYS if as_it_is else None)
+    assert table.route("*", "1").target.relayer is None
