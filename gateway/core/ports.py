@@ -56,8 +56,8 @@ class Endpoint(Struct, frozen=True):
     """A slash at the end makes it another path."""
 
 
-class Call(Struct, frozen=True):
-    """What a client sent. Header names are lower case."""
+class Call(Struct, frozen=True, dict=True):
+    """What a client sent, and what a dialect keeps of it. Header names are lower case."""
 
     endpoint: Endpoint
     params: Mapping[str, str]

@@ -26,7 +26,7 @@ from gateway.core.ports import (
 )
 from gateway.core.types import EmbedRequest, Request
 from protocols import params
-from protocols.body import read_object, value
+from protocols.body import fields_of, unchecked_fields, value
 from protocols.openai import described, errors, faults, standing
 from protocols.openai.answers import ChatEncoder, Style, TextEncoder
 from protocols.openai.chunks import heading
@@ -67,13 +67,18 @@ _VERSION: Final[Headers] = (("openai-version", "2020-10-01"),)
 """On every answer and refusal, as clients' logs and proxies look for it."""
 
 
+_Name = Annotated[str, Meta(min_length=1)]
+
+
 class _Peek(Struct):
-    model: Annotated[str, Meta(min_length=1)]
+    model: _Name
     stream: bool | None = None
     request_id: str | None = None
 
 
 _peek = msgspec.json.Decoder(_Peek).decode
+_name = msgspec.json.Decoder(_Name).decode
+_flag = msgspec.json.Decoder(bool | None).decode
 
 
 def endpoints(prefix: str) -> tuple[Endpoint, ...]:
@@ -87,9 +92,8 @@ def endpoints(prefix: str) -> tuple[Endpoint, ...]:
     )
 
 
-def peek(call: Call) -> Envelope:
-    """Which model, and whether streamed. Raises Malformed or InvalidParameter."""
-    client_id = call.headers.get("x-client-request-id")
+def _any_peek(call: Call, client_id: str | None) -> Envelope:
+    """The same as ``OpenAI.peek``, of any body."""
     try:
         found = _peek(call.body)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
@@ -99,7 +103,7 @@ def peek(call: Call) -> Envelope:
 
 def _careful_peek(call: Call, client_id: str | None) -> Envelope:
     """The same, to find out what exactly is wrong."""
-    fields = read_object(call.body)
+    fields = fields_of(call)
     model = read_model(fields)
     raw = given(fields.get("stream"))
     stream = value(raw) if raw is not None else False
@@ -169,7 +173,16 @@ class OpenAI:
 
     def peek(self, call: Call) -> Envelope:
         """See ``gateway.core.ports.Dialect``."""
-        return peek(call)
+        client_id = call.headers.get("x-client-request-id")
+        fields = unchecked_fields(call)
+        if fields is None or "request_id" in fields:
+            return _any_peek(call, client_id)
+        try:
+            model = _name(fields["model"])
+            stream = "stream" in fields and _flag(fields["stream"]) is True
+        except (KeyError, msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+            return _any_peek(call, client_id)
+        return Envelope(model, None, stream, client_id or None)
 
     def decode(self, call: Call, model: ModelInfo | None = None) -> Request:
         """See ``gateway.core.ports.Dialect``."""
@@ -181,7 +194,7 @@ class OpenAI:
             usual = read_usual(call.body, client_id=client_id, timeout=timeout)
             if usual is not None:
                 return usual
-        fields = read_object(call.body)
+        fields = fields_of(call)
         match variant:
             case "chat":
                 return read_chat(fields, self._reading, client_id=client_id, timeout=timeout)

@@ -2,7 +2,6 @@
 
 import re
 from collections.abc import Callable, Mapping, Sequence
-from functools import partial
 from typing import Any, Final
 
 import msgspec
@@ -48,7 +47,6 @@ def passage(
     names: Names,
     *,
     end: bytes = sse.DONE,
-    glance: Glance | None = None,
 ) -> Passage:
     """What passes on the answer to ``request``; ``read`` makes what reads it.
 
@@ -56,9 +54,7 @@ def passage(
     """
     if request.stream:
         return StreamPassage(read(), names, request.model, end)
-    if glance is None or type(request) is not GenerateRequest:
-        return WholePassage(read, names)
-    return WholePassage(read, names, partial(glance, request))
+    return WholePassage(request, lambda _: read(), names)
 
 
 def _served(events: Sequence[Event]) -> Served | None:
@@ -84,11 +80,13 @@ class WholePassage:
 
     def __init__(
         self,
-        read: Callable[[], Decoder],
+        request: Any,
+        read: Callable[[Any], Decoder],
         names: Names,
-        glance: Callable[[bytes], Sequence[Event] | None] | None = None,
+        glance: Glance | None = None,
     ) -> None:
-        """``glance`` is asked first what the whole of it tells."""
+        """``read`` makes what reads it; ``glance`` is asked first what the whole of it tells."""
+        self._request = request
         self._read = read
         self._decoder: Decoder | None = None
         self._glance = glance
@@ -107,7 +105,9 @@ class WholePassage:
     def close(self) -> tuple[bytes | None, Sequence[Event]]:
         """See ``gateway.core.ports.Passage``."""
         body = bytes(self._body).strip()
-        events = self._glance(body) if self._waits and self._glance is not None else None
+        events = None
+        if self._waits and self._glance is not None:
+            events = self._glance(self._request, body)
         if events is None:
             said = self._reading().feed(body) if self._waits else ()
             events = [*said, *self._reading().close()]
@@ -121,7 +121,7 @@ class WholePassage:
 
     def _reading(self) -> Decoder:
         if self._decoder is None:
-            self._decoder = self._read()
+            self._decoder = self._read(self._request)
         return self._decoder
 
 

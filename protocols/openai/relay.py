@@ -16,11 +16,11 @@ import msgspec
 from msgspec import UNSET, Meta, Raw, Struct, UnsetType
 
 from gateway.core.errors import Malformed
-from gateway.core.ports import About, Call, Decoder, Headers, Relay, WireRequest
+from gateway.core.ports import About, Call, Decoder, Headers, Passage, Relay, WireRequest
 from gateway.core.types import EmbedRequest, GenerateRequest, Message, Request, TextPart
-from protocols.body import read_object
+from protocols.body import fields_of
 from protocols.openai import wholes
-from protocols.openai.passage import Glance, Names, passage, reader
+from protocols.openai.passage import Glance, Names, WholePassage, passage, reader
 from protocols.openai.profiles import Profile
 from protocols.openai.requests import Reading
 from protocols.openai.style import Style
@@ -212,7 +212,9 @@ class Relays:
         stream: Headers = _STREAM,
     ) -> None:
         made = ((name, form, checker(form)) for name, form in forms.items())
-        self._forms = {name: (form, check, names(check) | _MODEL) for name, form, check in made}
+        self._forms = {
+            name: (form, check.decode, names(check) | _MODEL) for name, form, check in made
+        }
         self._read = read
         self._glance = glance
         self._whole = whole
@@ -239,8 +241,8 @@ class Relays:
         """
         kind, check, taken = self._forms[form]
         try:
-            fields = read_object(call.body)
-            body = check.decode(call.body)
+            fields = fields_of(call)
+            body = check(call.body)
         except (Malformed, msgspec.DecodeError):
             return None
         said: AbstractSet[str] = fields.keys()
@@ -251,15 +253,20 @@ class Relays:
         if ("stream_options" in said and body.stream is not True) or not kind.fits(body, said):
             return None
         request = _request(body, said, about.served_model, known)
-        wire = WireRequest(_addressed(kind, about.served_model, fields), _encode(fields), JSON)
+        wire = _addressed(kind, about.served_model, fields)
         first = self._stream if request.stream else self._whole
         shown = {"model": about.model} if names is None else names
         return Relay(
             wire,
             request,
             lambda: first + headers(),
-            partial(passage, request, partial(self._read, request), shown, glance=self._glance),
+            self._passage(request, shown),
         )
+
+    def _passage(self, request: Request, names: Names) -> Callable[[], Passage]:
+        if request.stream or type(request) is not GenerateRequest:
+            return partial(passage, request, partial(self._read, request), names)
+        return partial(WholePassage, request, self._read, names, self._glance)
 
 
 def openai_relays(
@@ -313,13 +320,13 @@ def _pass(form: Form, others: AbstractSet[str]) -> bool:
     return form.ours.isdisjoint(others) and all(map(form.forwards, others))
 
 
-def _addressed(form: Form, model: str, fields: dict[str, Raw]) -> str:
-    """The path; where it does not name the model, the body does."""
-    if "{model}" in form.path:
-        fields.pop("model", None)
-        return form.path.replace("{model}", quote(model, safe=""))
-    fields["model"] = Raw(_encode(model))
-    return form.path
+def _addressed(form: Form, model: str, fields: Mapping[str, Raw]) -> WireRequest:
+    """These fields for a worker. Where the path does not name the model, they do."""
+    if "{model}" not in form.path:
+        return WireRequest(form.path, _encode({**fields, "model": model}), JSON)
+    others = {name: raw for name, raw in fields.items() if name != "model"}
+    path = form.path.replace("{model}", quote(model, safe=""))
+    return WireRequest(path, _encode(others), JSON)
 
 
 # --- what reading the answer needs ----------------------------------------------------------------
@@ -331,14 +338,29 @@ def _request(body: Any, said: AbstractSet[str], model: str, known: Mapping[str, 
     if "input" in said:
         inputs = _several(body.input)
         return EmbedRequest(model=model, inputs=inputs, labels=labels, **known)
-    told = {"stream": "stream" in said and body.stream, **known}
     n = body.n if "n" in said else None
+    stream = known.get("stream", "stream" in said and body.stream)
+    timeout, client_id = known.get("timeout"), known.get("client_id")
     if "messages" in said:
-        turns = _turns(body.messages)
-        return GenerateRequest(model=model, kind="chat", messages=turns, n=n, labels=labels, **told)
-    prompts = _several(body.prompt)
+        return GenerateRequest(
+            model=model,
+            kind="chat",
+            messages=_turns(body.messages),
+            n=n,
+            stream=stream,
+            timeout=timeout,
+            client_id=client_id,
+            labels=labels,
+        )
     return GenerateRequest(
-        model=model, kind="completion", prompts=prompts, n=n, labels=labels, **told
+        model=model,
+        kind="completion",
+        prompts=_several(body.prompt),
+        n=n,
+        stream=stream,
+        timeout=timeout,
+        client_id=client_id,
+        labels=labels,
     )
 
 
@@ -347,10 +369,16 @@ def _several(texts: str | list[str]) -> tuple[str, ...]:
 
 
 def _turns(messages: Sequence[_Message]) -> tuple[Message, ...]:
-    turns = []
-    for message in messages:
-        text = message.content
-        if not isinstance(text, str):
-            text = "".join([part.text for part in text])
-        turns.append(Message(message.role, (TextPart(text),)))
-    return tuple(turns)
+    return tuple(
+        [
+            Message(
+                one.role,
+                (TextPart(one.content if isinstance(one.content, str) else _joined(one.content)),),
+            )
+            for one in messages
+        ]
+    )
+
+
+def _joined(parts: Sequence[_TextPart]) -> str:
+    return "".join([part.text for part in parts])

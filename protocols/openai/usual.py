@@ -4,14 +4,11 @@ They are read far faster than whatever a request may hold. Any other, and any th
 ``protocols.openai.requests.read_chat``.
 """
 
-from functools import partial
-from itertools import compress
-from operator import is_not
+from operator import itemgetter
 from typing import Annotated, Final, Literal
 
 import msgspec
 from msgspec import Meta, Struct
-from msgspec.structs import astuple
 
 from gateway.core.types import GenerateRequest, Message, Sampling, Stopping, TextPart, Want
 
@@ -30,7 +27,7 @@ class _Options(Struct, forbid_unknown_fields=True, gc=False):
     include_usage: bool | None = None
 
 
-class _Conversation(Struct, forbid_unknown_fields=True):
+class _Conversation(Struct, forbid_unknown_fields=True, repr_omit_defaults=True):
     """``null`` is as good as absent, and ranges are those of ``protocols.openai.tables``."""
 
     model: _Name
@@ -49,8 +46,7 @@ class _Conversation(Struct, forbid_unknown_fields=True):
     user: str | None = None
 
 
-_FIELDS: Final = _Conversation.__struct_fields__
-_is_given: Final = partial(is_not, None)
+_name: Final = itemgetter(0)
 _TOLD, _UNTOLD = Want(), Want(usage="none")
 
 _read = msgspec.json.Decoder(_Conversation).decode
@@ -90,5 +86,5 @@ def read_usual(
         timeout=timeout,
         client_id=client_id,
         labels={} if wire.user is None else {"user": wire.user},
-        given=frozenset(compress(_FIELDS, map(_is_given, astuple(wire)))),
+        given=frozenset(map(_name, wire.__rich_repr__())),  # which leaves out what is None
     )

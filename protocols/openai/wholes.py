@@ -17,6 +17,8 @@ _Text = Annotated[str, Meta(min_length=1)]
 Reason = Literal["stop", "length"]
 
 REASONS: Final[dict[str, FinishReason]] = {"stop": "eos", "length": "length"}
+_ENDS: Final = {reason: End(meant, 0) for reason, meant in REASONS.items()}
+_DONE: Final = Done()
 
 
 class Plain(Struct):
@@ -101,7 +103,7 @@ def whole(request: GenerateRequest, body: bytes) -> Sequence[Event] | None:
     return (
         Served(wire.model, wire.system_fingerprint, wire.id, wire.created),
         Text(text, 0, usage.completion_tokens),
-        End(REASONS[wire.choices[0].finish_reason], 0),
+        _ENDS[wire.choices[0].finish_reason],
         usage,
-        Done(),
+        _DONE,
     )

@@ -4,7 +4,8 @@ import pytest
 from msgspec import Raw
 
 from gateway.core.errors import Malformed
-from protocols.body import read_object, value
+from gateway.core.ports import Call, Endpoint
+from protocols.body import fields_of, read_object, unchecked_fields, value
 
 DEEP = b"[" * 100_000
 
@@ -31,6 +32,44 @@ def test_a_body_that_can_not_be_read(body: bytes, problem: str, at: int | None, 
 
     assert caught.value.problem == problem
     assert at is None or caught.value.at == at
+
+
+def called(body: bytes) -> Call:
+    return Call(Endpoint("POST", "/"), {}, {}, "", body, "/")
+
+
+@pytest.mark.parametrize("peeked", [True, False])
+@pytest.mark.parametrize("body", [body for body, *_ in OBJECTS])
+def test_a_calls_fields_are_refused_alike(body: bytes, *, peeked: bool) -> None:
+    call = called(body)
+    if peeked:
+        unchecked_fields(call)
+
+    with pytest.raises(Malformed) as caught:
+        fields_of(call)
+    with pytest.raises(Malformed) as other:
+        read_object(body)
+
+    assert str(caught.value) == str(other.value)
+    assert (caught.value.problem, caught.value.at) == (other.value.problem, other.value.at)
+
+
+@pytest.mark.parametrize(
+    "body", [b"{}", b'{"a": 1.50,"a":[2]}', '{"é":"é"}'.encode(), b'{"a":"\\n","b":"\\u00e9"}']
+)
+def test_a_calls_fields_are_those_of_its_body_and_are_read_once(body: bytes) -> None:
+    call = called(body)
+    assert fields_of(call) == read_object(body)
+
+    kept = unchecked_fields(call)
+
+    assert kept == read_object(body)
+    assert fields_of(call) is kept
+
+
+def test_unchecked_fields_may_hold_any_text() -> None:
+    assert list(unchecked_fields(called(b'{"a":"\xff"}')) or ()) == ["a"]
+    assert unchecked_fields(called(b'{"\xff":1}')) is None
 
 
 VALUES: list[tuple[bytes, str]] = [(b'"\xff"', "encoding"), (DEEP, "depth"), (b"[1,]", "json")]

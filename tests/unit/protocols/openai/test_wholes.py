@@ -2,7 +2,6 @@
 
 import json
 from collections.abc import Iterator, Sequence
-from functools import partial
 from typing import Any
 
 import msgspec
@@ -100,7 +99,7 @@ def test_a_usual_answer_is_read_as_any_other(kind: Any) -> None:
 
 @pytest.mark.parametrize("around", [b"", b" "])
 def test_it_is_passed_on_with_its_public_name(around: bytes) -> None:
-    passage = WholePassage(lambda: AnswerDecoder(ASKED), {"model": "public"}, partial(whole, ASKED))
+    passage = WholePassage(ASKED, AnswerDecoder, {"model": "public"}, whole)
     body = around + msgspec.json.encode(ANSWER) + b"\n"
 
     for part in (body[:40], body[40:]):
@@ -115,7 +114,7 @@ def test_it_is_passed_on_with_its_public_name(around: bytes) -> None:
 
 
 def test_an_unusual_one_is_read_when_the_whole_of_it_is_there() -> None:
-    passage = WholePassage(lambda: AnswerDecoder(ASKED), {"model": "public"}, partial(whole, ASKED))
+    passage = WholePassage(ASKED, AnswerDecoder, {"model": "public"}, whole)
     body = msgspec.json.encode(ANSWER | {"usage": None})
 
     assert passage.feed(body[:30]) == (b"", ())
@@ -127,7 +126,7 @@ def test_an_unusual_one_is_read_when_the_whole_of_it_is_there() -> None:
 
 
 def test_a_stream_in_its_place_is_read_as_it_comes() -> None:
-    passage = WholePassage(lambda: AnswerDecoder(ASKED), {"model": "public"}, partial(whole, ASKED))
+    passage = WholePassage(ASKED, AnswerDecoder, {"model": "public"}, whole)
     first: tuple[bytes | None, Sequence[Event]] = passage.feed(said("a"))
 
     assert Text("a") in first[1]
