@@ -2,7 +2,7 @@
 
 from collections.abc import Iterable
 from operator import attrgetter
-from typing import Final
+from typing import Any, Final
 
 from msgspec import Struct
 
@@ -56,6 +56,14 @@ class Answer(Struct):
 
 
 _INDEX: Final = attrgetter("index")
+_LONE: Final = frozenset(
+    (*served, *echo, Text, End, *usage, Done)
+    for served in ((), (Served,))
+    for echo in ((), (PromptEcho,))
+    for usage in ((), (Usage,))
+)
+"""What tells of one choice in one text, as nearly all that came whole does."""
+_UNTOLD: Final = Served()
 
 
 class Fold:
@@ -151,6 +159,34 @@ class Fold:
 
 def folded(events: Iterable[Event]) -> Answer:
     """The whole answer that these are. Raises StreamBroken where they are none."""
+    told = tuple(events)
+    alone = _alone(told)
+    if alone is not None:
+        return alone
     fold = Fold()
-    fold.add(events)
+    fold.add(told)
     return fold.result()
+
+
+def _alone(events: tuple[Event, ...]) -> Answer | None:
+    """The same as ``Fold`` makes of one choice in one text; None of any other."""
+    kinds = tuple(map(type, events))
+    if kinds not in _LONE:
+        return None
+    told: dict[type, Any] = dict(zip(kinds, events, strict=True))
+    text, end, echo = told[Text], told[End], told.get(PromptEcho)
+    if text.index != end.index or (echo is not None and text.index != echo.index):
+        return None
+    choice = ChoiceAnswer(
+        text.index,
+        text.text,
+        tokens=text.tokens,
+        token_ids=[*text.token_ids],
+        logprobs=[*text.logprobs],
+        reason=end.reason,
+        stop=end.stop,
+    )
+    if echo is not None:
+        choice.text, choice.echoed = echo.text + text.text, len(echo.text)
+        choice.logprobs = [*echo.logprobs, *text.logprobs]
+    return Answer([choice], usage=told.get(Usage), served=told.get(Served, _UNTOLD))

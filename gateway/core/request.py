@@ -6,7 +6,7 @@ is kept in ``extra`` as the client wrote it, for a worker of the same mind.
 """
 
 from collections.abc import Mapping
-from typing import Any, Final, Literal, Self
+from typing import Any, Final, Literal, Self, get_args
 
 from msgspec import NODEFAULT, Raw, Struct
 from msgspec.structs import fields, replace
@@ -240,7 +240,6 @@ class Want(Struct, frozen=True, omit_defaults=True, repr_omit_defaults=True):
 Prompt = str | tuple[int, ...]
 """Text, or token ids."""
 
-
 SECTIONS: Final[Mapping[str, type[Struct]]] = {
     "templating": Templating,
     "sampling": Sampling,
@@ -269,13 +268,21 @@ class _Fields(Struct, frozen=True, dict=True, repr_omit_defaults=True):
 
     def without(self, **silent: bool) -> Self:
         """A copy that says nothing of the fields that are ``silent``: each is None by default."""
-        names = [name for name, is_silent in silent.items() if is_silent]
-        copy = replace(self, **dict.fromkeys(names))
-        said = dict(self.said)
+        said, names = dict(self.said), [name for name, is_silent in silent.items() if is_silent]
         for name in names:
             said.pop(name, None)
-        copy.__dict__["said"] = said
-        return copy
+        return replace(self, **dict.fromkeys(names)).saying(said)
+
+    def bound(self, model: str, source: str) -> Self:
+        """A copy for the target that calls it ``model``, from the dialect ``source``."""
+        copy = replace(self, model=model, source=source)
+        said = self.__dict__.get("said")
+        return copy if said is None else copy.saying({**said, "model": model, "source": source})
+
+    def saying(self, said: Mapping[str, Any]) -> Self:
+        """The same, of which its maker knows what is ``said``."""
+        self.__dict__["said"] = said
+        return self
 
     def _said(self) -> Mapping[str, Any]:
         found = {}
@@ -379,9 +386,7 @@ def _unsaid(kind: type[Struct]) -> Mapping[str, Any]:
     return {name: () if one in (None, NODEFAULT) else one for name, one in defaults.items()}
 
 
-_UNSAID: Final[Mapping[type[Struct], Mapping[str, Any]]] = {
-    kind: _unsaid(kind) for kind in (GenerateRequest, EmbedRequest)
-}
+_UNSAID: Final = {kind: _unsaid(kind) for kind in get_args(Request)}
 _PLACES: Final[Mapping[str, Mapping[str, tuple[str, Any]]]] = {
     name: {
         own: (f"{name}.{own}", silence if kind.__struct_config__.repr_omit_defaults else ())

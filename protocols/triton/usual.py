@@ -37,6 +37,8 @@ class _Kind(Struct, frozen=True):
     given: frozenset[str]
     own: tuple[tuple[str, str], ...]
     sections: tuple[tuple[str, type[Struct], tuple[tuple[str, str], ...]], ...]
+    paths: tuple[tuple[str, str], ...]
+    """Those of all of them, in the order in which a request says them."""
 
 
 class Usual:
@@ -70,17 +72,29 @@ class Usual:
         fields: dict[str, Any] = {name: said[wire] for name, wire in kind.own}
         for name, make, places in kind.sections:
             fields[name] = make(**{field: said[wire] for field, wire in places})
-        return GenerateRequest(
-            model=call.params["model"],
+        model, prompts = call.params["model"], (said[PROMPT],)
+        streams = generate.streamed(call, profile, flag=flag)
+        request = GenerateRequest(
+            model=model,
             kind="completion",
-            prompts=(said[PROMPT],),
+            prompts=prompts,
             templating=self._templating,
             echo=shows or None,
-            stream=generate.streamed(call, profile, flag=flag),
+            stream=streams,
             want=_SILENT,
             given=kind.given,
             **fields,
         )
+        mode = self._templating.mode
+        told: dict[str, Any] = {"model": model, "kind": "completion", "prompts": prompts}
+        told["templating.mode"] = mode
+        told |= {path: said[wire] for path, wire in kind.paths}
+        if shows:
+            told["echo"] = True
+        if streams:
+            told["stream"] = True
+        told |= {"want.usage": "none", "given": kind.given}
+        return request.saying(told)
 
     def streams(self, call: Call) -> bool:
         """Whether the answer comes in pieces, whatever the body."""
@@ -114,12 +128,22 @@ class Usual:
 def _kind(rows: Mapping[str, Param], names: tuple[str, ...]) -> _Kind:
     own: list[tuple[str, str]] = []
     sections: dict[str, list[tuple[str, str]]] = {}
-    for wire in names:
-        if wire in rows:
-            section, _, field = rows[wire].field.rpartition(".")
-            (sections.setdefault(section, []) if section else own).append((field, wire))
+    paths = [(rows[wire].field, wire) for wire in names if wire in rows]
+    for path, wire in paths:
+        section, _, field = path.rpartition(".")
+        (sections.setdefault(section, []) if section else own).append((field, wire))
     made = [(name, SECTIONS[name], tuple(places)) for name, places in sections.items()]
-    return _Kind(frozenset(names), tuple(own), tuple(made))
+    paths.sort(key=_place)
+    return _Kind(frozenset(names), tuple(own), tuple(made), tuple(paths))
+
+
+def _place(told: tuple[str, str]) -> tuple[int, int]:
+    """Where a request says the field of this path."""
+    section, _, field = told[0].rpartition(".")
+    own = GenerateRequest.__struct_fields__
+    if not section:
+        return own.index(field), 0
+    return own.index(section), SECTIONS[section].__struct_fields__.index(field)
 
 
 def _type(row: Param, profile: Profile) -> Any:

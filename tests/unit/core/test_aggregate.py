@@ -1,8 +1,12 @@
 """A whole answer is the fold of a stream; what is not a whole stream is not an answer."""
 
-import pytest
+from collections.abc import Callable
 
-from gateway.core.aggregate import Answer, folded
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from gateway.core.aggregate import Answer, Fold, folded
 from gateway.core.errors import StreamBroken
 from gateway.core.types import (
     CallArguments,
@@ -98,3 +102,54 @@ def test_vectors_come_in_the_order_of_their_index() -> None:
 def test_what_stopped_before_its_end_is_no_answer(events: tuple[Event, ...]) -> None:
     with pytest.raises(StreamBroken):
         fold(*events)
+
+
+LOGPROBS = st.sampled_from([(), (TokenLogprob("a", -0.5),)])
+INDEXES = st.sampled_from([0, 0, 0, 1])
+FEW: st.SearchStrategy[Event] = st.one_of(
+    st.builds(
+        Text, st.sampled_from(["", "a"]), INDEXES, token_ids=st.just((7,)), logprobs=LOGPROBS
+    ),
+    st.builds(End, st.sampled_from(["eos", "stop"]), INDEXES, st.sampled_from([None, "x", 7])),
+    st.builds(PromptEcho, INDEXES, st.just("say "), LOGPROBS),
+    st.sampled_from([Served("m"), Usage(3, 2), Done(), Start(3)]),
+)
+ORDER = (Served, PromptEcho, Text, End, Usage, Done)
+
+
+def as_told(events: list[Event]) -> list[Event]:
+    """In the order in which an answer tells them."""
+    return sorted(events, key=lambda one: (*ORDER, type(one)).index(type(one)))
+
+
+@given(st.lists(FEW, max_size=7) | st.lists(FEW, max_size=7, unique_by=type).map(as_told))
+def test_one_choice_in_one_text_is_what_its_fold_is(events: list[Event]) -> None:
+    def plainly() -> Answer:
+        whole = Fold()
+        whole.add(events)
+        return whole.result()
+
+    assert result(plainly) == result(lambda: folded(events))
+
+
+def result(make: Callable[[], Answer]) -> Answer | str:
+    try:
+        return make()
+    except StreamBroken as error:
+        return str(error)
+
+
+@pytest.mark.parametrize("echo", [(), (PromptEcho(0, "say ", (TokenLogprob("say ", None),)),)])
+def test_one_choice_in_one_text_is_whole(echo: tuple[Event, ...]) -> None:
+    [choice] = fold(*echo, Text("a"), End("eos"), Done()).choices
+
+    assert choice.text == ("say a" if echo else "a")
+    assert choice.echoed == (4 if echo else 0)
+    assert len(choice.logprobs) == len(echo)
+
+
+@pytest.mark.parametrize("events", [(Text("a"), End("eos", 1)), (PromptEcho(1, "a"), Text("a"))])
+def test_a_lone_text_of_another_choice_is_no_answer(events: tuple[Event, ...]) -> None:
+    rest = () if type(events[-1]) is End else (End("eos"),)
+    with pytest.raises(StreamBroken):
+        fold(*events, *rest, Done())

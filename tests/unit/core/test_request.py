@@ -80,3 +80,21 @@ def test_a_request_without_fields_says_all_else(request: GenerateRequest, echo: 
     assert got == replace(request, echo=None if echo else request.echo, suffix=None)
     assert [*got.said.items()] == plainly(got)
     assert [*request.said.items()] == before
+
+
+named = {"model": st.text(max_size=3)}
+decoded = st.builds(GenerateRequest, **{**of(GenerateRequest), **named}) | st.builds(
+    EmbedRequest, **{**of(EmbedRequest), **named, "stream": st.just(False)}
+)
+
+
+@given(decoded, st.booleans())
+def test_a_request_for_a_target_says_the_same_of_all_else(request: Request, asked: bool) -> None:
+    before = plainly(request)
+    if asked:
+        assert [*request.said.items()] == before
+
+    got = request.bound("its", "openai")
+
+    assert got == replace(request, model="its", source="openai")
+    assert [*got.said.items()] == plainly(got)

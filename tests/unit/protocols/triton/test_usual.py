@@ -70,7 +70,8 @@ def read(dialect: Triton, call: Call) -> Any:
     """What comes of it: whether it streams, and the request or the error."""
     streams = dialect.peek(call).stream
     try:
-        return streams, dialect.decode(call)
+        request = dialect.decode(call)
+        return streams, request, [*request.said.items()]
     except GatewayError as error:
         return streams, type(error), vars(error), str(error)
 
