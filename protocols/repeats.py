@@ -5,7 +5,7 @@ text. Seeing so takes a fraction of the time of reading an event, and many at on
 """
 
 from collections.abc import Callable, Sequence
-from operator import methodcaller
+from io import BytesIO
 from typing import Any, Final
 
 import msgspec
@@ -14,15 +14,16 @@ from gateway.core.types import Event, Served, Start, Text
 
 _encode = msgspec.json.Encoder().encode
 _read_text = msgspec.json.Decoder(str).decode
-_read_texts = msgspec.json.Decoder(list[str]).decode
+_read_lines = msgspec.json.Decoder(str).decode_lines
 
 _ONCE: Final = frozenset({Served, Start})
 PROBE: Final = "Would this change more than the text?"
 _PROBE: Final = _encode(PROBE)
 _TRIES: Final = 8
 """Of a worker whose events differ in more no likeness is sought for ever."""
-_AT_ONCE: Final = 128
-"""Events that are cut apart together: one that differs may not cost another look at all of a read.
+_AT_ONCE: Final = 1 << 15
+"""Bytes that are cut apart together: an event that differs may not cost another look at all of a
+read.
 """
 
 
@@ -95,30 +96,39 @@ class Repeats:
         return len(data)
 
     def _run(self, data: bytes, start: int, texts: list[str]) -> int:
-        """The same where there may be many."""
-        head = self.head
-        while True:
-            *events, rest = data[start:].split(self._tail, _AT_ONCE)
-            end = len(data) - len(rest)
-            parts = [*map(methodcaller("removeprefix", head), events)]
-            known = _texts(parts, end - start - self._size * len(events))
-            if known is None:
-                return start + self._each(events, texts)
-            texts += known
-            start = end
-            if len(events) < _AT_ONCE or not data.startswith(head, start):
-                return start
+        """The same where there may be many.
 
-    def _each(self, events: list[bytes], texts: list[str]) -> int:
-        """The same one by one, of events whose tails are cut off; gives how long they were."""
-        head, size = self.head, 0
-        for event in events:
-            text = _text(event[len(head) - 1 :] + b'"') if event.startswith(head) else None
+        They are cut by length alone: that they are alike shows when they are put together again.
+        """
+        head, tail = self.head, self._tail
+        last = data.rfind(tail, start + len(head))
+        between, said = tail + head, slice(len(head), 1 - len(tail))
+        reading = BytesIO(data)
+        while start < last and data.startswith(head, start):
+            reading.seek(start)
+            lines = reading.readlines(min(last - start, _AT_ONCE))[::2]  # each event has two
+            parts = [line[said] for line in lines]
+            whole = between.join(parts)
+            end = start + len(head) + len(whole)
+            alike = data.startswith(whole, start + len(head)) and data.startswith(tail, end)
+            known = _texts(parts) if alike else None
+            if known is None:
+                return self._each(data, start, texts)
+            texts += known
+            start = end + len(tail)
+        return start
+
+    def _each(self, data: bytes, start: int, texts: list[str]) -> int:
+        """The same one by one."""
+        head, tail = self.head, self._tail
+        while data.startswith(head, start):
+            end = data.find(tail, start + len(head))
+            text = None if end < 0 else _text(data[start + len(head) - 1 : end + 1])
             if text is None:
                 break
             texts.append(text)
-            size += len(event) + len(self._tail)
-        return size
+            start = end + len(tail)
+        return start
 
 
 def text_alone(events: Sequence[Event]) -> Text | None:
@@ -136,13 +146,10 @@ def _text(quoted: bytes) -> str | None:
         return None
 
 
-def _texts(said: list[bytes], size: int) -> list[str] | None:
-    """What stands in the quotes of many, which are so long together; None where one is in doubt."""
-    together = b"".join(said)
-    if len(together) != size or together.find(b'"') >= 0:
-        return None
+def _texts(parts: list[bytes]) -> list[str] | None:
+    """What stands in the quotes of many, none with a newline; None where one is no text."""
     try:
-        texts = _read_texts(b'["%b"]' % b'","'.join(said))
+        texts = _read_lines(b'"%b"' % b'"\n"'.join(parts))
     except (UnicodeDecodeError, msgspec.DecodeError):
         return None
-    return texts if len(texts) == len(said) else None  # a backslash takes away the next quote
+    return texts if len(texts) == len(parts) else None  # a line is one text, or more

@@ -35,6 +35,11 @@ def test_a_chunk_that_differs_in_its_text_alone_is_known() -> None:
 
 ODD = [
     pytest.param(holding(b'"x","y"'), id="more than a text"),
+    pytest.param(holding(b'"x""y"'), id="two texts"),
+    pytest.param(holding(b'"x" "y"'), id="two texts apart"),
+    pytest.param(holding(b'"x\ndata: y"'), id="two lines"),
+    pytest.param(said("x").replace(b"\n\n", b"\n:\n\n"), id="a comment in it"),
+    pytest.param(said("x").replace(b"\n", b"\r\n"), id="other ends of lines"),
     pytest.param(holding(b'"\xff"'), id="not UTF-8"),
     pytest.param(holding(b'"\x01"'), id="control character"),
 ]
@@ -85,6 +90,7 @@ def test_quotes_are_part_of_a_text_where_they_are_escaped() -> None:
     [
         *ODD,
         pytest.param(holding(b'"x\\"'), id="a backslash at the end"),
+        pytest.param(holding(b'"x\\"') + holding(b'"y""z"'), id="as many texts as events"),
         pytest.param(holding(b'"\\ud83d"'), id="half a character"),
         pytest.param(said("x").partition(b'"x')[2], id="no beginning"),
         pytest.param(b"data: [DONE]\n\n", id="the end"),
@@ -121,6 +127,14 @@ def test_any_number_are_known_at_once() -> None:
     assert learned().run(data + data + data[:-1], 0, texts) == 2 * len(data) + 127 * len(said("a"))
     assert texts == ["a"] * 383
     assert learned().run(data, 0, texts) == len(data)
+
+
+def test_those_are_known_that_come_before_what_is_no_event() -> None:
+    texts: list[str] = []
+    data = said("a") + said("b")
+
+    assert learned().run(data + b"\n" + data + data[:-2], 0, texts) == len(data)
+    assert texts == ["a", "b"]
 
 
 def test_one_is_known_before_the_next_is_whole() -> None:
