@@ -1,16 +1,18 @@
 """The worker and the clients in C: what they count as right, and what not."""
 
 import asyncio
+import json
 from collections.abc import Iterator
 from pathlib import Path
 
+import httpx
 import pytest
 
 from tests.bench.building import built
 from tests.bench.loads import TOKENS, Asked, Load, Outcome, Worker, put
 from tests.fakes import CLOSE, END, Reply, ScriptedWorker, chunked, whole
 
-CHAT, GENERATE = "/v1/chat/completions", "/v2/models/m/generate"
+CHAT, TEXT, GENERATE = "/v1/chat/completions", "/v1/completions", "/v2/models/m/generate"
 ONCE = Load(name="once", clients=2, count=4, seconds=5.0)
 STREAM = Load(name="stream", form="stream", clients=2, count=4, seconds=5.0)
 
@@ -28,7 +30,7 @@ def asked(port: int, folder: Path, path: str, *, end: str = "", body: str = "{}"
     return Asked(port, path, file, ["Authorization: Bearer k"], end)
 
 
-@pytest.mark.parametrize("path", [CHAT, GENERATE])
+@pytest.mark.parametrize("path", [CHAT, TEXT, GENERATE])
 def test_whole_answers_are_right(worker: Worker, tmp_path: Path, path: str) -> None:
     found = put(ONCE, asked(worker.port, tmp_path, path))
     assert (found.completed, found.errors, found.tokens, found.connections) == (4, 0, 4, 2)
@@ -38,8 +40,26 @@ def test_whole_answers_are_right(worker: Worker, tmp_path: Path, path: str) -> N
     assert (told.requests, told.streams) == (4, 0)
 
 
+@pytest.mark.parametrize(("path", "begins"), [(CHAT, "chat.completion"), (TEXT, "text_completion")])
+@pytest.mark.parametrize("stream", [False, True])
+def test_it_answers_as_it_was_asked(
+    worker: Worker, path: str, begins: str, *, stream: bool
+) -> None:
+    url = f"http://127.0.0.1:{worker.port}{path}"
+    told = httpx.post(url, json={"stream": stream}, trust_env=False).text
+    said = told.partition("data: ")[2].partition("\n")[0] if stream else told
+    one = json.loads(said)
+    assert one["object"].startswith(begins)
+    inside = (
+        one["choices"][0] if path == TEXT else one["choices"][0]["delta" if stream else "message"]
+    )
+    assert " @000" in inside["text" if path == TEXT else "content"]
+
+
 @pytest.mark.parametrize("pace", [0, 1000])
-@pytest.mark.parametrize(("path", "end"), [(CHAT, "data: [DONE]"), (f"{GENERATE}_stream", "")])
+@pytest.mark.parametrize(
+    ("path", "end"), [(CHAT, "data: [DONE]"), (TEXT, "data: [DONE]"), (f"{GENERATE}_stream", "")]
+)
 def test_streams_are_right(worker: Worker, tmp_path: Path, path: str, end: str, pace: int) -> None:
     worker.pace(pace)
     found = put(STREAM, asked(worker.port, tmp_path, path, end=end, body='{"stream": true}'))

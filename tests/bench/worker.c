@@ -28,7 +28,7 @@
 #include <unistd.h>
 
 enum { MOST = 16384, INPUT = 2 << 20, EVENTS = 512, IDLE = -1 };
-enum dialect { CHAT, GENERATE };
+enum dialect { CHAT, TEXT, GENERATE };
 
 struct connection {
     int fd, place, token, doomed;    // place: in `active`, or IDLE
@@ -95,6 +95,8 @@ static void discard(struct connection *c) {
 
 // --- answers -------------------------------------------------------------------------------------
 
+#define TEXT_CHUNK "{\"id\":\"cmpl-0123456789abcdef0123456789abcdef\",\"object\":\"text_completion\"," \
+                   "\"created\":1763690000,\"model\":\"mock\",\"choices\":"
 #define CHUNK "{\"id\":\"chatcmpl-0123456789abcdef0123456789abcdef\",\"object\":\"chat.completion.chunk\"," \
               "\"created\":1763690000,\"model\":\"mock\",\"choices\":"
 
@@ -110,6 +112,11 @@ static void answer(struct connection *c, enum dialect dialect) {
     if (dialect == CHAT)
         sprintf(body, "{\"id\":\"chatcmpl-0123456789abcdef0123456789abcdef\",\"object\":\"chat.completion\",\"created\":1763690000,"
             "\"model\":\"mock\",\"choices\":[{\"index\":0,\"message\":{\"role\":\"assistant\",\"content\":\"%s @000%014ld\"},"
+            "\"logprobs\":null,\"finish_reason\":\"stop\"}],\"usage\":{\"prompt_tokens\":120,\"completion_tokens\":110,"
+            "\"total_tokens\":230}}", filler, now());
+    else if (dialect == TEXT)
+        sprintf(body, "{\"id\":\"cmpl-0123456789abcdef0123456789abcdef\",\"object\":\"text_completion\",\"created\":1763690000,"
+            "\"model\":\"mock\",\"choices\":[{\"index\":0,\"text\":\"%s @000%014ld\","
             "\"logprobs\":null,\"finish_reason\":\"stop\"}],\"usage\":{\"prompt_tokens\":120,\"completion_tokens\":110,"
             "\"total_tokens\":230}}", filler, now());
     else
@@ -130,14 +137,18 @@ static void token(struct connection *c) {    // the next one, and after the last
     sprintf(text, " @%03d%014ld", c->token, now());
     if (c->dialect == GENERATE)
         sprintf(data, "{\"model_name\":\"mock\",\"model_version\":\"1\",\"text_output\":\"%s\"}", text);
+    else if (c->dialect == TEXT)
+        sprintf(data, TEXT_CHUNK "[{\"index\":0,\"text\":\"%s\",\"logprobs\":null,\"finish_reason\":null}]}", text);
     else
         sprintf(data, CHUNK "[{\"index\":0,\"delta\":{%s\"content\":\"%s\"},\"logprobs\":null,\"finish_reason\":null}]}",
             c->token ? "" : "\"role\":\"assistant\",", text);
     event(c, data);
     if (++c->token < tokens) return;
-    if (c->dialect == CHAT) {
-        event(c, CHUNK "[{\"index\":0,\"delta\":{},\"logprobs\":null,\"finish_reason\":\"stop\"}]}");
-        sprintf(data, CHUNK "[],\"usage\":{\"prompt_tokens\":120,\"completion_tokens\":%d,\"total_tokens\":%d}}", tokens, tokens + 120);
+    if (c->dialect != GENERATE) {
+        event(c, c->dialect == TEXT ? TEXT_CHUNK "[{\"index\":0,\"text\":\"\",\"logprobs\":null,\"finish_reason\":\"stop\"}]}"
+                                    : CHUNK "[{\"index\":0,\"delta\":{},\"logprobs\":null,\"finish_reason\":\"stop\"}]}");
+        sprintf(data, "%s[],\"usage\":{\"prompt_tokens\":120,\"completion_tokens\":%d,\"total_tokens\":%d}}",
+            c->dialect == TEXT ? TEXT_CHUNK : CHUNK, tokens, tokens + 120);
         event(c, data);
         event(c, "[DONE]");
     }
@@ -189,8 +200,11 @@ static void serve(struct connection *c, char *line, char *body, long size) {
         requests++;
         if (memmem(line, length, "/generate_stream", 16)) stream(c, GENERATE);
         else if (memmem(line, length, "/generate", 9)) answer(c, GENERATE);
-        else if (wants_stream(body, size)) stream(c, CHAT);
-        else answer(c, CHAT);
+        else {
+            enum dialect asked = memmem(line, length, "/chat/", 6) ? CHAT : TEXT;
+            if (wants_stream(body, size)) stream(c, asked);
+            else answer(c, asked);
+        }
     }
 }
 
