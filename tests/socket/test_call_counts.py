@@ -43,10 +43,10 @@ class Calls(Struct, frozen=True):
 
 STATED: Final = {
     # front, client's dialect, worker's dialect
-    ("native", "openai", "openai"): Calls(270, 461, 39),
-    ("native", "openai", "triton"): Calls(400, 610, 53),
-    ("native", "triton", "openai"): Calls(443, 580, 53),
-    ("reference", "openai", "openai"): Calls(348, 548, 78),
+    ("native", "openai", "openai"): Calls(243, 430, 39),
+    ("native", "openai", "triton"): Calls(372, 585, 53),
+    ("native", "triton", "openai"): Calls(372, 558, 53),
+    ("reference", "openai", "openai"): Calls(321, 525, 78),
 }
 MORE: Final = 4
 """How many more there may be: what is read, or written, may come in two pieces."""
@@ -93,11 +93,22 @@ ASKED: Final[dict[str, Callable[[bool], tuple[str, dict[str, Any]]]]] = {
 }
 
 
-def piece(dialect: str, number: int) -> bytes:
+def form_of(client: str, dialect: str) -> str:
+    """As what a worker of this dialect is asked for this client."""
+    if dialect == "triton":
+        return "generate"
+    return "chat" if client == "openai" else "completion"
+
+
+def piece(form: str, number: int) -> bytes:
     """A token as a worker sends it: one chunk, one event."""
     text = f" token{number}."
-    if dialect == "triton":
+    if form == "generate":
         told: dict[str, Any] = {"model_name": "m", "model_version": "1", "text_output": text}
+    elif form == "completion":
+        choice: dict[str, Any] = {"index": 0, "text": text, "finish_reason": None}
+        told = {"id": "c-1", "object": "text_completion", "created": 1, "model": "mock"}
+        told["choices"] = [choice]
     else:
         choice = {"index": 0, "delta": {"content": text}, "finish_reason": None}
         told = {"id": "c-1", "object": "chat.completion.chunk", "created": 1, "model": "mock"}
@@ -105,24 +116,28 @@ def piece(dialect: str, number: int) -> bytes:
     return chunk(b"data: " + msgspec.json.encode(told) + b"\n\n")
 
 
-def last(dialect: str) -> bytes:
+def last(form: str) -> bytes:
     """The end of a worker's stream."""
-    if dialect == "triton":
+    if form == "generate":
         return END
-    ended = piece(dialect, 0).partition(b"data: ")[2].removesuffix(b"\r\n")
-    ended = ended.replace(b'{"content":" token0."}', b"{}").replace(b"null", b'"stop"')
+    ended = piece(form, 0).partition(b"data: ")[2].removesuffix(b"\r\n")
+    ended = ended.replace(b'{"content":" token0."}', b"{}").replace(b'" token0."', b'""')
+    ended = ended.replace(b"null", b'"stop"')
     return chunk(b"data: " + ended) + chunk(b"data: [DONE]\n\n") + END
 
 
-def answer(dialect: str) -> bytes:
+def answer(form: str) -> bytes:
     """A whole answer of a worker."""
-    if dialect == "triton":
+    if form == "generate":
         told: dict[str, Any] = {"model_name": "m", "model_version": "1", "text_output": " Jumped."}
     else:
-        message = {"role": "assistant", "content": " Jumped."}
-        choice = {"index": 0, "message": message, "finish_reason": "stop"}
+        message: dict[str, Any] = {"message": {"role": "assistant", "content": " Jumped."}}
+        object_ = "chat.completion"
+        if form == "completion":
+            message, object_ = {"text": " Jumped."}, "text_completion"
+        choice = {"index": 0, **message, "finish_reason": "stop"}
         usage = {"prompt_tokens": 9, "completion_tokens": 2, "total_tokens": 11}
-        told = {"id": "c-1", "object": "chat.completion", "created": 1, "model": "mock"}
+        told = {"id": "c-1", "object": object_, "created": 1, "model": "mock"}
         told |= {"choices": [choice], "usage": usage}
     return whole(msgspec.json.encode(told))
 
@@ -183,7 +198,7 @@ class Client:
         """The calls for a request with a whole answer."""
         before = self._settled()
         self._ask(*ASKED[client](False))
-        self._worker.says.put(answer(dialect))
+        self._worker.says.put(answer(form_of(client, dialect)))
         self._worker.says.put(None)
         self._until(b"Jumped.")
         return self._settled() - before
@@ -193,16 +208,16 @@ class Client:
 
         The first comes with the stream's begin, and is counted there.
         """
-        tokens = []
+        tokens, form = [], form_of(client, dialect)
         before = self._settled()
         self._ask(*ASKED[client](True))
-        self._token(CHUNKED + piece(dialect, 1), 1)
+        self._token(CHUNKED + piece(form, 1), 1)
         opened = now = self._settled()
         for number in range(2, 2 + TURNS):
-            self._token(piece(dialect, number), number)
+            self._token(piece(form, number), number)
             then, now = now, self._settled()
             tokens.append(now - then)
-        self._worker.says.put(last(dialect))
+        self._worker.says.put(last(form))
         self._worker.says.put(None)
         self._until(b"0\r\n\r\n")
         return self._settled() - now + opened - before, tokens
