@@ -5,7 +5,7 @@ They are read far faster than whatever a request may hold. Any other, and any th
 """
 
 from operator import itemgetter
-from typing import Annotated, Final, Literal
+from typing import Annotated, Any, Final, Literal
 
 import msgspec
 from msgspec import Meta, Struct
@@ -49,6 +49,9 @@ class _Conversation(Struct, forbid_unknown_fields=True, repr_omit_defaults=True)
 _name: Final = itemgetter(0)
 _TOLD, _UNTOLD = Want(), Want(usage="none")
 
+_SAMPLING: Final = {name: f"sampling.{name}" for name in Sampling.__struct_fields__}
+_STOPPING: Final = {name: f"stopping.{name}" for name in Stopping.__struct_fields__}
+
 _read = msgspec.json.Decoder(_Conversation).decode
 
 
@@ -65,21 +68,24 @@ def read_usual(
         return None
     told = not stream or (options is not None and options.include_usage)
     most = wire.max_completion_tokens
-    return GenerateRequest(
+    turns = tuple([Message(one.role, (TextPart(one.content),)) for one in wire.messages])
+    sampling = Sampling(
+        temperature=wire.temperature,
+        top_p=wire.top_p,
+        seed=wire.seed,
+        presence_penalty=wire.presence_penalty,
+        frequency_penalty=wire.frequency_penalty,
+    )
+    stopping = Stopping(
+        max_tokens=wire.max_tokens if most is None else most,
+        stop=(stop,) if isinstance(stop, str) else stop or (),
+    )
+    request = GenerateRequest(
         model=wire.model,
         kind="chat",
-        messages=tuple([Message(one.role, (TextPart(one.content),)) for one in wire.messages]),
-        sampling=Sampling(
-            temperature=wire.temperature,
-            top_p=wire.top_p,
-            seed=wire.seed,
-            presence_penalty=wire.presence_penalty,
-            frequency_penalty=wire.frequency_penalty,
-        ),
-        stopping=Stopping(
-            max_tokens=wire.max_tokens if most is None else most,
-            stop=(stop,) if isinstance(stop, str) else stop or (),
-        ),
+        messages=turns,
+        sampling=sampling,
+        stopping=stopping,
         n=wire.n,
         stream=stream,
         want=_TOLD if told else _UNTOLD,
@@ -88,3 +94,27 @@ def read_usual(
         labels={} if wire.user is None else {"user": wire.user},
         given=frozenset(map(_name, wire.__rich_repr__())),  # which leaves out what is None
     )
+    return request.saying(_said(request))
+
+
+def _said(request: GenerateRequest) -> dict[str, Any]:
+    """See ``GenerateRequest.said``, of what a usual one may hold."""
+    said: dict[str, Any] = {"model": request.model, "kind": "chat", "messages": request.messages}
+    for name, value in request.sampling.__rich_repr__():
+        said[_SAMPLING[name]] = value
+    for name, value in request.stopping.__rich_repr__():
+        said[_STOPPING[name]] = value
+    if request.n is not None:
+        said["n"] = request.n
+    if request.stream:
+        said["stream"] = True
+        if request.want is _UNTOLD:
+            said["want.usage"] = "none"
+    if request.timeout is not None:
+        said["timeout"] = request.timeout
+    if request.client_id is not None:
+        said["client_id"] = request.client_id
+    if request.labels:
+        said["labels"] = request.labels
+    said["given"] = request.given
+    return said

@@ -30,9 +30,13 @@ def at_once(body: bytes) -> GenerateRequest | None:
     return read_usual(body, client_id="c-1", timeout=2.5)
 
 
-def exact(request: GenerateRequest | None) -> tuple[Any, bytes]:
-    """The request, and how its numbers are written: 1 is 1.0 to Python, and 0.0 is -0.0."""
-    return request, msgspec.json.encode(request, order="deterministic")
+def exact(request: GenerateRequest | None) -> tuple[Any, bytes, list[Any]]:
+    """The request, how its numbers are written, and what it says in its order.
+
+    1 is 1.0 to Python, and 0.0 is -0.0.
+    """
+    said = [] if request is None else [*request.said.items()]
+    return request, msgspec.json.encode(request, order="deterministic"), said
 
 
 # --- the law --------------------------------------------------------------------------------------
@@ -105,6 +109,12 @@ def test_whatever_is_read_at_once_is_read_as_ever(asked: Any) -> None:
     found = at_once(body)
 
     assert found is None or exact(found) == exact(carefully(body))
+
+
+def test_who_says_nothing_of_itself_is_read_as_ever() -> None:
+    body = msgspec.json.encode(LEAST)
+
+    assert exact(read_usual(body)) == exact(read_chat(read_object(body)))
 
 
 # --- what shows in the bytes alone ----------------------------------------------------------------
