@@ -137,6 +137,7 @@ def least(more: bytes) -> bytes:
         b'"\\u0075ser":"\\u00e9"',
         b'"messages":[{"role":"\\u0075ser","content":"a","content":"b"}]',
         b'"stop":[]',
+        b'"stream":true,"stream_options":{"include_usage":true}',
     ],
 )
 def test_other_spellings(more: bytes) -> None:
