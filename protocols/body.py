@@ -34,7 +34,7 @@ def read_object(body: bytes) -> dict[str, Raw]:
 def unchecked_fields(call: Call) -> Mapping[str, Raw] | None:
     """What ``read_object`` gives of a call's body, its texts unchecked; None where it can't.
 
-    It is kept with the call, for ``fields_of``.
+    It is kept with the call until ``fields_of`` takes it.
     """
     try:
         fields = _fields(call.body)
@@ -46,7 +46,7 @@ def unchecked_fields(call: Call) -> Mapping[str, Raw] | None:
 
 def fields_of(call: Call) -> Mapping[str, Raw]:
     """What ``read_object`` gives of a call's body. Raises Malformed."""
-    fields: Mapping[str, Raw] | None = call.__dict__.get("fields")
+    fields: Mapping[str, Raw] | None = call.__dict__.pop("fields", None)
     if fields is None:
         return read_object(call.body)
     body = call.body

@@ -34,8 +34,8 @@ class Glance(Generic[Told]):
         """The same, up to the digits of the body's length, and after them."""
         self._used = True
         """It has come again, or there was none yet."""
-        self._idle = 0
-        """Messages that are still to be parsed before one is learnt."""
+        self._idle = 1
+        """Messages that are still to be parsed before one is learnt: many lines bring only one."""
         self.headers: dict[str, str] = {}
         self.size = 0
         """How many bytes the body has, as the head that came last says."""

@@ -218,13 +218,14 @@ def test_a_request_that_repeats_the_head_before_is_not_parsed(
     loop: asyncio.AbstractEventLoop,
 ) -> None:
     reader, arrived = of(loop)
-    for body in (b"{}", b"{ }", b"", b"{  }"):
+    for number, body in enumerate((b"{}", b"{}", b"{ }", b"", b"{  }")):
         head = b"POST / HTTP/1.1\r\nHost: a\r\nContent-Length: %d\r\n\r\n" % len(body)
         for piece in (head, body) if len(body) > 3 else (head + body,):
             reader.feed(piece)
-        reader._parser = None  # type: ignore[assignment]  # it is not needed
+        if number:
+            reader._parser = None  # type: ignore[assignment]  # it is not needed
     told = [one.headers["content-length"] for one in arrived if isinstance(one, Incoming)]
-    assert told == ["2", "3", "0", "4"]
+    assert told == ["2", "2", "3", "0", "4"]
 
 
 def test_nothing_is_known_after_a_request_that_ends_the_connection(

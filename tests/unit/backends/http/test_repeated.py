@@ -147,7 +147,8 @@ def test_what_is_known_at_a_glance_is_what_would_have_been_read(
 def test_a_head_is_known_to_all_connections_of_a_worker() -> None:
     head = b"HTTP/1.1 200 OK\r\na: b\r\ncontent-length: %d\r\n\r\n"
     glance = Glance[Any]()
-    Worker(glance).answers([head % 2 + b"{}"])
+    for _ in range(2):
+        Worker(glance).answers([head % 2 + b"{}"])
     other = Worker(glance)
     other._connection._parser = other._connection._feed = None  # type: ignore[assignment]  # it is not needed
     headers = {"a": "b", "content-length": "3"}
