@@ -135,9 +135,8 @@ class Attempt:
         and what the dialect reads in a worker's error.
         """
         member, watch, work = self.member, self._watch, self._work
-        worker, own = member.worker, work.own
-        if worker.bearer is not None:
-            own = keyed(own, worker)
+        worker = member.worker
+        own = keyed(work.own, worker)
         member.waiting.add(watch)
         try:
             watch.wait(self.place.since)
@@ -146,8 +145,7 @@ class Attempt:
                 watch.cut = reading.abort
             if reading is None or not await reading.head():
                 reading = await self._dial(own)
-            if member.was != "up":
-                member.reached()
+            member.reached()
             if reading.status != _OK:
                 raise await self._refusal(reading)
             self.accepted = True

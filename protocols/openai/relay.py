@@ -338,28 +338,16 @@ def _request(body: Any, said: AbstractSet[str], model: str, known: Mapping[str, 
     if "input" in said:
         inputs = _several(body.input)
         return EmbedRequest(model=model, inputs=inputs, labels=labels, **known)
-    n = body.n if "n" in said else None
-    stream = known.get("stream", "stream" in said and body.stream)
-    timeout, client_id = known.get("timeout"), known.get("client_id")
-    if "messages" in said:
-        return GenerateRequest(
-            model=model,
-            kind="chat",
-            messages=_turns(body.messages),
-            n=n,
-            stream=stream,
-            timeout=timeout,
-            client_id=client_id,
-            labels=labels,
-        )
+    talks = "messages" in said
     return GenerateRequest(
         model=model,
-        kind="completion",
-        prompts=_several(body.prompt),
-        n=n,
-        stream=stream,
-        timeout=timeout,
-        client_id=client_id,
+        kind="chat" if talks else "completion",
+        messages=_turns(body.messages) if talks else (),
+        prompts=() if talks else _several(body.prompt),
+        n=body.n if "n" in said else None,
+        stream=known.get("stream", "stream" in said and body.stream),
+        timeout=known.get("timeout"),
+        client_id=known.get("client_id"),
         labels=labels,
     )
 
