@@ -1,7 +1,7 @@
 """Events to one whole answer. A unary answer is this fold over the same events as a stream."""
 
-from collections.abc import Iterable
-from operator import attrgetter
+from collections.abc import Callable, Iterable
+from operator import attrgetter, itemgetter
 from typing import Any, Final
 
 from msgspec import Struct
@@ -56,12 +56,21 @@ class Answer(Struct):
 
 
 _INDEX: Final = attrgetter("index")
-_LONE: Final = frozenset(
-    (*served, *echo, Text, End, *usage, Done)
+_PARTS: Final = (Served, PromptEcho, Text, End, Usage)
+
+
+def _finding(kinds: tuple[type, ...]) -> Callable[[tuple[Any, ...]], tuple[Any, ...]]:
+    """Finds the ``_PARTS`` among events of these kinds, with the last of them where one lacks."""
+    return itemgetter(*[kinds.index(part) if part in kinds else -1 for part in _PARTS])
+
+
+_LONE: Final = {
+    kinds: _finding(kinds)
     for served in ((), (Served,))
     for echo in ((), (PromptEcho,))
     for usage in ((), (Usage,))
-)
+    for kinds in ((*served, *echo, Text, End, *usage, Done),)
+}
 """What tells of one choice in one text, as nearly all that came whole does."""
 _UNTOLD: Final = Served()
 
@@ -170,23 +179,19 @@ def folded(events: Iterable[Event]) -> Answer:
 
 def _alone(events: tuple[Event, ...]) -> Answer | None:
     """The same as ``Fold`` makes of one choice in one text; None of any other."""
-    kinds = tuple(map(type, events))
-    if kinds not in _LONE:
+    find = _LONE.get(tuple(map(type, events)))
+    if find is None:
         return None
-    told: dict[type, Any] = dict(zip(kinds, events, strict=True))
-    text, end, echo = told[Text], told[End], told.get(PromptEcho)
-    if text.index != end.index or (echo is not None and text.index != echo.index):
+    served, echo, text, end, usage = find((*events, None))
+    index, said, echoed, logprobs = text.index, text.text, 0, text.logprobs
+    if index != end.index:
         return None
-    choice = ChoiceAnswer(
-        text.index,
-        text.text,
-        tokens=text.tokens,
-        token_ids=[*text.token_ids],
-        logprobs=[*text.logprobs],
-        reason=end.reason,
-        stop=end.stop,
-    )
     if echo is not None:
-        choice.text, choice.echoed = echo.text + text.text, len(echo.text)
-        choice.logprobs = [*echo.logprobs, *text.logprobs]
-    return Answer([choice], usage=told.get(Usage), served=told.get(Served, _UNTOLD))
+        if index != echo.index:
+            return None
+        said, echoed, logprobs = echo.text + said, len(echo.text), (*echo.logprobs, *logprobs)
+    ids, logprobs = [*text.token_ids], [*logprobs]
+    choice = ChoiceAnswer(
+        index, said, echoed, text.tokens, "", None, "", [], ids, logprobs, end.reason, end.stop
+    )
+    return Answer([choice], [], usage, [], served or _UNTOLD)

@@ -6,6 +6,7 @@ is kept in ``extra`` as the client wrote it, for a worker of the same mind.
 """
 
 from collections.abc import Mapping
+from functools import cached_property
 from typing import Any, Final, Literal, Self, get_args
 
 from msgspec import NODEFAULT, Raw, Struct
@@ -254,37 +255,12 @@ SECTIONS: Final[Mapping[str, type[Struct]]] = {
 class _Fields(Struct, frozen=True, dict=True, repr_omit_defaults=True):
     """What every request has."""
 
-    @property
+    @cached_property
     def said(self) -> Mapping[str, Any]:
         """Every value that is not as it is for a client that says nothing of it.
 
         By its path, such as ``sampling.top_k``; None and what is empty say nothing, either.
         """
-        kept = self.__dict__  # what functools would keep it in, behind a lock
-        if "said" not in kept:
-            kept["said"] = self._said()
-        found: Mapping[str, Any] = kept["said"]
-        return found
-
-    def without(self, **silent: bool) -> Self:
-        """A copy that says nothing of the fields that are ``silent``: each is None by default."""
-        said, names = dict(self.said), [name for name, is_silent in silent.items() if is_silent]
-        for name in names:
-            said.pop(name, None)
-        return replace(self, **dict.fromkeys(names)).saying(said)
-
-    def bound(self, model: str, source: str) -> Self:
-        """A copy for the target that calls it ``model``, from the dialect ``source``."""
-        copy = replace(self, model=model, source=source)
-        said = self.__dict__.get("said")
-        return copy if said is None else copy.saying({**said, "model": model, "source": source})
-
-    def saying(self, said: Mapping[str, Any]) -> Self:
-        """The same, of which its maker knows what is ``said``."""
-        self.__dict__["said"] = said
-        return self
-
-    def _said(self) -> Mapping[str, Any]:
         found = {}
         unsaid = _UNSAID[type(self)]
         for name, value in self.__rich_repr__():  # which leaves out all that is a default itself
@@ -297,6 +273,27 @@ class _Fields(Struct, frozen=True, dict=True, repr_omit_defaults=True):
             elif value != unsaid[name]:
                 found[name] = value
         return found
+
+    def without(self, **silent: bool) -> Self:
+        """A copy that says nothing of the fields that are ``silent``: each is None by default."""
+        said = dict(self.said)
+        silenced: dict[str, None] = {}
+        for name, is_silent in silent.items():
+            if is_silent:
+                silenced[name] = None
+                said.pop(name, None)
+        return replace(self, **silenced).saying(said)
+
+    def bound(self, model: str, source: str) -> Self:
+        """A copy for the target that calls it ``model``, from the dialect ``source``."""
+        copy = replace(self, model=model, source=source)
+        said = self.__dict__.get("said")
+        return copy if said is None else copy.saying({**said, "model": model, "source": source})
+
+    def saying(self, said: Mapping[str, Any]) -> Self:
+        """The same, of which its maker knows what is ``said``."""
+        self.__dict__["said"] = said
+        return self
 
 
 class GenerateRequest(_Fields, frozen=True, kw_only=True):

@@ -8,6 +8,7 @@ import msgspec
 
 from gateway.core import sse
 from gateway.core.errors import GatewayError, StreamBroken, WorkerFailed
+from gateway.core.ports import Decoder
 from gateway.core.types import (
     Done,
     EmbedRequest,
@@ -75,13 +76,20 @@ class _Choice:
         """What is still to come back of the prompt, where it was asked for."""
 
 
+def answer_decoder(
+    request: GenerateRequest, *, echoes: bool, complaint: Callable[[bytes], None] = complain
+) -> Decoder:
+    """What reads the answer to a request, a usual one at a glance; see ``AnswerDecoder``."""
+    careful = partial(AnswerDecoder, request, echoes=echoes, complaint=complaint)
+    return careful() if echoes or request.stream else wholes.WholeDecoder(request, careful)
+
+
 class AnswerDecoder:
     """Reads the answer to a GenerateRequest, as a stream of events or as one JSON body.
 
-    Which of the two it is shows in the first byte: some workers answer a stream's request in one
-    piece, and the other way round. ``echoes``: the worker was asked to give the prompt back.
-    ``complaint`` raises what a body that is no answer tells of. ``ends_calls``: the stream's end is
-    also that of a choice that called a tool, since such workers give no finish reason then.
+    Which of the two it is shows in the first byte: see ``sse.Body``. ``echoes``: the worker was
+    asked to give the prompt back. ``complaint`` raises what a body that is no answer tells of.
+    ``ends_calls``: the stream's end also ends a choice that called a tool and tells no reason.
     """
 
     def __init__(
@@ -148,10 +156,6 @@ class AnswerDecoder:
             raise
         return self._repeats.head != b""
 
-    def whole(self, body: bytes) -> Sequence[Event] | None:
-        """The events of a usual answer in one piece; None where it must be fed."""
-        return None if self._echoes else wholes.whole(self._request, body)
-
     def close(self) -> Sequence[Event]:
         """See ``gateway.core.ports.Decoder``."""
         if self._failed is not None:
@@ -159,11 +163,8 @@ class AnswerDecoder:
         if self._done:
             return ()
         if (whole := self._body.whole) is not None:
-            body = bytes(whole)
-            if (usual := self.whole(body)) is not None:
-                return usual
             events: list[Event] = []
-            self._read(body, events, whole=True)
+            self._read(bytes(whole), events, whole=True)
             return [*events, *self._end()]
         try:
             self._splitter.close()

@@ -30,7 +30,7 @@ from protocols.body import fields_of, unchecked_fields, value
 from protocols.openai import described, errors, faults, standing
 from protocols.openai.answers import ChatEncoder, Style, TextEncoder
 from protocols.openai.chunks import heading
-from protocols.openai.decoder import AnswerDecoder, VectorDecoder
+from protocols.openai.decoder import VectorDecoder, answer_decoder
 from protocols.openai.profiles import PROFILES
 from protocols.openai.reading import given, wrong_type
 from protocols.openai.relay import openai_relays
@@ -290,7 +290,7 @@ class OpenAI:
         """See ``gateway.core.ports.WorkerDialect``."""
         if isinstance(request, EmbedRequest):
             return VectorDecoder(request)
-        return AnswerDecoder(request, echoes=self._writer.echoes(request))
+        return answer_decoder(request, echoes=self._writer.echoes(request))
 
     def read_error(self, status: int, headers: Mapping[str, str], body: bytes) -> GatewayError:
         """See ``gateway.core.ports.WorkerDialect``."""

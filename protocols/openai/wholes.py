@@ -3,12 +3,13 @@
 They are read far faster than whatever an answer may be. Any other is for ``AnswerDecoder``.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Annotated, Any, Final, Literal
 
 import msgspec
 from msgspec import Meta, Struct
 
+from gateway.core.ports import Decoder
 from gateway.core.types import Done, End, Event, FinishReason, GenerateRequest, Served, Text
 from protocols.openai.incoming import WireUsage, usage_in
 
@@ -107,3 +108,37 @@ def whole(request: GenerateRequest, body: bytes) -> Sequence[Event] | None:
         usage,
         _DONE,
     )
+
+
+class WholeDecoder:
+    """Reads the answer to a request that asks for no stream, as ``AnswerDecoder`` does.
+
+    ``careful`` makes that, for an answer that is unusual, or does not come in one piece.
+    """
+
+    __slots__ = ("_careful", "_held", "_reading", "_request")
+
+    def __init__(self, request: GenerateRequest, careful: Callable[[], Decoder]) -> None:
+        self._request = request
+        self._careful = careful
+        self._held = b""
+        self._reading: Decoder | None = None
+
+    def feed(self, data: bytes) -> Sequence[Event]:
+        """See ``gateway.core.ports.Decoder``."""
+        if self._reading is None and not self._held and data.startswith(b"{"):
+            self._held = data
+            return ()
+        return self._carefully().feed(data)
+
+    def close(self) -> Sequence[Event]:
+        """See ``gateway.core.ports.Decoder``."""
+        if self._reading is None and (events := whole(self._request, self._held)) is not None:
+            return events
+        return self._carefully().close()
+
+    def _carefully(self) -> Decoder:
+        if self._reading is None:
+            self._reading = self._careful()
+            self._reading.feed(self._held)
+        return self._reading

@@ -1,7 +1,7 @@
 """Writing requests for workers, and telling what they can't carry."""
 
 from collections.abc import Iterator, Mapping
-from typing import Any
+from typing import Any, Final
 
 import msgspec
 
@@ -51,6 +51,13 @@ _POWERS = frozenset(
      "vllm_xargs", "mm_processor_kwargs", "custom_logit_processor", "lora_path", "session_params"}
 )  # fmt: skip
 """What reaches into a worker: given on only where the operator lets clients have it."""
+
+_BESIDE: Final = frozenset(
+    {"sampling.seed", "sampling.do_sample", "sampling.logit_bias", "sampling.beam_width",
+     "stopping.stop", "stopping.overflow", "logprobs.top", "logprobs.prompt", "output",
+     "messages", "labels", "stream", "want.token_ids"}
+)  # fmt: skip
+"""Paths of which the rows for completions do not tell all that is written, or is lost."""
 
 
 def is_chat(request: GenerateRequest) -> bool:
@@ -154,11 +161,12 @@ class Writer:
         return body | self._output(request, takes_format=True) | self._ending(request)
 
     def _text(self, request: GenerateRequest) -> dict[str, Any]:
-        alone = len(request.prompts) == 1
-        body: dict[str, Any] = {
-            "model": request.model,
-            "prompt": request.prompts[0] if alone else request.prompts,
-        }
+        prompts = request.prompts
+        prompt: Any = prompts[0] if len(prompts) == 1 else prompts
+        body = {"model": request.model, "prompt": prompt}
+        if _BESIDE.isdisjoint(request.said):
+            body |= params.write(self._completion, request.said)
+            return body
         body |= self._scalars(self._completion, request)
         if request.logprobs is not None:
             body["logprobs"] = _at_most(request.logprobs, self._profile.text_top)
@@ -222,6 +230,8 @@ class Writer:
     ) -> tuple[Loss, ...]:
         chat = is_chat(request)
         carries = self._carries[chat]
+        if not chat and _BESIDE.isdisjoint(request.said):
+            return loss.losses(request, carries, names, extra=True)
         if more := self._structures(request, chat=chat):
             carries = carries | more
         found = list(loss.losses(_tolerant(request), carries, names, extra=True))

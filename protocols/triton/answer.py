@@ -10,6 +10,7 @@ from functools import cached_property
 from typing import Any
 
 from msgspec import UNSET, Struct
+from msgspec.structs import replace
 
 from gateway.core import sse
 from gateway.core.aggregate import Answer
@@ -64,17 +65,18 @@ class GenerateEncoder:
         self._choices = request.choices
         self._prompt_tokens: int | None = None
         self._totals: dict[int, float] = {}
-        self._same: dict[str, Any] = {
-            "id": request.client_id or UNSET,
-            "model_name": about.model,
-            "model_version": version(about),
-        }
+        self._plain = Generated(
+            id=request.client_id or UNSET,
+            model_name=about.model,
+            model_version=version(about),
+            text_output="",
+        )
+        """What tells of a text alone, without it."""
 
     @cached_property
     def _head(self) -> bytes:
         """An event that tells of a text alone, up to that text."""
-        empty = encode(Generated(**self._same, text_output=""))
-        return b"data: " + empty.removesuffix(b'""}')
+        return b"data: " + encode(self._plain).removesuffix(b'""}')
 
     def headers(self) -> Headers:
         """None of its own."""
@@ -84,7 +86,7 @@ class GenerateEncoder:
         """One event for each piece of text."""
         if not self._asked and self._choices == 1:
             return b"".join(
-                [self._plain(one) for one in events if type(one) is Text or type(one) is Refusal]
+                [self._event(one) for one in events if type(one) is Text or type(one) is Refusal]
             )
         return b"".join([sse.event(self._object(row)) for row in self._rows(events)])
 
@@ -94,18 +96,20 @@ class GenerateEncoder:
 
     def whole(self, answer: Answer) -> Reply:
         """The object; framed, it is a stream of one event."""
-        if answer.usage is not None:
-            self._prompt_tokens = answer.usage.prompt_tokens
-        if not self._asked and len(answer.choices) == 1:
-            [choice] = answer.choices
-            body = encode(Generated(**self._same, text_output=choice.text + choice.refusal))
-        else:
+        choices = answer.choices
+        if self._asked or len(choices) != 1:
+            if answer.usage is not None:
+                self._prompt_tokens = answer.usage.prompt_tokens
             body = self._object(measures.pieces(answer))
+        else:
+            plain, [choice] = self._plain, choices
+            plain.text_output = choice.text + choice.refusal
+            body = encode(plain)
         if self._framed:
             return Reply(200, sse.event(body), SAID_AS_EVENTS)
         return Reply(200, body, SAID)
 
-    def _plain(self, event: Text | Refusal) -> bytes:
+    def _event(self, event: Text | Refusal) -> bytes:
         """An event that is nothing but a text, for each piece of it."""
         if type(event) is Text and event.pieces:
             return sse.each(encode_lines(event.pieces), self._head, b"}\n\n")
@@ -118,7 +122,7 @@ class GenerateEncoder:
             if values is not None:
                 told[output.name] = _unwrapped(values, output.datatype)
         text = _alone([piece.text for piece in row])
-        return encode(Generated(**self._same, **told, text_output=text))
+        return encode(replace(self._plain, **told, text_output=text))
 
     def _rows(self, events: Sequence[Event]) -> list[list[Piece]]:
         """The pieces of each event to be written.

@@ -4,15 +4,24 @@ They are read far faster than whatever a body may be. Any other, and all that is
 for ``generate`` and ``meaning``, which read these to the same request.
 """
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from functools import lru_cache, partial
+from operator import itemgetter
 from typing import Annotated, Any, Final, Required, TypedDict
 
 import msgspec
 from msgspec import Meta, Struct
+from msgspec.structs import astuple, replace
 
 from gateway.core.ports import Call
-from gateway.core.types import SECTIONS, GenerateRequest, Templating, Want
+from gateway.core.types import (
+    SECTIONS,
+    GenerateRequest,
+    Sampling,
+    Stopping,
+    Templating,
+    Want,
+)
 from protocols.params import Param
 from protocols.triton import generate
 from protocols.triton.meaning import Mode
@@ -27,6 +36,8 @@ _LARGEST: Final = 2**63 - 1
 _REMEMBERED: Final = 128
 """Sets of names."""
 _SILENT: Final = Want("none")
+_SAMPLING: Final[tuple[Any, ...]] = astuple(Sampling())
+_STOPPING: Final[tuple[Any, ...]] = astuple(Stopping())
 _typed: Any = TypedDict
 """Whose names are a profile's, and so not to be written down here."""
 
@@ -34,11 +45,16 @@ _typed: Any = TypedDict
 class _Kind(Struct, frozen=True):
     """What all bodies of the same names have in common. Fields stand with their wire names."""
 
-    given: frozenset[str]
-    own: tuple[tuple[str, str], ...]
-    sections: tuple[tuple[str, type[Struct], tuple[tuple[str, str], ...]], ...]
+    request: GenerateRequest
+    """Without what a body tells by a value."""
+    told: dict[str, Any]
+    """What it says, with that which is to be filled in."""
+    sampling: tuple[str, ...]
+    """The names of its fields in their order, up to the last; "" of those that were not sent."""
+    stopping: tuple[str, ...]
+    others: tuple[tuple[str, Callable[[Mapping[str, Any]], Any]], ...]
+    """What few bodies tell of, and how it is made of one."""
     paths: tuple[tuple[str, str], ...]
-    """Those of all of them, in the order in which a request says them."""
 
 
 class Usual:
@@ -54,8 +70,8 @@ class Usual:
         nested = _typed("Parameters", inner, total=False)
         whole = {**inner, **outer, PROMPT: Required[str], _NESTED: nested}
         self._decode = msgspec.json.Decoder(_typed("Body", whole, total=False)).decode
-        self._kind = lru_cache(_REMEMBERED)(partial(_kind, rows))
-        self._templating = Templating(mode=mode)
+        self._excludes = profile.exclude[0] if profile.exclude else ""
+        self._kind = lru_cache(_REMEMBERED)(partial(_kind, rows, Templating(mode=mode)))
 
     def request(self, call: Call) -> GenerateRequest | None:
         """The request, the same as ``meaning.request`` makes; None where that must be asked."""
@@ -63,37 +79,25 @@ class Usual:
         if said is None:
             return None
         profile = self._profile
-        flag = said.get(profile.streaming[0])
-        excludes = said.get(profile.exclude[0]) if profile.exclude else None
+        value: Callable[..., Any] = said.get
+        flag, excludes = value(profile.streaming[0]), value(self._excludes)
         if flag and profile.insists and excludes is False:
             return None
         shows = not flag and (profile.echo if excludes is None else not excludes)
-        kind = self._kind(tuple(said))
-        fields: dict[str, Any] = {name: said[wire] for name, wire in kind.own}
-        for name, make, places in kind.sections:
-            fields[name] = make(**{field: said[wire] for field, wire in places})
-        model, prompts = call.params["model"], (said[PROMPT],)
-        streams = generate.streamed(call, profile, flag=flag)
-        request = GenerateRequest(
+        kind = self._kind(tuple(said), shows, generate.streamed(call, profile, flag=flag))
+        model, prompts, told = call.params["model"], (said[PROMPT],), kind.told.copy()
+        told["model"], told["prompts"] = model, prompts
+        for path, wire in kind.paths:
+            told[path] = said[wire]
+        request = replace(
+            kind.request,
             model=model,
-            kind="completion",
             prompts=prompts,
-            templating=self._templating,
-            echo=shows or None,
-            stream=streams,
-            want=_SILENT,
-            given=kind.given,
-            **fields,
+            sampling=Sampling(*map(value, kind.sampling, _SAMPLING)),
+            stopping=Stopping(*map(value, kind.stopping, _STOPPING)),
         )
-        mode = self._templating.mode
-        told: dict[str, Any] = {"model": model, "kind": "completion", "prompts": prompts}
-        told["templating.mode"] = mode
-        told |= {path: said[wire] for path, wire in kind.paths}
-        if shows:
-            told["echo"] = True
-        if streams:
-            told["stream"] = True
-        told |= {"want.usage": "none", "given": kind.given}
+        if kind.others:
+            request = replace(request, **{name: made(said) for name, made in kind.others})
         return request.saying(told)
 
     def streams(self, call: Call) -> bool:
@@ -119,22 +123,65 @@ class Usual:
             said |= inner
             if len(said) != names - 1:
                 return None
-        quotes = 2 * (names + 1) + text.count('"')
-        if body.count(b'"') != quotes or body.find(b"u0022") >= 0 or generate.encoded(call):
+        quotes = 2 * (names + 1)
+        if '"' in text:
+            if body.find(b"u0022") >= 0:
+                return None
+            quotes += text.count('"')
+        if body.count(b'"') != quotes or generate.encoded(call):
             return None  # more quotes are those of other names, or of one that was said twice
         return said
 
 
-def _kind(rows: Mapping[str, Param], names: tuple[str, ...]) -> _Kind:
-    own: list[tuple[str, str]] = []
-    sections: dict[str, list[tuple[str, str]]] = {}
-    paths = [(rows[wire].field, wire) for wire in names if wire in rows]
+def _kind(
+    rows: Mapping[str, Param],
+    templating: Templating,
+    names: tuple[str, ...],
+    shows: bool,  # noqa: FBT001 - part of what is remembered by
+    streams: bool,  # noqa: FBT001 - so is this
+) -> _Kind:
+    sections: dict[str, dict[str, str]] = {}
+    others: dict[str, Callable[[Mapping[str, Any]], Any]] = {}
+    paths = sorted([(rows[wire].field, wire) for wire in names if wire in rows], key=_place)
     for path, wire in paths:
         section, _, field = path.rpartition(".")
-        (sections.setdefault(section, []) if section else own).append((field, wire))
-    made = [(name, SECTIONS[name], tuple(places)) for name, places in sections.items()]
-    paths.sort(key=_place)
-    return _Kind(frozenset(names), tuple(own), tuple(made), tuple(paths))
+        if section:
+            sections.setdefault(section, {})[field] = wire
+        else:
+            others[field] = itemgetter(wire)
+    sampling, stopping = sections.pop("sampling", {}), sections.pop("stopping", {})
+    others |= {name: partial(_made, SECTIONS[name], wires) for name, wires in sections.items()}
+    request = GenerateRequest(
+        model="",
+        kind="completion",
+        templating=templating,
+        echo=shows or None,
+        stream=streams,
+        want=_SILENT,
+        given=frozenset(names),
+    )
+    told = ["model", "kind", "prompts", "templating.mode", *[path for path, _ in paths]]
+    return _Kind(
+        request,
+        {**dict.fromkeys(told), **request.said},
+        _row(Sampling, sampling),
+        _row(Stopping, stopping),
+        tuple(others.items()),
+        tuple(paths),
+    )
+
+
+def _row(section: type[Struct], wires: Mapping[str, str]) -> tuple[str, ...]:
+    """See ``_Kind.sampling``; ``wires`` are in the order of their fields."""
+    row: list[str] = []
+    for field, wire in wires.items():
+        row += [""] * (section.__struct_fields__.index(field) - len(row))
+        row.append(wire)
+    return tuple(row)
+
+
+def _made(section: type[Struct], wires: Mapping[str, str], said: Mapping[str, Any]) -> Struct:
+    return section(**{field: said[wire] for field, wire in wires.items()})
 
 
 def _place(told: tuple[str, str]) -> tuple[int, int]:

@@ -2,15 +2,20 @@
 
 import json
 from collections.abc import Iterator, Sequence
+from functools import partial
+from itertools import pairwise
 from typing import Any
 
 import msgspec
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
+from gateway.core.ports import Decoder
 from gateway.core.types import Done, End, Event, GenerateRequest, Text
 from protocols.openai.decoder import AnswerDecoder
 from protocols.openai.passage import WholePassage
-from protocols.openai.wholes import whole
+from protocols.openai.wholes import WholeDecoder, whole
 from tests.unit.protocols.openai.streams import chunk, event, flat, said, told
 
 CHOICE: dict[str, Any] = {
@@ -68,17 +73,18 @@ def answers() -> Iterator[dict[str, Any]]:
     yield ANSWER | {"choices": [{"index": 0, "text": "Hello", "finish_reason": "stop"}]}
 
 
-class Careful(AnswerDecoder):
-    """Takes no answer for a usual one."""
+def read(decoder: Decoder, parts: Sequence[bytes]) -> Any:
+    """All that it reads of these parts, to the error that ends it."""
+    found = told(decoder.feed, decoder.close, parts)
+    return (flat(found[0]), *found[1:]) if isinstance(found, tuple) else flat(found)
 
-    def whole(self, body: bytes) -> None:
-        return None
 
-
-def asked_of(body: bytes, request: GenerateRequest) -> Any:
-    """What the decoder reads of it, looking at no answer as a usual one."""
-    decoder = Careful(request)
-    return told(decoder.feed, decoder.close, [body])
+def alike(request: GenerateRequest, parts: Sequence[bytes]) -> Any:
+    """What is read of these parts, the same by either decoder."""
+    careful = partial(AnswerDecoder, request)
+    known = read(careful(), parts)
+    assert read(WholeDecoder(request, careful), parts) == known
+    return known
 
 
 @pytest.mark.parametrize("kind", ["chat", "completion"])
@@ -87,14 +93,49 @@ def test_a_usual_answer_is_read_as_any_other(kind: Any) -> None:
     usual = 0
     for body in map(msgspec.json.encode, answers()):
         events = whole(request, body)
-        decoder = AnswerDecoder(request)
-        known = asked_of(body, request)
-        assert told(decoder.feed, decoder.close, [body]) == known or events is not None
+        known = alike(request, [body])
         if events is not None:
             usual += 1
-            assert [*events] == flat(known)
+            assert [*events] == known
 
     assert usual > (5 if kind == "chat" else 0)
+
+
+BODIES = st.one_of(
+    st.sampled_from([*answers()]).map(msgspec.json.encode),
+    st.just(said("a") + event(chunk(finish="stop")) + b"data: [DONE]\n\n"),
+    st.sampled_from([b"", b"{", b"{}", b"[]", b'{"error": "no"}']),
+)
+
+
+@given(
+    body=st.tuples(
+        st.sampled_from([b"", b"", b" ", b"\xef\xbb\xbf"]),
+        BODIES,
+        st.sampled_from([b"", b"\n", b"x"]),
+    ).map(b"".join),
+    cuts=st.lists(st.integers(0, 400), max_size=3).map(sorted),
+    kind=st.sampled_from(["chat", "completion"]),
+)
+def test_it_is_read_alike_however_it_comes(body: bytes, cuts: list[int], kind: Any) -> None:
+    parts = [body[start:end] for start, end in pairwise([0, *cuts, len(body)])]
+    alike(msgspec.structs.replace(ASKED, kind=kind), parts)
+
+
+def test_what_reads_any_answer_is_made_where_it_is_needed() -> None:
+    made = []
+    careful = partial(AnswerDecoder, ASKED)
+
+    def counted() -> AnswerDecoder:
+        made.append(careful())
+        return made[-1]
+
+    for body in (ANSWER, ANSWER | {"usage": None}):
+        decoder = WholeDecoder(ASKED, counted)
+        decoder.feed(msgspec.json.encode(body))
+        assert Text("Hello", 0, 2 if body is ANSWER else 1) in decoder.close()
+
+    assert len(made) == 1
 
 
 @pytest.mark.parametrize("around", [b"", b" "])

@@ -5,11 +5,26 @@ from typing import Any
 
 import msgspec
 import pytest
+from hypothesis import given as forall
+from hypothesis import strategies as st
 from msgspec import Raw
 
+from gateway.core.errors import Unsupported
 from gateway.core.loss import Loss
-from gateway.core.types import GenerateRequest, Logprobs, Message, Stopping, TextPart, Tool, Want
-from protocols.openai import OpenAI
+from gateway.core.types import (
+    AudioPart,
+    Choice,
+    GenerateRequest,
+    ImagePart,
+    Logprobs,
+    Message,
+    Stopping,
+    TextPart,
+    Tool,
+    Want,
+)
+from protocols.openai import OpenAI, worker
+from protocols.params import Values
 
 SAID = (Message("user", (TextPart("hi"),)),)
 TOOLS = (Tool("f"),)
@@ -48,10 +63,10 @@ TABLE: list[tuple[str, GenerateRequest, dict[str, Any], set[tuple[str, str]]]] =
 def test_a_wish(
     profile: str, request_: GenerateRequest, body: dict[str, Any], losses: set[tuple[str, str]]
 ) -> None:
-    worker = OpenAI(profile)
+    told = OpenAI(profile)
 
-    sent = json.loads(worker.encode(request_).body)
-    lost = {(loss.field, loss.reason) for loss in worker.losses(request_, {})}
+    sent = json.loads(told.encode(request_).body)
+    lost = {(loss.field, loss.reason) for loss in told.losses(request_, {})}
 
     assert {name: got for name, got in sent.items() if name not in ("model", "messages")} == body
     assert lost == losses
@@ -62,9 +77,71 @@ def test_what_only_another_dialects_workers_may_know_is_not_sent() -> None:
         model="m", kind="completion", prompts=("x",), extra={"foo": Raw(b"1")}, source="elsewhere"
     )
     own = msgspec.structs.replace(request, source="openai")
-    worker = OpenAI("vllm")
+    vllm = OpenAI("vllm")
 
-    assert b"foo" not in worker.encode(request).body
-    assert worker.losses(request, {}) == (Loss("foo", "dropped"),)
-    assert b'"foo":1' in worker.encode(own).body
-    assert worker.losses(own, {}) == ()
+    assert b"foo" not in vllm.encode(request).body
+    assert vllm.losses(request, {}) == (Loss("foo", "dropped"),)
+    assert b'"foo":1' in vllm.encode(own).body
+    assert vllm.losses(own, {}) == ()
+
+
+WISHES: dict[str, st.SearchStrategy[Any]] = {
+    "sampling.temperature": st.sampled_from([0.0, 0.5, 5.0]),
+    "sampling.top_k": st.integers(1, 3),
+    "sampling.do_sample": st.just(False),
+    "sampling.seed": st.just(2**63),
+    "sampling.logit_bias": st.just({1: 0.5}),
+    "sampling.beam_width": st.integers(1, 2),
+    "stopping.max_tokens": st.integers(1, 3),
+    "stopping.stop": st.just(("x",) * 20),
+    "stopping.truncate_prompt": st.just(3),
+    "stopping.overflow": st.sampled_from(["error", "truncate"]),
+    "want.usage": st.sampled_from(["none", "each"]),
+    "want.token_ids": st.just(True),
+    "templating.mode": st.just("server"),
+    "prompts": st.sampled_from([(), ("a", "b"), ((1, 2),)]),
+    "n": st.integers(1, 2),
+    "echo": st.booleans(),
+    "logprobs.top": st.sampled_from([0, 30]),
+    "logprobs.prompt": st.just(1),
+    "output": st.just(Choice(("a", "b"))),
+    "tools": st.sampled_from([TOOLS, CUSTOM]),
+    "messages": st.just((Message("user", (ImagePart("https://a/b"), AudioPart("aa", "wav"))),)),
+    "labels": st.just({"user": "u"}),
+    "stream": st.just(True),
+    "suffix": st.just("end"),
+}
+
+
+def asking(wishes: dict[str, Any]) -> GenerateRequest:
+    values = Values()
+    values.given = {"max_completion_tokens"}
+    values |= {"prompts": ("a b",), "templating.mode": "raw", **wishes}
+    return GenerateRequest(model="m", kind="completion", **values.fields())
+
+
+ASKED = (
+    st.lists(st.sampled_from([*WISHES]), max_size=3, unique=True)
+    .flatmap(lambda paths: st.fixed_dictionaries({path: WISHES[path] for path in paths}))
+    .map(asking)
+)
+
+
+def said_of(request: GenerateRequest, profile: str) -> Any:
+    """What a worker is told, and what it is not."""
+    told = OpenAI(profile)
+    try:
+        return told.encode(request).body, told.losses(request, {})
+    except Unsupported as error:
+        return error.message
+
+
+@pytest.mark.parametrize("profile", OpenAI.profiles)
+@forall(request_=ASKED)
+def test_what_tables_tell_is_all_of_what_else_is_not_asked(
+    profile: str, request_: GenerateRequest
+) -> None:
+    found = said_of(request_, profile)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(worker, "_BESIDE", frozenset({"model"}))
+        assert said_of(request_, profile) == found
