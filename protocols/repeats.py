@@ -4,8 +4,9 @@ A JSON string that stands between the same bytes as before means what that event
 text. Seeing so takes a fraction of the time of reading an event, and many at once take hardly more.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from io import BytesIO
+from operator import itemgetter
 from typing import Any, Final
 
 import msgspec
@@ -95,28 +96,66 @@ class Repeats:
         texts.append(text)
         return len(data)
 
+    def together(self, data: bytes, start: int) -> tuple[str, int, int]:
+        """What the same events say as one, in how many of them, and where these end."""
+        head, tail = self.head, self._tail
+        if not head or not data.startswith(head, start):
+            return "", 0, start
+        if len(data) - start >= 2 * self._size or not data.endswith(tail):
+            return self._together(data, start)
+        text = _text(data[start + len(head) - 1 : len(data) - len(tail) + 1])
+        if text is None:
+            return "", 0, start
+        return text, 1 if text else 0, len(data)
+
     def _run(self, data: bytes, start: int, texts: list[str]) -> int:
-        """The same where there may be many.
+        """``run`` where there may be many."""
+        for parts, end in self._cut(data, start):
+            known = _texts(parts)
+            if known is None:
+                return self._each(data, start, texts)
+            texts += known
+            start = end
+        return start
+
+    def _together(self, data: bytes, start: int) -> tuple[str, int, int]:
+        """``together`` where there may be many."""
+        said: list[str] = []
+        count = 0
+        for parts, end in self._cut(data, start):
+            known = _plain(parts) or _texts(parts)
+            if known is None:
+                rest: list[str] = []
+                start = self._each(data, start, rest)
+                said += rest
+                count += len(rest) - rest.count("")
+                break
+            said += known
+            count += len(parts) - known.count("")
+            start = end
+        return "".join(said), count, start
+
+    def _cut(self, data: bytes, start: int) -> Iterator[tuple[list[bytes], int]]:
+        """What stands in the quotes of the whole events from ``start`` on, and where these end.
 
         They are cut by length alone: that they are alike shows when they are put together again.
+        Where they are not, nothing is given in their place, and no more may be asked for.
         """
         head, tail = self.head, self._tail
         last = data.rfind(tail, start + len(head))
-        between, said = tail + head, slice(len(head), 1 - len(tail))
+        if last < 0:
+            return
+        between, said = tail + head, itemgetter(slice(len(head), 1 - len(tail)))
         reading = BytesIO(data)
         while start < last and data.startswith(head, start):
             reading.seek(start)
             lines = reading.readlines(min(last - start, _AT_ONCE))[::2]  # each event has two
-            parts = [line[said] for line in lines]
+            parts = [*map(said, lines)]
             whole = between.join(parts)
             end = start + len(head) + len(whole)
             alike = data.startswith(whole, start + len(head)) and data.startswith(tail, end)
-            known = _texts(parts) if alike else None
-            if known is None:
-                return self._each(data, start, texts)
-            texts += known
             start = end + len(tail)
-        return start
+            yield parts if alike else [], start
 
     def _each(self, data: bytes, start: int, texts: list[str]) -> int:
         """The same one by one."""
@@ -144,6 +183,15 @@ def _text(quoted: bytes) -> str | None:
         return _read_text(quoted)
     except (UnicodeDecodeError, msgspec.DecodeError):
         return None
+
+
+def _plain(parts: list[bytes]) -> list[str] | None:
+    """What stands in the quotes of many, as one text; None where that may not be what each says."""
+    said = b"".join(parts)
+    if not said or not said.isascii() or said.find(b"\\") >= 0 or not all(parts):
+        return None
+    text = _text(b'"%b"' % said)
+    return None if text is None else [text]
 
 
 def _texts(parts: list[bytes]) -> list[str] | None:

@@ -121,7 +121,12 @@ class Outgoing(Struct, eq=False):
             lines.append(_CHUNKED)
         self._chunked = not http10 and not self._bare
         top = self._top(lines, closes=http10 or "connection" in silent)
-        said = top, self._framed(b"".join(self._parts)), last if self._chunked else b""
+        said = [top] if self._bare else [top, *self._parts]
+        if self._chunked:
+            if size := sum(map(len, self._parts)):
+                said[0] = b"%b%x\r\n" % (top, size)
+                said.append(b"\r\n")
+            said.append(last)
         self._parts.clear()
         self._owner.outbox.send(self._transport, b"".join(said))
 

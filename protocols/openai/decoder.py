@@ -60,6 +60,7 @@ REASONS: Final[Mapping[str, FinishReason | None]] = {
     "invalid flag": None,
 }
 """By their names, of which some are those of workers akin; None is a failure of the worker."""
+_ROLE: Final = b'"role":"assistant",'  # most workers tell it in the first chunk only
 _BOM = b"\xef\xbb\xbf"
 
 
@@ -72,8 +73,7 @@ class _Choice:
         self.index = index
         self.calls = Calls(index)
         self.ended = False
-        self.prompt = prompt
-        """What is still to come back of the prompt, where it was asked for."""
+        self.prompt = prompt  # what is still to come back of it, where it was asked for
 
 
 def answer_decoder(
@@ -136,10 +136,9 @@ class AnswerDecoder:
 
     def run(self, data: bytes, start: int, events: list[Event]) -> int:
         """Read them as one, while no piece of an event was fed before."""
-        texts: list[str] = []
-        end = self._repeats.run(data, start, texts)
-        if text := "".join(texts):
-            events.append(Text(text, self._index, len(texts) - texts.count("")))
+        text, count, end = self._repeats.together(data, start)
+        if text:
+            events.append(Text(text, self._index, count))
         return end
 
     def event(self, payload: bytes, events: list[Event]) -> bool:
@@ -218,13 +217,14 @@ class AnswerDecoder:
         if not self._served:
             self._served = True
             events.append(Served(wire.model, wire.system_fingerprint, wire.id, wire.created))
+            payload = payload.replace(_ROLE, b"", 1)  # but for this, others may be like it
         if text:
             events.append(Text(text))
         if finish is not None:
             events.append(End(wholes.REASONS[finish]))
         if wire.usage is not None:
             self._count(usage_in(wire.usage), events)
-        if not text or finish is not None or wire.usage is not None:
+        if text is None or finish is not None or wire.usage is not None:
             self._repeats.forget()
         elif self._repeats.learn(payload, text, read_chunk, probed(wire)):
             self._index = 0

@@ -2,7 +2,10 @@
 
 import msgspec
 import pytest
+from hypothesis import given as forall
+from hypothesis import strategies as st
 
+from gateway.core.sse import plain_at
 from protocols.openai.incoming import probed, read_answer
 from protocols.repeats import Repeats
 from tests.unit.protocols.openai.streams import HEADING, chunk, event, said
@@ -14,6 +17,15 @@ def learned(text: str = "one", data: bytes | None = None) -> Repeats:
     payload = data or said(text)[6:-2]
     repeats.learn(payload, text, read_answer, probed(read_answer(payload)))
     return repeats
+
+
+def run(data: bytes, start: int, texts: list[str]) -> int:
+    """Where these events end, which add their texts; as one they say the same."""
+    heard: list[str] = []
+    end = learned().run(data, start, heard)
+    assert learned().together(data, start) == ("".join(heard), len([*filter(None, heard)]), end)
+    texts += heard
+    return end
 
 
 def holding(text: bytes) -> bytes:
@@ -62,7 +74,7 @@ def test_any_other_is_not(other: bytes) -> None:
     texts: list[str] = []
 
     assert learned().text(other[6:-2]) is None
-    assert learned().run(said("a") + other, 0, texts) == len(said("a"))
+    assert run(said("a") + other, 0, texts) == len(said("a"))
     assert texts == ["a"]
 
 
@@ -72,7 +84,7 @@ def test_escapes_are_part_of_a_text(text: str) -> None:
     data = said("a") + said(text) + said("") + said("b")
 
     assert learned().text(said(text)[6:-2]) == text
-    assert learned().run(data, 0, texts) == len(data)
+    assert run(data, 0, texts) == len(data)
     assert texts == ["a", text, "", "b"]
 
 
@@ -81,7 +93,7 @@ def test_quotes_are_part_of_a_text_where_they_are_escaped() -> None:
     data = said("a") + said('"') + said("") + said('\\"b')
 
     assert learned().text(said('"')[6:-2]) == '"'
-    assert learned().run(data, 0, texts) == len(data)
+    assert run(data, 0, texts) == len(data)
     assert texts == ["a", '"', "", '\\"b']
 
 
@@ -100,7 +112,7 @@ def test_many_are_known_up_to_one_that_is_odd(odd: bytes) -> None:
     texts: list[str] = []
     before = said("a") + said("") + said("b")
 
-    assert learned().run(before + odd + said("c") + said("d"), 0, texts) == len(before)
+    assert run(before + odd + said("c") + said("d"), 0, texts) == len(before)
     assert texts == ["a", "", "b"]
 
 
@@ -116,32 +128,61 @@ def test_many_are_known_up_to_one_that_is_odd(odd: bytes) -> None:
 def test_one_may_come_alone(data: bytes, heard: list[str] | None) -> None:
     texts: list[str] = []
 
-    assert learned().run(b"held" + data, 4, texts) == 4 + len(data) * (heard is not None)
+    assert run(b"held" + data, 4, texts) == 4 + len(data) * (heard is not None)
     assert texts == (heard or [])
+
+
+HELD = st.one_of(
+    st.sampled_from(
+        [b"a", b"", b"\\", b"\\n", b'"', b'\\"', b"\\ud83d", b"\\ude00", b"\n", b"\x01"]
+    ),
+    st.sampled_from([b"\xc3", b"\xa9", b"\xc3\xa9", b"\x7f", b'","', b"\\u00", b"e9", b"\r\n"]),
+    st.text(max_size=6).map(lambda text: msgspec.json.encode(text)[1:-1]),
+)
+
+
+@forall(st.lists(HELD, max_size=12), st.integers(0, 60))
+def test_events_mean_the_same_one_by_one_and_together(held: list[bytes], cut: int) -> None:
+    texts: list[str] = []
+    data = b"".join(holding(b'"%b"' % text) for text in held)
+    data = data[: len(data) - cut]
+    repeats, end = learned(), 0
+    while (found := plain_at(data, end)) and (text := repeats.text(found[1])) is not None:
+        texts.append(text)
+        end = found.end()
+
+    heard: list[str] = []
+    assert run(data, 0, heard) == end
+    assert heard == texts
+
+
+def test_nothing_is_known_before_one_was_learned() -> None:
+    assert Repeats().together(said("a"), 0) == ("", 0, 0)
+    assert Repeats().run(said("a"), 0, []) == 0
 
 
 def test_any_number_are_known_at_once() -> None:
     texts: list[str] = []
     data = said("a") * 128
 
-    assert learned().run(data + data + data[:-1], 0, texts) == 2 * len(data) + 127 * len(said("a"))
+    assert run(data + data + data[:-1], 0, texts) == 2 * len(data) + 127 * len(said("a"))
     assert texts == ["a"] * 383
-    assert learned().run(data, 0, texts) == len(data)
+    assert run(data, 0, texts) == len(data)
 
 
 def test_those_are_known_that_come_before_what_is_no_event() -> None:
     texts: list[str] = []
     data = said("a") + said("b")
 
-    assert learned().run(data + b"\n" + data + data[:-2], 0, texts) == len(data)
+    assert run(data + b"\n" + data + data[:-2], 0, texts) == len(data)
     assert texts == ["a", "b"]
 
 
 def test_one_is_known_before_the_next_is_whole() -> None:
     texts: list[str] = []
 
-    assert learned().run(said("a") + said("b")[:-1], 0, texts) == len(said("a"))
-    assert learned().run(said("a")[:-1], 0, texts) == 0
+    assert run(said("a") + said("b")[:-1], 0, texts) == len(said("a"))
+    assert run(said("a")[:-1], 0, texts) == 0
     assert texts == ["a"]
 
 

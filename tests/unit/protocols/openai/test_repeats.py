@@ -136,6 +136,22 @@ def test_texts_that_come_together_are_passed_on_as_one() -> None:
     assert passage.feed(data) == (data.replace(b"worker's", b"public"), [Text('b\n"', 0, 3)])
 
 
+@pytest.mark.parametrize("first", ["", "a"])
+def test_what_follows_the_chunk_that_tells_the_role_is_known_at_once(first: str) -> None:
+    decoder, events = AnswerDecoder(STREAMED), list[Event]()
+    opening = event(chunk({"role": "assistant", "content": first}))
+
+    assert decoder.event(opening[6:-2], [])
+    assert decoder.run(said("b"), 0, events) == len(said("b"))
+    assert events == [Text("b")]
+
+
+def test_what_follows_a_chunk_that_says_no_text_is_not() -> None:
+    decoder = AnswerDecoder(STREAMED)
+
+    assert not decoder.event(event(chunk({"role": "assistant"}))[6:-2], [])
+
+
 # --- one decoder ----------------------------------------------------------------------------------
 
 
