@@ -261,7 +261,7 @@ class Exchange(Struct, eq=False):
         record.status = 200
         record.first_byte = elapsed
         headers = (("x-request-id", record.id), *record.told, *self._answering.opening())
-        self._sink.start(200, headers, streams=True)
+        self._sink.start(200, headers)
 
     def _elapsed(self) -> float:
         return self._context.clock() - self._context.began
@@ -285,9 +285,8 @@ class Exchange(Struct, eq=False):
 def send(sink: Sink, reply: Reply, record: Record) -> None:
     """A whole answer."""
     record.status = reply.status
-    sink.start(reply.status, (("x-request-id", record.id), *record.told, *reply.headers))
-    sink.write(reply.body)
-    sink.finish()
+    headers = (("x-request-id", record.id), *record.told, *reply.headers)
+    sink.whole(reply.status, headers, reply.body)
 
 
 def note(record: Record, error: GatewayError) -> None:

@@ -4,9 +4,20 @@ A front (``gateway.front``) makes both out of sockets. Nothing above it knows wh
 """
 
 from collections.abc import Mapping
-from typing import Protocol
+from typing import Any, Protocol
+
+from msgspec import Struct
 
 from gateway.core.ports import Headers
+
+
+class Head(Struct, eq=False):
+    """Where who serves a request keeps what follows from its head, the body's length left aside.
+
+    Those of one connection that have the same head share it.
+    """
+
+    known: Any = None
 
 
 class Request(Protocol):
@@ -20,26 +31,33 @@ class Request(Protocol):
     """Found by lower-case name."""
     peer: str
 
+    @property
+    def head(self) -> Head | None:
+        """None where the same one is not known to come again."""
+
     async def body(self, limit: int) -> bytes:
         """The whole body. Raises TooLarge past ``limit`` bytes, having read no more than that."""
 
 
 class Sink(Protocol):
-    """Takes one answer. ``start``, ``write`` and ``finish`` only note what is to be sent."""
+    """Takes one answer: ``whole``, or in pieces, from ``start`` to ``finish``."""
 
     @property
     def started(self) -> bool:
-        """Whether ``start`` was called."""
+        """Whether an answer has begun."""
 
     @property
     def pressure(self) -> bool:
         """Whether ``drain`` must be awaited before writing more."""
 
-    def start(self, status: int, headers: Headers, *, streams: bool = False) -> None:
-        """Begin the answer; ``streams``: it is sent in pieces, even if all of them come at once."""
+    def whole(self, status: int, headers: Headers, body: bytes) -> None:
+        """All of the answer."""
+
+    def start(self, status: int, headers: Headers) -> None:
+        """Begin an answer in pieces. It may be sent later, with some of them."""
 
     def write(self, data: bytes) -> None:
-        """A piece of the body."""
+        """A piece of the body. It may be sent later, with others."""
 
     def finish(self) -> None:
         """The body is complete."""

@@ -42,8 +42,8 @@ from gateway.limits.accounts import Accounts
 from gateway.limits.limiter import Limiter
 from gateway.paths import Found, Paths
 from gateway.router import Route, Router
+from gateway.seam import Head, Sink
 from gateway.seam import Request as HttpRequest
-from gateway.seam import Sink
 from gateway.shadow import Shadows
 from gateway.telemetry import Observer, Record
 from gateway.watching.kept import Explain, nobody
@@ -70,6 +70,21 @@ class Settings(Struct, frozen=True):
     """Whether who has no key may have requests explained."""
     config: str = ""
     """The configuration's hash, for the record."""
+
+
+class _Known(Struct, frozen=True):
+    """What a head leads to, as long as paths and keys are these."""
+
+    paths: Paths
+    keyring: Keyring
+    found: Found
+    principal: Principal | None
+    id: str | None
+    """The client's own name for its requests."""
+    dialect: str
+    path: str
+    key: str
+    """As a record has them."""
 
 
 class Traces(Protocol):
@@ -165,15 +180,24 @@ class Server:
 
     async def serve(self, http: HttpRequest, sink: Sink) -> None:
         """Answer one request. Raises only what cancels its task."""
-        began = self._clock()
-        id_ = request_id(http.headers) or self._new_id()
-        record = Record(id_, self._now(), path=http.path[:200], config=self._settings.config)
+        clock, config = self._clock, self._settings.config
+        began, head = clock(), http.head
+        known: _Known | None = None if head is None else head.known
+        if known is None or known.paths is not self.paths or known.keyring is not self._keyring:
+            known = None
+            id_ = request_id(http.headers) or self._new_id()
+            record = Record(id_, self._now(), "", http.path[:200], config=config)
+        else:
+            id_ = known.id or self._new_id()
+            record = Record(
+                id_, self._now(), known.dialect, known.path, key=known.key, config=config
+            )
         self.running += 1
         try:
-            if http.path in self._pages:
+            if known is None and http.path in self._pages:
                 send(sink, self._pages[http.path](), record)
             else:
-                await self._serve(http, sink, record)
+                await self._serve(http, known, sink, record)
         except asyncio.CancelledError:
             record.outcome = "cancelled"
             raise
@@ -181,16 +205,16 @@ class Server:
             self.running -= 1
             if self._over is not None and not self.running:
                 self._over.set()
-            record.duration = self._clock() - began
+            record.duration = clock() - began
             if self._limiter is not None:
                 self._limiter.settle(record)
             self._observe(record)
 
-    async def _serve(self, http: HttpRequest, sink: Sink, record: Record) -> None:
+    async def _serve(
+        self, http: HttpRequest, known: _Known | None, sink: Sink, record: Record
+    ) -> None:
         try:
-            found = self.paths.find(http.method, http.path)
-            if found.rivals:
-                found = found.among(self._meant(http, found))
+            found = self._find(http, record) if known is None else known.found
         except GatewayError as error:
             dialect = self.paths.owner(http.path).dialect
             record.dialect = dialect.name
@@ -199,13 +223,8 @@ class Server:
         if self._traces is not None:
             self._traces.begin(record, http)
         dialect, headers, body = found.mount.dialect, http.headers, b""
-        record.dialect = dialect.name
         try:
-            try:
-                principal = self._admit(found, http, record)
-            except Unsettled:
-                await self._keyring.settle()
-                principal = self._admit(found, http, record)
+            principal = known.principal if known else await self._admit(found, http, record)
             watch = None
             if HEADER in headers and headers[HEADER] == "1":
                 watch = self._explain(record, principal, open_to_all=self._settings.explain)
@@ -232,6 +251,14 @@ class Server:
             bug = InternalError("the gateway failed; its log has the cause")
             self._refuse(dialect, bug, _call(found, http, record, body), sink, record)
 
+    def _find(self, http: HttpRequest, record: Record) -> Found:
+        """The endpoint. Raises PathNotFound or MethodNotAllowed."""
+        found = self.paths.find(http.method, http.path)
+        if found.rivals:
+            found = found.among(self._meant(http, found))
+        record.dialect = found.mount.dialect.name
+        return found
+
     def _meant(self, http: HttpRequest, found: Found) -> Iterator[str]:
         """The dialects that are named for a request whose path several have, in their order."""
         if self._settings.dialect_header:
@@ -240,14 +267,31 @@ class Server:
         yield (principal and principal.dialect) or ""
         yield self._router.dialect(found.params.get("model", "")) or ""
 
-    def _admit(self, found: Found, http: HttpRequest, record: Record) -> Principal | None:
-        """Who asks. Raises Unauthorized and Unsettled."""
-        if found.endpoint.open:
-            return None
-        principal = self._keyring.authenticate(http.headers)
+    async def _admit(self, found: Found, http: HttpRequest, record: Record) -> Principal | None:
+        """Who asks, which is kept with the head where it lasts. Raises Unauthorized."""
+        keyring, headers, principal = self._keyring, http.headers, None
+        if not found.endpoint.open:
+            try:
+                principal = keyring.authenticate(headers)
+            except Unsettled:
+                await keyring.settle()
+                principal = keyring.authenticate(headers)
         if principal is not None:
             record.key = principal.name
+        if http.head is not None and keyring.lasts(principal):
+            self._keep(http.head, http, principal, record)
         return principal
+
+    def _keep(
+        self, head: Head, http: HttpRequest, principal: Principal | None, record: Record
+    ) -> None:
+        """Know where a head leads, unless that is chosen anew for each request."""
+        found = self.paths.find(http.method, http.path)
+        if not found.rivals:
+            id_, dialect = request_id(http.headers), found.mount.dialect.name
+            head.known = _Known(
+                self.paths, self._keyring, found, principal, id_, dialect, record.path, record.key
+            )
 
     def _unpacked(self, http: HttpRequest, body: bytes) -> bytes:
         encoding = http.headers["content-encoding"]
@@ -310,10 +354,10 @@ class Server:
             traceparent,
             received,
             watch,
-            received=received,
-            tracestate=traceparent and headers.get("tracestate"),
-            trace=None if self._traces is None else self._traces.of(record),
-            large=len(call.body) >= _LARGE,
+            received,
+            traceparent and headers.get("tracestate"),
+            None if self._traces is None else self._traces.of(record),
+            len(call.body) >= _LARGE,
         )
 
     def _refuse(

@@ -23,6 +23,7 @@ class _Request:
     """A ``gateway.seam.Request``."""
 
     headers: Mapping[str, str]
+    head = None
 
     def __init__(self, raw: web.Request) -> None:
         path, _, query = raw.raw_path.partition("?")
@@ -59,8 +60,12 @@ class _Sink:
         self.started = False
         self._finished = False
 
-    def start(self, status: int, headers: Headers, *, streams: bool = False) -> None:
-        del streams
+    def whole(self, status: int, headers: Headers, body: bytes) -> None:
+        self.start(status, headers)
+        self.write(body)
+        self.finish()
+
+    def start(self, status: int, headers: Headers) -> None:
         self.started = True
         self._answer.set_status(status)
         for name, text in headers:

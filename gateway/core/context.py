@@ -65,17 +65,17 @@ class Context(Struct):
     """By ``clock``."""
     watch: Watch | None = None
     """Who is to be told how the answer comes about."""
-    give_way: Callable[[], None] | None = None
-    """Ends it, to make room for what a client waits for. Only a request for whose answer nobody
-    waits has this: it comes after all others, is sent to one worker, and says nothing of how well
-    that is."""
     received: float = 0.0
     """When the whole request was here, by ``clock``."""
-    asked: float | None = None
-    """When a worker, or a place at one, was first asked for, by ``clock``."""
     tracestate: str | None = None
     trace: Trace | None = None
     """Who is to be told of the workers that are asked, and says what they are told instead."""
     large: bool = False
     """Whether the request is so large that reading and writing it would hold up all others: it is
     then done in a thread."""
+    give_way: Callable[[], None] | None = None
+    """Ends it, to make room for what a client waits for. Only a request for whose answer nobody
+    waits has this: it comes after all others, is sent to one worker, and says nothing of how well
+    that is."""
+    asked: float | None = None
+    """When a worker, or a place at one, was first asked for, by ``clock``."""

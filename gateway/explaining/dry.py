@@ -35,6 +35,7 @@ class _Http(Struct):
     headers: Mapping[str, str]
     peer: str
     content: bytes
+    head: None = None
 
     async def body(self, limit: int) -> bytes:
         if len(self.content) > limit:
@@ -52,8 +53,12 @@ class _Sink:
         self.headers: Headers = ()
         self.body = b""
 
-    def start(self, status: int, headers: Headers, *, streams: bool = False) -> None:
-        del status, streams
+    def whole(self, status: int, headers: Headers, body: bytes) -> None:
+        self.start(status, headers)
+        self.write(body)
+
+    def start(self, status: int, headers: Headers) -> None:
+        del status
         self.started = True
         self.headers = headers
 

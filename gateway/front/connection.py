@@ -191,18 +191,22 @@ class Connection(asyncio.Protocol):
         elif (transport := self._transport) is not None:
             owner = self._owner
             one.peer = self.peer
-            self._wait_for("answer" if one.complete else "body")
+            if one.complete:
+                self._state = "answer"
+            else:
+                self._wait_for("body")
             sink = self._sink = Outgoing(transport, owner, one, one.method == "HEAD")
             owner.began(self)
-            self._task = self._loop.create_task(self._serve(one, sink), name="exchange")
+            self._task = asyncio.Task(self._serve(one, sink), loop=self._loop, name="exchange")
 
     async def _serve(self, request: Incoming, sink: Outgoing) -> None:
+        owner = self._owner
+        serve = owner.serve
         try:
-            await self._owner.serve(request, sink)
+            await serve(request, sink)
         finally:
-            self._task = None
-            self._sink = None
-            self._owner.ended(self)
+            self._task = self._sink = None
+            owner.ended(self)
             self._served(request, sink)
 
     def _served(self, request: Incoming, sink: Outgoing) -> None:

@@ -7,6 +7,7 @@ from typing import Final
 from msgspec import Struct
 
 from gateway.core.errors import Malformed, TooLarge
+from gateway.seam import Head
 
 UNASKED: Final = 64 << 10
 """Bytes of a body that are held before anybody asks for it."""
@@ -21,19 +22,20 @@ class Incoming(Struct, eq=False):
     path: str
     query: str
     headers: Mapping[str, str]
-    http10: bool
-    keeps: bool
-    """Whether the client will use the connection again."""
-    expects: bool
-    """The client waits to be told before it sends the body."""
-    peer: str = ""
+    head: Head | None = None
     complete: bool = False
-    broken: bool = False
-    """The body is not what its head said."""
     parts: list[bytes] = []
     """Those of the body that came."""
     size: int = 0
     """How many bytes these have."""
+    peer: str = ""
+    http10: bool = False
+    keeps: bool = True
+    """Whether the client will use the connection again."""
+    expects: bool = False
+    """The client waits to be told before it sends the body."""
+    broken: bool = False
+    """The body is not what its head said."""
     _limit: int | None = None
     _waiter: asyncio.Future[None] | None = None
 

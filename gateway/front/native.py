@@ -132,8 +132,6 @@ class Front:
         if connection in self._waiting:
             del self._waiting[connection]
         self._busy += 1
-        if self._idle is not None:
-            self._idle.clear()
 
     def ended(self, connection: Connection) -> None:
         """See Owner."""
@@ -146,7 +144,8 @@ class Front:
     async def _rest(self) -> None:
         """Wait until nothing is served."""
         self._idle = self._idle or asyncio.Event()
-        if self._busy:
+        while self._busy:
+            self._idle.clear()
             await self._idle.wait()
 
     def _make_room(self) -> bool:

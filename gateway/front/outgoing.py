@@ -29,8 +29,8 @@ class Leaving(Protocol):
 class Outgoing(Struct, eq=False):
     """A gateway.seam.Sink over a transport.
 
-    What is written before the first ``drain`` is sent with the head; with the end too, where that
-    comes first. After it each ``write`` is sent as it comes.
+    Of an answer in pieces, what is written before the first ``drain`` is sent with the head; with
+    the end too, where that comes first. After it each ``write`` is sent as it comes.
     """
 
     _transport: asyncio.Transport
@@ -45,17 +45,33 @@ class Outgoing(Struct, eq=False):
     pressure: bool = True
     """See ``gateway.seam.Sink``."""
     _chunked: bool = False
-    _streams: bool = False
     _head_sent: bool = False
     _status: int = 0
     _headers: Headers = ()
     _parts: list[bytes] = []
     _writable: asyncio.Future[None] | None = None
 
-    def start(self, status: int, headers: Headers, *, streams: bool = False) -> None:
+    def whole(self, status: int, headers: Headers, body: bytes) -> None:
         """See ``gateway.seam.Sink``."""
         self.started = True
-        self._streams = streams
+        lines, silent = told(headers, WHOLE)
+        if status in _BODILESS:
+            body = b""
+        elif "transfer-encoding" in silent and not self._request.http10:
+            self._chunked = True
+            lines.append(_CHUNKED)
+            body = self._framed(body) + _LAST
+        else:
+            lines.append(f"Content-Length: {len(body)}")
+        if "connection" in silent:
+            self.closes = True
+        top = self._top(status, lines)
+        self._owner.outbox.send(self._transport, top if self._bare else top + body)
+        self.finished = True
+
+    def start(self, status: int, headers: Headers) -> None:
+        """See ``gateway.seam.Sink``."""
+        self.started = True
         self._status = status
         self._headers = headers
 
@@ -71,10 +87,8 @@ class Outgoing(Struct, eq=False):
         if self._head_sent:
             if self._chunked:
                 self._owner.outbox.send(self._transport, _LAST)
-        elif self._streams:
-            self._open(_LAST)
         else:
-            self._whole()
+            self._open(_LAST)
         self.finished = True
 
     async def drain(self) -> None:
@@ -98,20 +112,6 @@ class Outgoing(Struct, eq=False):
                 self._writable.set_result(None)
             self._writable = None
 
-    def _whole(self) -> None:
-        lines, silent = told(self._headers, WHOLE)
-        body = b"".join(self._parts)
-        if self._status in _BODILESS:
-            body = b""
-        elif "transfer-encoding" in silent and not self._request.http10:
-            self._chunked = True
-            lines.append(_CHUNKED)
-            body = self._framed(body) + _LAST
-        else:
-            lines.append(f"Content-Length: {len(body)}")
-        top = self._top(lines, closes="connection" in silent)
-        self._owner.outbox.send(self._transport, top if self._bare else top + body)
-
     def _open(self, last: bytes = b"") -> None:
         """Begin a stream; and end it, with ``last`` where that is told."""
         lines, silent = told(self._headers, STREAM)
@@ -120,7 +120,10 @@ class Outgoing(Struct, eq=False):
         if not http10:
             lines.append(_CHUNKED)
         self._chunked = not http10 and not self._bare
-        top = self._top(lines, closes=http10 or "connection" in silent)
+        self.closes = http10 or "connection" in silent
+        top = self._top(self._status, lines)
+        self._head_sent = True
+        self.pressure = self._writable is not None
         said = [top] if self._bare else [top, *self._parts]
         if self._chunked:
             if size := sum(map(len, self._parts)):
@@ -130,19 +133,16 @@ class Outgoing(Struct, eq=False):
         self._parts.clear()
         self._owner.outbox.send(self._transport, b"".join(said))
 
-    def _top(self, lines: list[str], *, closes: bool) -> bytes:
-        """The head, which counts as sent. ``closes``: the answer says so itself."""
+    def _top(self, status: int, lines: list[str]) -> bytes:
+        """The head, which also says whether the connection ends."""
         request = self._request
         # A body that nobody waited for is not read to its end: no other request can follow it.
-        if closes or self._owner.leaving or not (request.keeps and request.complete):
+        if self.closes or self._owner.leaving or not (request.keeps and request.complete):
             self.closes = True
             lines.append(_CLOSE)
         elif request.http10:
             lines.append(_KEEP)
-        made = head(self._status, lines)
-        self._head_sent = True
-        self.pressure = self._writable is not None
-        return made
+        return head(status, lines)
 
     def _framed(self, data: bytes) -> bytes:
         if self._bare or not data:

@@ -10,6 +10,7 @@ from msgspec import Struct
 from gateway.core.fields import Names
 from gateway.core.glance import Glance
 from gateway.front.incoming import Incoming
+from gateway.seam import Head
 
 _HEADERS: Final = 128
 _NAMES: Final = Names()
@@ -17,8 +18,8 @@ _HEADS: Final = 8
 """How many lines as long as one may be a head may take."""
 
 
-_Asked = tuple[str, str, str]
-"""Method, path and query of a request."""
+_Asked = tuple[str, str, str, Head]
+"""Method, path and query of a request, and what follows from its head."""
 
 
 @final
@@ -210,9 +211,11 @@ class Reader:
         """A request has come whose head is known; gives what comes after it."""
         glance = self._glance
         assert glance.told is not None  # noqa: S101 - a head is known with what it says
-        method, path, query = glance.told
-        size, end = glance.size, start + glance.size
+        method, path, query, head = glance.told
+        end = start + glance.size
         body = data[start:end]
+        come = len(body)
+        owed = self._owed = glance.size - come
         made = Incoming(
             self._loop,
             self._go_on,
@@ -220,16 +223,13 @@ class Reader:
             path,
             query,
             glance.headers,
-            http10=False,
-            keeps=True,
-            expects=False,
-            complete=len(body) == size,
-            parts=[body],
-            size=len(body),
+            head,
+            not owed,
+            [body],
+            come,
         )
-        if not made.complete:
+        if owed:
             self.body = made
-            self._owed = size - len(body)
         self._arrived(made)
         return data[end:]
 
@@ -249,7 +249,7 @@ class Reader:
         headers = self._headers
         alone = made.headers is headers  # no other came with it
         if alone and not (self._last or made.http10 or made.expects or "upgrade" in headers):
-            self._glance.learn(data, headers, (made.method, made.path, made.query))
+            self._glance.learn(data, headers, (made.method, made.path, made.query, Head()))
 
     def _stay(self) -> None:
         """Read on as plain HTTP after an offer of another protocol: that changes nothing here.
@@ -289,8 +289,17 @@ class Reader:
         path, query = _target(self._url)
         keeps = parser.should_keep_alive() and method != "CONNECT"
         expects = "expect" in headers and not http10 and headers["expect"].lower() == "100-continue"
-        go_on = self._go_on
-        return Incoming(self._loop, go_on, method, path, query, headers, http10, keeps, expects)
+        return Incoming(
+            self._loop,
+            self._go_on,
+            method,
+            path,
+            query,
+            headers,
+            http10=http10,
+            keeps=keeps,
+            expects=expects,
+        )
 
 
 def _target(url: bytes) -> tuple[str, str]:

@@ -24,6 +24,7 @@ Answer = Callable[[web.BaseRequest], Awaitable[web.StreamResponse]]
 class _Request:
     """A gateway.seam.Request."""
 
+    head = None
     __slots__ = ("_raw", "headers", "method", "path", "peer", "query")
 
     def __init__(self, raw: web.BaseRequest) -> None:
@@ -72,9 +73,13 @@ class _Sink:
         self.started = False
         self.finished = False
 
-    def start(self, status: int, headers: Headers, *, streams: bool = False) -> None:
-        self.started = True
-        self._streams = streams
+    def whole(self, status: int, headers: Headers, body: bytes) -> None:
+        self.started = self.finished = True
+        self._status, self._headers = status, headers
+        self._pending.append(body)
+
+    def start(self, status: int, headers: Headers) -> None:
+        self.started = self._streams = True
         self._status, self._headers = status, headers
 
     def write(self, data: bytes) -> None:

@@ -201,9 +201,11 @@ class _Telling:
     def pressure(self) -> bool:
         return self._sink.pressure
 
-    def start(self, status: int, headers: Headers, *, streams: bool = False) -> None:
-        told = (*headers, (HEADER, self._watch.header()))
-        self._sink.start(status, told, streams=streams)
+    def whole(self, status: int, headers: Headers, body: bytes) -> None:
+        self._sink.whole(status, (*headers, (HEADER, self._watch.header())), body)
+
+    def start(self, status: int, headers: Headers) -> None:
+        self._sink.start(status, (*headers, (HEADER, self._watch.header())))
 
     def write(self, data: bytes) -> None:
         self._sink.write(data)

@@ -75,9 +75,7 @@ class Seen:
 
 
 def _send(sink: Sink, reply: Reply) -> None:
-    sink.start(reply.status, reply.headers)
-    sink.write(reply.body)
-    sink.finish()
+    sink.whole(reply.status, reply.headers, reply.body)
 
 
 async def _stream(sink: Sink) -> None:

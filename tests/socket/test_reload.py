@@ -559,6 +559,24 @@ async def test_what_the_admin_said_of_workers_ends_with_their_pool(
     assert {name: len(found) for name, found in left.items()} == {"far": 1, "more": 1}
 
 
+async def test_the_keys_change_for_who_is_connected(gateway: Gateway) -> None:
+    """Also for a client whose every request has had the same head."""
+
+    def keys(**held: str) -> Parts:
+        return {"keys": [{"name": name, "sha256": digest(key)} for name, key in held.items()]}
+
+    await gateway.start(**keys(ann="one"))
+    gateway.http.headers["authorization"] = "Bearer one"
+    for _ in range(4):
+        assert await gateway.says() == "Hello world"
+    await gateway.take(**keys(bob="two"))
+    refused = await gateway.http.post("/v1/chat/completions", json=CHAT | {"model": "m"})
+    assert refused.status_code == 401
+    await gateway.take(**keys(bob="two", eve="one"))
+    assert await gateway.says() == "Hello world"
+    assert [one.key for one in gateway.records] == ["ann"] * 4 + ["", "eve"]
+
+
 async def test_the_admins_key_changes_with_the_configuration(gateway: Gateway) -> None:
     at = {"address": "127.0.0.1:0"}
     await gateway.start(admin=at | {"sha256": digest("one")})

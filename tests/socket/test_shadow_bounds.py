@@ -126,8 +126,7 @@ async def test_it_ends_with_a_client_that_does_not_read(
         del live, stream
         await worker.until_asked()
         exchange._record.outcome = "cancelled"
-        exchange._sink.start(200, ())
-        exchange._sink.finish()
+        exchange._sink.whole(200, (), b"")
 
     monkeypatch.setattr("gateway.exchange.Exchange.run", deaf)
     async with ScriptedWorker([HANG], probed=PROBED) as worker:

@@ -25,6 +25,7 @@ class Http:
     path = "/v1/chat/completions"
     query = ""
     peer = ""
+    head = None
     headers: Any = {"traceparent": "none"}  # noqa: RUF012 - as the port has it
 
     async def body(self, limit: int) -> bytes:

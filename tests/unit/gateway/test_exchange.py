@@ -98,7 +98,10 @@ class Sink:
     finished = 0
     pressure = False
 
-    def start(self, status: int, headers: Headers, *, streams: bool = False) -> None:
+    def whole(self, status: int, headers: Headers, body: bytes) -> None:
+        raise AssertionError
+
+    def start(self, status: int, headers: Headers) -> None:
         self.started = True
 
     def write(self, data: bytes) -> None:

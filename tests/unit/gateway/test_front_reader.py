@@ -228,6 +228,21 @@ def test_a_request_that_repeats_the_head_before_is_not_parsed(
     assert told == ["2", "2", "3", "0", "4"]
 
 
+def test_requests_with_the_same_head_share_what_follows_from_it(
+    loop: asyncio.AbstractEventLoop,
+) -> None:
+    reader, arrived = of(loop)
+    usual = b"POST / HTTP/1.1\r\nHost: a\r\nContent-Length: %d\r\n\r\n"
+    other = usual.replace(b"Host: a", b"Host: b")
+    for data in [usual % 0] * 3 + [usual % 2 + b"{}"] + [other % 0] * 2:
+        reader.feed(data)
+    heads = [one.head for one in arrived if isinstance(one, Incoming)]
+    assert heads[:2] == [None, None]
+    assert heads[2] is heads[3] is not None
+    assert heads[4] is None
+    assert heads[5] not in (None, heads[3])
+
+
 def test_nothing_is_known_after_a_request_that_ends_the_connection(
     loop: asyncio.AbstractEventLoop,
 ) -> None:

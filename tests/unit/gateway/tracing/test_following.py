@@ -39,6 +39,7 @@ class Http:
     path = "/v1/chat/completions"
     query = ""
     peer = ""
+    head = None
 
     def __init__(self, headers: dict[str, str]) -> None:
         self.headers = headers
