@@ -37,6 +37,7 @@ class ChatTemplate:
     def __init__(self, path: str) -> None:
         source, self._tokens = _read(Path(path))
         self._template = _compile(source)
+        self._always = {**self._template.globals, **self._tokens}
 
     def render(self, request: GenerateRequest) -> str:
         """See ``gateway.core.ports.Renderer``."""
@@ -46,11 +47,11 @@ class ChatTemplate:
         if going_on and messages:
             messages[-1]["content"] = f"{request.messages[-1].text}{_MARK}"
         opened = how.add_generation_prompt is not False and not going_on
-        template = self._template
+        template, always = self._template, self._always
+        if how.arguments:
+            always = {**template.globals, **_given(how.arguments), **self._tokens}
         seen = {
-            **template.globals,
-            **(_given(how.arguments) if how.arguments else {}),
-            **self._tokens,
+            **always,
             "messages": messages,
             "tools": [_tool(one) for one in request.tools] if request.tools else None,
             "add_generation_prompt": opened,

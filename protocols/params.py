@@ -289,11 +289,13 @@ def _to_float(got: int) -> Any:
 
 def write(table: Table, said: Mapping[str, Any]) -> dict[str, Any]:
     """The fields of ``table`` for what is ``said`` in a request, clamped to the rows' ranges."""
-    return {
-        row.wire: clamped(row, said[row.field])
-        for row in asked(table, said)
-        if row.reason != "dropped"
-    }
+    written = {}
+    for row in asked(table, said):
+        got, low, high = said[row.field], row.low, row.high
+        below, above = low is not None and got < low, high is not None and got > high
+        if row.reason != "dropped":
+            written[row.wire] = clamped(row, got) if below or above or type(got) is tuple else got
+    return written
 
 
 def clamped(row: Param, got: Any) -> Any:

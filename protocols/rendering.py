@@ -69,14 +69,18 @@ def rendering_losses(
 
     It judges the paths of ``carries``, which a table of what the worker takes has to hold, too.
     """
-    if _is_raw(request):
+    kinds = set()
+    for message in request.messages:
+        for part in message.parts:
+            if type(part) in _SEEN:
+                kinds.add(_SEEN[type(part)])
+    if (renderer is not None and not kinds and not request.tools) or _is_raw(request):
         return ()
     path, shown = ("messages", "messages") if request.messages else ("prompts", "prompt")
     wire = names.get(path, shown)
     found = []
     if renderer is None:
         found.append(Loss(wire, "approximated", "no chat template", "messages"))
-    kinds = {_SEEN[type(part)] for m in request.messages for part in m.parts if type(part) in _SEEN}
     if kinds:
         found.append(Loss(wire, "dropped", ", ".join(sorted(kinds)), "messages"))
     if request.tools:

@@ -90,6 +90,9 @@ class Body:
     def feed(self, data: bytes) -> bytes:
         """The stream's share of ``data``. Raises WorkerFailed for a piece past the size limit."""
         if not self._begun:
+            if not self._head and data.startswith(self._opens) and len(data) <= LARGEST:
+                self._begun, self.whole = True, bytearray(data)
+                return b""
             data = self._head + data
             start = data.removeprefix(_BOM).lstrip()
             self._head = data if _BOM.startswith(data) else b""

@@ -31,19 +31,27 @@ def _form(keys: tuple[str, ...], said: tuple[str, ...]) -> tuple[bytes, list[str
     return b"{%b}" % b",".join(members), present
 
 
+Maker = Callable[..., Struct]
+"""Makes an object, to be encoded, of values that are named by key."""
 Shape = Callable[[Mapping[str, Any]], Struct]
-"""Makes an object, to be encoded, of values by key. What the style has no key for is left out."""
+"""The same of values by key. What the style has no key for is left out."""
 
 
 @lru_cache(maxsize=256)
-def shape(keys: tuple[str, ...], *known: tuple[str, bytes]) -> Shape:
+def maker(keys: tuple[str, ...], *known: tuple[str, bytes]) -> Maker:
     """For objects of a style's keys, in their order; ``known`` are values that some have, as JSON.
 
     It is the same for all styles that are alike in this.
     """
-    names, values = frozenset(keys), dict(known)
+    values = dict(known)
     fields = [(key, Any, Raw(values[key]) if key in values else UNSET) for key in keys]
-    made: Callable[..., Struct] = msgspec.defstruct("Shaped", fields)
+    return msgspec.defstruct("Shaped", fields)
+
+
+@lru_cache(maxsize=256)
+def shape(keys: tuple[str, ...], *known: tuple[str, bytes]) -> Shape:
+    """For the same objects, where there may be values of other keys."""
+    names, made = frozenset(keys), maker(keys, *known)
 
     def shaped(values: Mapping[str, Any]) -> Struct:
         if not names.issuperset(values):

@@ -6,7 +6,7 @@ before; of another's end nothing more is known.
 """
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import Final
 
@@ -47,10 +47,7 @@ class AnswerDecoder:
         self, request: GenerateRequest, known: Mapping[str, str], plan: Plan, prompt: str | None
     ) -> None:
         self._body = sse.Body()
-        self._usual: Callable[[bytes], Sequence[Event] | None] = partial(
-            wholes.whole, request, known, prompt
-        )
-        self._carefully = partial(_Reader, request, known, plan, prompt)
+        self._request, self._known, self._plan, self._prompt = request, known, plan, prompt
         self._stream: _Reader | None = None
 
     def feed(self, data: bytes) -> Sequence[Event]:
@@ -66,9 +63,12 @@ class AnswerDecoder:
         """See ``gateway.core.ports.Decoder``."""
         if self._body.whole is None:
             return (self._stream or self._carefully()).close(self._body.feed(b"\n\n"))
-        body = bytes(self._body.whole)
-        usual = self._usual(body)
-        return self._carefully().whole(body) if usual is None else usual
+        body = self._body.whole
+        usual = wholes.whole(self._request, self._known, self._prompt, body)
+        return self._carefully().whole(bytes(body)) if usual is None else usual
+
+    def _carefully(self) -> "_Reader":
+        return _Reader(self._request, self._known, self._plan, self._prompt)
 
 
 class _Reader:

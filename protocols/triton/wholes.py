@@ -23,7 +23,7 @@ _read = msgspec.json.Decoder(_Whole).decode
 
 
 def whole(
-    request: GenerateRequest, known: Mapping[str, str], prompt: str | None, body: bytes
+    request: GenerateRequest, known: Mapping[str, str], prompt: str | None, body: bytes | bytearray
 ) -> Sequence[Event] | None:
     """The events of an answer, the same as ``AnswerDecoder`` gives; None where it must be asked.
 

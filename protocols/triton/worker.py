@@ -68,14 +68,16 @@ class Writer:
         request, plan = self._planned(request)
         wishes = plan.wishes(request)
         body = {PROMPT: rendering.prompt_of(request, self._renderer), **wishes.tensors}
-        parameters = self._named(wishes.parameters)
+        parameters = self._named(wishes.parameters) if self._wires else wishes.parameters
         if plan.packed:
             # Even empty it keeps the model from taking the other fields for parameters.
             body[PACK] = _encode(parameters).decode()
         elif parameters:
             body["parameters"] = parameters
         end = "generate_stream" if plan.framed(request) else "generate"
-        return WireRequest(f"{path_of(request.model)}/{end}", _encode(self._named(body)), JSON)
+        if self._wires:
+            body = self._named(body)
+        return WireRequest(f"{path_of(request.model)}/{end}", _encode(body), JSON)
 
     def losses(self, request: Request, names: Mapping[str, str]) -> tuple[Loss, ...]:
         """See ``gateway.core.ports.WorkerDialect``."""
@@ -100,8 +102,7 @@ class Writer:
 
     def _named(self, values: dict[str, Any]) -> dict[str, Any]:
         """The values by the model's own names."""
-        wires = self._wires
-        return {wires.get(name, name): value for name, value in values.items()} if wires else values
+        return {self._wires.get(name, name): value for name, value in values.items()}
 
     def _plan(self, model: Model) -> Plan:
         said = rendering.carries(self._renderer)
