@@ -9,7 +9,6 @@ shadow      a copy beside it all, whose answer nobody gets (gateway/shadow.py)
 
 import asyncio
 from collections.abc import Coroutine, Iterator
-from functools import partial
 from typing import Any
 
 from msgspec import Struct
@@ -20,8 +19,7 @@ from gateway.auth import Principal
 from gateway.core.context import Context
 from gateway.core.errors import ClientError, GatewayError
 from gateway.core.lookout import Lookout
-from gateway.core.ports import About, Call, Dialect, Envelope
-from gateway.core.types import GenerateRequest
+from gateway.core.ports import About, Call, Dialect, Envelope, Relay
 from gateway.exchange import Answering, Exchange
 from gateway.instead import NO_ROOM, Trail, lacks, passes_on
 from gateway.noting import Noted, Overheard
@@ -147,9 +145,10 @@ class Answers:
     def _answering(self, asked: Asked, route: Route) -> Answering:
         """How a target answers. Raises ClientError."""
         about = self._about(asked, route)
-        translate = partial(Translation, asked.dialect, asked.call, route, about)
-        relayed = relaying(asked.dialect, asked.call, route, about, translate)
-        return translate() if relayed is None else relayed
+        relayed = relaying(asked.dialect, asked.call, route, about)
+        if relayed is not None:
+            return relayed
+        return Translation(asked.dialect, asked.call, route, about)
 
     def _able(self, asked: Asked, route: Route) -> Answering | str:
         """How a target answers in another's stead; or why it can't."""
@@ -161,7 +160,7 @@ class Answers:
         losses = translation.plan.losses
         if missing := lacking(translation.request, losses, route.model.info.context):
             return lacks(*missing)
-        relayed = relaying(asked.dialect, asked.call, route, about, lambda: translation)
+        relayed = relaying(asked.dialect, asked.call, route, about, translation)
         return translation if relayed is None else relayed
 
     @staticmethod
@@ -175,15 +174,15 @@ class Answers:
     ) -> Coroutine[Any, Any, None]:
         """Have it answered so."""
         record, context = asked.record, asked.context
-        if type(answering) is Relaying:
-            record.stream = answering.streams
+        brief = answering.relay if type(answering) is Relaying else answering.request
+        if type(brief) is Relay:
+            record.stream = brief.stream
         record.losses = answering.losses
-        request = answering.request
-        record.operation = request.kind if type(request) is GenerateRequest else "embedding"
+        record.operation = brief.kind
         if context.trace is not None:
-            context.trace.wants(request)
-        if request.timeout is not None:
-            context.deadline.shorten(request.timeout)
+            context.trace.wants(answering.request)
+        if brief.timeout is not None:
+            context.deadline.shorten(brief.timeout)
         if asked.watch is not None:
             asked.watch.answers(
                 Asking(asked.dialect, asked.call, route, answering, context, self._body)
@@ -191,7 +190,7 @@ class Answers:
         if asked.noted is not None:
             answering = Overheard(answering, asked.noted)
         exchange = Exchange(answering, context, asked.sink, record, self._lookout)
-        if client_id := asked.envelope.client_id or request.client_id:
+        if client_id := asked.envelope.client_id or brief.client_id:
             return self._named((asked.dialect.name, record.key, client_id), exchange)
         return exchange.run(self.live, stream=record.stream)
 

@@ -5,7 +5,6 @@ from typing import Final
 
 from msgspec import Struct
 
-from gateway.core.context import Context
 from gateway.core.loss import Loss
 from gateway.core.ports import (
     About,
@@ -20,7 +19,7 @@ from gateway.core.ports import (
     Reply,
     Take,
 )
-from gateway.core.types import Event, GenerateRequest, Request
+from gateway.core.types import Event, Request
 from gateway.emulation import Count, counted
 from gateway.router import Route
 from gateway.translation import Translation
@@ -32,43 +31,53 @@ _STRICT: Final = "x-interlingua-strict"
 class Relaying(Struct, eq=False):
     """A call that is passed on. It is translated only where its answer must be after all."""
 
-    _relay: Relay
+    relay: Relay
     _backend: Relayer
-    _context: Context
-    _translate: Callable[[], Translation]
-    request: Request
-    streams: bool
-    """Whether the worker answers in pieces, which its own dialect may say otherwise."""
+    _dialect: Dialect
+    _call: Call
+    _route: Route
+    _about: About
+    _translation: Translation | None = None
     losses: tuple[Loss, ...] = ()
     heard: Callable[[Sequence[Event]], Sequence[Event]] = tuple
     """See ``gateway.exchange.Answering``: with usage where the worker tells none."""
     _encoder: Encoder | None = None
 
+    @property
+    def request(self) -> Request:
+        """See ``gateway.exchange.Answering``."""
+        return self.relay.request
+
     def encoder(self) -> Encoder:
         """See ``gateway.exchange.Answering``."""
         if self._encoder is None:
-            make = self._relay.encoder
-            self._encoder = self._translate().encoder() if make is None else make()
+            make = self.relay.encoder
+            self._encoder = self._translated().encoder() if make is None else make()
         return self._encoder
 
     def opening(self) -> Headers:
         """See ``gateway.exchange.Answering``."""
-        return self._relay.headers()
+        return self.relay.headers()
 
     def whole(self, events: Sequence[Event], body: bytes | None) -> Reply:
         """See ``gateway.exchange.Answering``."""
         if body is None:
-            return self._translate().whole(events, None)
-        return Reply(200, body, self._relay.headers())
+            return self._translated().whole(events, None)
+        return Reply(200, body, self.relay.headers())
 
     async def gathered(self) -> Piece:
         """See ``gateway.exchange.Answering``."""
-        return counted(self.request, await self._backend.fetch(self._relay, self._context))
+        return counted(self.relay, await self._backend.fetch(self.relay, self._about.context))
 
     def pieces(self, take: Take | None = None) -> Pieces:
         """See ``gateway.exchange.Answering``."""
-        self.heard = Count(self.request).apply
-        return self._backend.relay(self._relay, self._context, take)
+        self.heard = Count(self.relay).apply
+        return self._backend.relay(self.relay, self._about.context, take)
+
+    def _translated(self) -> Translation:
+        if self._translation is None:
+            self._translation = Translation(self._dialect, self._call, self._route, self._about)
+        return self._translation
 
 
 def relaying(
@@ -76,15 +85,16 @@ def relaying(
     call: Call,
     route: Route,
     about: About,
-    translate: Callable[[], Translation],
+    translation: Translation | None = None,
 ) -> Relaying | None:
-    """The call as it may be passed on; None where the gateway has something to do with it."""
+    """The call as it may be passed on; None where the gateway has something to do with it.
+
+    ``translation`` is what it would be otherwise, if that is known.
+    """
     relayer, headers = route.target.relayer, call.headers
     if relayer is None or (_STRICT in headers and headers[_STRICT] == "1"):
         return None
     relay = relayer.relayed(dialect, call, about)
     if relay is None:
         return None
-    request = relay.request
-    streams = type(request) is GenerateRequest and request.stream
-    return Relaying(relay, relayer, about.context, translate, request, streams)
+    return Relaying(relay, relayer, dialect, call, route, about, translation)

@@ -13,6 +13,7 @@ from backends.pool.roster import Place
 from backends.pool.tally import Tally
 from backends.pool.watch import NEVER, Watch
 from backends.upstream import Reading, Upstream
+from gateway.core.brief import Asked
 from gateway.core.context import Clock, Deadline, Timeouts
 from gateway.core.errors import (
     ClientError,
@@ -26,8 +27,6 @@ from gateway.core.lookout import Lookout
 from gateway.core.ports import Decoder, Headers, Passage, Piece, Take, WireRequest
 from gateway.core.types import (
     Done,
-    EmbedRequest,
-    Request,
     Served,
     Start,
     Text,
@@ -55,7 +54,7 @@ _SILENT: Final = frozenset({Start, Served, Timing, Usage})
 class Work(Struct, frozen=True):
     """One request on its way. ``wire`` has the headers that many have in common."""
 
-    request: Request
+    asked: Asked
     wire: WireRequest
     own: Headers
     """The headers of this request alone, but for the worker's key."""
@@ -112,8 +111,8 @@ class Attempt:
         self._means = means
         self._passage = work.passage()
         timeouts = means.timeouts
-        self._streams = streams = work.request.stream
-        self._tells = streams or type(work.request) is EmbedRequest
+        self._streams = streams = work.asked.stream
+        self._tells = streams or work.asked.kind == "embedding"
         """How long it takes says more about the worker than about the text."""
         # The first token of an answer in one piece is its last: only the deadline bounds it.
         first = place.since + timeouts.first_token if streams else NEVER

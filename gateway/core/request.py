@@ -7,7 +7,7 @@ is kept in ``extra`` as the client wrote it, for a worker of the same mind.
 
 from collections.abc import Mapping
 from functools import cached_property
-from typing import Any, Final, Literal, Self, get_args
+from typing import Any, ClassVar, Final, Literal, Self, get_args
 
 from msgspec import NODEFAULT, Raw, Struct
 from msgspec.structs import fields, replace
@@ -196,8 +196,7 @@ class Stopping(Struct, frozen=True, omit_defaults=True, repr_omit_defaults=True)
 class Logprobs(Struct, frozen=True):
     """``top`` alternatives beside each token (0: the token alone); ``prompt``: for the prompt too.
 
-    ``top`` -1 asks for the whole vocabulary. Who asks for any says how many, even if it is 0: it is
-    the one section whose defaults are told.
+    ``top`` -1 asks for the whole vocabulary. Of this section alone the defaults are told.
     """
 
     top: int = 0
@@ -353,6 +352,7 @@ class GenerateRequest(_Fields, frozen=True, kw_only=True):
 class EmbedRequest(_Fields, frozen=True, kw_only=True):
     """A request for one vector for each input."""
 
+    kind: ClassVar[Literal["embedding"]] = "embedding"
     model: str
     inputs: tuple[Prompt, ...]
     instruction: str | None = None

@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 from typing import Final
 
+from gateway.core.brief import Asked, Brief
 from gateway.core.ports import Piece
 from gateway.core.types import (
     CallArguments,
@@ -11,7 +12,6 @@ from gateway.core.types import (
     End,
     Event,
     Refusal,
-    Request,
     Served,
     Start,
     Text,
@@ -32,8 +32,8 @@ _MOST_PER_TOKEN: Final = 16
 class Count:
     """Watches one answer. The backend's own figures always win."""
 
-    def __init__(self, request: Request) -> None:
-        self._request = request
+    def __init__(self, asked: Asked) -> None:
+        self._asked = asked
         self._told = False
         self._prompt: int | None = None
         self._tokens = 0
@@ -73,12 +73,12 @@ class Count:
         tokens += by_length(self._unmeasured)
         prompt, guessed = self._prompt, False
         if prompt is None:
-            prompt, guessed = _prompt_tokens(self._request)
+            prompt, guessed = _prompt_tokens(self._asked)
         estimated = guessed or crammed or self._unmeasured > 0
         return (Usage(prompt, tokens, source="estimated" if estimated else "counted"),)
 
 
-def counted(request: Request, pieces: Sequence[Piece]) -> Piece:
+def counted(asked: Asked, pieces: Sequence[Piece]) -> Piece:
     """All of an answer as one piece, with usage before Done if there was none."""
     said: list[Event] = []
     body = None
@@ -87,7 +87,7 @@ def counted(request: Request, pieces: Sequence[Piece]) -> Piece:
         body = data or body
     if next(filter(_DECIDING.__contains__, map(type, said)), None) is Usage:
         return body, said
-    count, said = Count(request), []
+    count, said = Count(asked), []
     for _, events in pieces:
         said += count.apply(events)
     return body, said
@@ -98,8 +98,9 @@ def by_length(characters: int) -> int:
     return -(-characters // _PER_TOKEN)
 
 
-def _prompt_tokens(request: Request) -> tuple[int, bool]:
+def _prompt_tokens(asked: Asked) -> tuple[int, bool]:
     """The prompt's tokens, and whether they are a guess: ids are as many as they are."""
+    request = asked.request if isinstance(asked, Brief) else asked
     tokens, guessed, before = 0, False, 0
     if isinstance(request, EmbedRequest):
         before, given = len(request.instruction or ""), request.inputs

@@ -130,7 +130,7 @@ def relay(relays: Relays, call: Call, about: About, task: Task, *, stream: bool)
     if about.served_model in _NO_NAMES:
         return None
     form = f"{task} of an endpoint" if call.endpoint.variant == "invocations" else task
-    known = {} if task == "embedding" else {"stream": stream}
+    streams = stream and task != "embedding"
     names = {"model": about.served_model}
     headers = heading(STYLE, about, ())
-    return relays.relay(form, call, about, headers, known=known, names=names)
+    return relays.relay(form, call, about, headers, names=names, stream=streams)

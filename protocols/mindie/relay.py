@@ -8,7 +8,7 @@ know requests by names of the gateway's own, by which they are stopped.
 import itertools
 import re
 from collections.abc import Callable, Mapping, Sequence
-from typing import Annotated, Any, Final
+from typing import Annotated, Any, Final, cast
 from urllib.parse import quote
 
 import msgspec
@@ -17,7 +17,7 @@ from msgspec.structs import replace
 
 from gateway.core.errors import Malformed
 from gateway.core.ports import About, Call, Decoder, Encoder, Headers, Passage, Relay, WireRequest
-from gateway.core.types import Event, GenerateRequest, Text, Usage, Want
+from gateway.core.types import Event, GenerateRequest, Request, Text, Usage, Want
 from protocols.body import read_object
 from protocols.mindie import chunks, errors
 from protocols.mindie.checks import rows
@@ -82,7 +82,7 @@ class ServerRelays:
         self._relays = Relays(
             _forms(setup, taken, chats),
             read=self._talk,
-            glance=None,
+            glances={},
             whole=errors.JSON,
             stream=_EVENTS,
         )
@@ -131,17 +131,24 @@ class ServerRelays:
             variant,
             call,
             about,
-            lambda: headers,
-            known={"client_id": name},
+            lambda first: first + headers,
             names={"model": about.model, "id": name},
         )
-        if relay is None or not isinstance(request := relay.request, GenerateRequest):
+        if relay is None:
             return None
+
+        def request() -> Request:
+            return replace(relay.request, client_id=name)
+
         form = chunks.Form(chat=variant == "chat", early=self._early)
         return replace(
             relay,
             wire=replace(relay.wire, headers=(*relay.wire.headers, ("req-id", name))),
-            encoder=lambda: chunks.Encoder(form, request, about, headers),
+            encoder=lambda: chunks.Encoder(
+                form, cast("GenerateRequest", request()), about, headers
+            ),
+            read=request,
+            client_id=name,
         )
 
     def _talk(self, request: GenerateRequest) -> Decoder:
@@ -197,7 +204,18 @@ class ServerRelays:
             made.write([Usage(0, tally.tokens)])  # told in the event that ends what is stopped
             return made
 
-        return Relay(wire, request, lambda: first + headers, passed, encoder)
+        return Relay(
+            wire,
+            lambda: first + headers,
+            passed,
+            encoder,
+            read=lambda: request,
+            kind=request.kind,
+            stream=request.stream,
+            priority=request.priority,
+            timeout=request.timeout,
+            client_id=request.client_id,
+        )
 
 
 class _Counted:

@@ -1,7 +1,8 @@
 """What the answers to conversations and to completions share: framing, and where usage goes."""
 
-from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Final
+from collections.abc import Mapping, Sequence
+from functools import partial
+from typing import Any, Final, Protocol
 
 from msgspec import Struct
 
@@ -27,22 +28,34 @@ def shared_values(
     }
 
 
-def heading(style: Style, about: About, headers: Headers) -> Callable[[], Headers]:
+class Heading(Protocol):
+    """Gives the headers of an answer."""
+
+    def __call__(self, first: Headers = (), /) -> Headers:
+        """All of them, behind the first ones."""
+
+
+def heading(style: Style, about: About, headers: Headers) -> Heading:
     """The headers of an answer, to be asked for when it begins: one may tell the time until then.
 
     ``headers`` are added to those of the style.
     """
-    served = () if style.served_header is None else ((style.served_header, about.served),)
-    told = style.headers + served + headers
-    elapsed, clock = style.elapsed_header, about.context.clock
-    began = clock()
+    began = 0.0 if style.elapsed_header is None else about.context.clock()
+    return partial(_told, style, about, headers, began)
 
-    def tell() -> Headers:
-        if elapsed is None:
-            return told
-        return (*told, (elapsed, str(int((clock() - began) * 1000))))
 
-    return tell
+def _told(
+    style: Style, about: About, headers: Headers, began: float, first: Headers = ()
+) -> Headers:
+    told = first + style.headers
+    if style.served_header is not None:
+        told += ((style.served_header, about.served),)
+    if headers:
+        told += headers
+    if style.elapsed_header is not None:
+        elapsed = about.context.clock() - began
+        told += ((style.elapsed_header, str(int(elapsed * 1000))),)
+    return told
 
 
 def choices_per_index(style: Style, request: GenerateRequest) -> int:

@@ -67,6 +67,8 @@ _VERSION: Final[Headers] = (("openai-version", "2020-10-01"),)
 """On every answer and refusal, as clients' logs and proxies look for it."""
 
 
+_WAITS: Final = "x-stainless-read-timeout"
+
 _Name = Annotated[str, Meta(min_length=1)]
 
 
@@ -114,7 +116,7 @@ def _careful_peek(call: Call, client_id: str | None) -> Envelope:
 
 def timeout_in(headers: Mapping[str, str]) -> float | None:
     """How many seconds the client will wait, as its library tells; a hint, so never wrong."""
-    told = headers.get("x-stainless-read-timeout")
+    told = headers.get(_WAITS)
     if told is None:
         return None
     try:
@@ -283,8 +285,8 @@ class OpenAI:
         if not isinstance(client, OpenAI) or not client._forwards:  # noqa: SLF001
             return None
         headers = heading(client._style, about, ())  # noqa: SLF001
-        known = {"timeout": timeout_in(call.headers)}
-        return self._relays.relay(call.endpoint.variant, call, about, headers, known=known)
+        timeout = timeout_in(call.headers) if _WAITS in call.headers else None
+        return self._relays.relay(call.endpoint.variant, call, about, headers, timeout=timeout)
 
     def decoder(self, request: Request) -> Decoder:
         """See ``gateway.core.ports.WorkerDialect``."""

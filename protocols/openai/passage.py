@@ -10,14 +10,14 @@ from msgspec import Raw, Struct
 from gateway.core import sse
 from gateway.core.errors import GatewayError, StreamBroken, WorkerFailed
 from gateway.core.ports import Decoder, Passage
-from gateway.core.types import Done, EmbedRequest, Event, GenerateRequest, Request, Served
+from gateway.core.types import Done, EmbedRequest, Event, Request, Served
 from protocols.openai.decoder import AnswerDecoder
 from protocols.openai.faults import complain
 from protocols.openai.incoming import WireUsage, usage_in
 
 Names = Mapping[str, str]
 """What the client is to read in an answer, by its key: ``id``, or a key of the model's name."""
-Glance = Callable[[GenerateRequest, bytes], Sequence[Event] | None]
+Glance = Callable[[bytes], Sequence[Event] | None]
 """The events of a usual answer in one piece; None where it must be read."""
 
 _Run = Callable[[bytes, int, list[Event]], int]
@@ -46,15 +46,15 @@ def passage(
     read: Callable[[], Decoder],
     names: Names,
     *,
-    end: bytes = sse.DONE,
+    end: bytes,
 ) -> Passage:
     """What passes on the answer to ``request``; ``read`` makes what reads it.
 
-    ``end`` is what a stream ends with; empty where its last event says so.
+    ``end`` is as for ``StreamPassage``.
     """
     if request.stream:
         return StreamPassage(read(), names, request.model, end)
-    return WholePassage(request, lambda _: read(), names)
+    return WholePassage(lambda: request, lambda _: read(), names)
 
 
 def _served(events: Sequence[Event]) -> Served | None:
@@ -75,39 +75,35 @@ def _renamed(names: Names, served: Served) -> dict[str, tuple[str, str]]:
     return renamed
 
 
-class WholePassage:
-    """An answer in one piece; a stream that comes in its place is for the encoder."""
+class WholePassage(Struct, eq=False):
+    """An answer in one piece; a stream that comes in its place is for the encoder.
 
-    def __init__(
-        self,
-        request: Any,
-        read: Callable[[Any], Decoder],
-        names: Names,
-        glance: Glance | None = None,
-    ) -> None:
-        """``read`` makes what reads it; ``glance`` is asked first what the whole of it tells."""
-        self._request = request
-        self._read = read
-        self._decoder: Decoder | None = None
-        self._glance = glance
-        self._names = names
-        self._body = bytearray()
-        self._waits = False
-        """Whether it is read when the whole of it is there."""
+    ``read`` makes what reads the answer to a ``request``; ``glance`` is asked first what the whole
+    of it tells.
+    """
+
+    _request: Callable[[], Request]
+    _read: Callable[[Any], Decoder]
+    _names: Names
+    _glance: Glance | None = None
+    _decoder: Decoder | None = None
+    _pieces: list[bytes] = []
+    _waits: bool = False
+    """Whether it is read when the whole of it is there."""
 
     def feed(self, data: bytes) -> tuple[bytes | None, Sequence[Event]]:
         """See ``gateway.core.ports.Passage``."""
-        if not self._body:
+        if not self._pieces:
             self._waits = data.startswith(b"{")
-        self._body += data
+        self._pieces.append(data)
         return b"", () if self._waits else self._reading().feed(data)
 
     def close(self) -> tuple[bytes | None, Sequence[Event]]:
         """See ``gateway.core.ports.Passage``."""
-        body = bytes(self._body).strip()
+        body = b"".join(self._pieces).strip()
         events = None
         if self._waits and self._glance is not None:
-            events = self._glance(self._request, body)
+            events = self._glance(body)
         if events is None:
             said = self._reading().feed(body) if self._waits else ()
             events = [*said, *self._reading().close()]
@@ -121,15 +117,18 @@ class WholePassage:
 
     def _reading(self) -> Decoder:
         if self._decoder is None:
-            self._decoder = self._read(self._request)
+            self._decoder = self._read(self._request())
         return self._decoder
 
 
 class StreamPassage:
     """A stream, by whole events. An event that tells of an error is never passed on."""
 
-    def __init__(self, decoder: Decoder, names: Names, model: str, end: bytes) -> None:
-        """``model`` is what the worker was asked for, and is likely to call itself."""
+    def __init__(self, decoder: Decoder, names: Names, model: str, end: bytes = sse.DONE) -> None:
+        """``model`` is what the worker was asked for, and is likely to call itself.
+
+        ``end`` is what the stream ends with; empty where its last event says so.
+        """
         self._decoder = decoder
         self._run: _Run = _none
         self._event: _Read = self._fed

@@ -8,20 +8,19 @@ way, and gets its error, its loss or its emulation there.
 from collections.abc import Callable, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from functools import partial
-from types import MappingProxyType
 from typing import Annotated, Any, Final, Literal, get_args
 from urllib.parse import quote
 
 import msgspec
 from msgspec import UNSET, Meta, Raw, Struct, UnsetType
+from msgspec.structs import replace
 
-from gateway.core.errors import Malformed
 from gateway.core.ports import About, Call, Decoder, Headers, Passage, Relay, WireRequest
-from gateway.core.types import EmbedRequest, GenerateRequest, Message, Request, TextPart
-from protocols.body import fields_of
+from protocols.body import WRONG, check_text, take_fields
 from protocols.openai import wholes
-from protocols.openai.passage import Glance, Names, WholePassage, passage, reader
+from protocols.openai.passage import Glance, Names, StreamPassage, WholePassage, reader
 from protocols.openai.profiles import Profile
+from protocols.openai.relayed import Kind, Relayed
 from protocols.openai.requests import Reading
 from protocols.openai.style import Style
 from protocols.params import Param
@@ -30,13 +29,13 @@ _encode = msgspec.json.Encoder().encode
 
 JSON: Final[Headers] = (("Content-Type", "application/json"),)
 _STREAM: Final[Headers] = (("Content-Type", Style().content_type), *Style().stream_headers)
+_GLANCES: Final[Mapping[str, Glance]] = {"chat": wholes.chat, "completion": wholes.completion}
 _OURS: Final = frozenset(
     {"echo", "best_of", "suffix", "priority", "use_beam_search", "stream", "modalities"}
 )
 """What the gateway does itself, or reads with something else."""
-_NOTHING: Final[Mapping[str, Any]] = MappingProxyType({})
-_MODEL: Final = frozenset({"model"})
-"""What is said of it is told to workers in their own way."""
+_UNREAD: Final = frozenset({"tools"})
+"""Fields of whose texts a shape leaves some unread."""
 _INT64: Final = 2**63 - 1
 _NON_EMPTY = Annotated[str, Meta(min_length=1)]
 
@@ -194,12 +193,45 @@ def _number(worker: Param, client: Param, kind: type) -> Any:
 # --- relays ---------------------------------------------------------------------------------------
 
 
+class _Way(Struct, frozen=True):
+    """What is worked out of a form."""
+
+    form: Form
+    kind: Kind
+    check: Callable[[bytes], Any]
+    taken: frozenset[str]
+    """The fields that it knows."""
+    read: frozenset[str]
+    """Those of which ``check`` reads every text."""
+    in_path: bool
+    """Whether the path names the model."""
+    glance: Glance | None
+
+
+def _way(form: Form, glances: Mapping[str, Glance]) -> _Way:
+    # What is said of the model is told to workers in their own way.
+    check = checker(replace(form, shapes={"model": Any | UnsetType, **form.shapes}))
+    kind: Kind = "completion"
+    if "prompt" not in form.shapes:
+        kind = "chat" if "messages" in form.shapes else "embedding"
+    taken = names(check)
+    return _Way(
+        form,
+        kind,
+        check.decode,
+        taken,
+        taken - _UNREAD,
+        "{model}" in form.path,
+        glances.get(kind),
+    )
+
+
 class Relays:
     """Makes relays for workers of one dialect and profile.
 
     ``forms`` are the kinds of calls; ``read`` makes what reads an answer beside its being passed
-    on, and ``glance`` reads a usual one in one piece without it; ``whole`` and ``stream`` are the
-    first headers of answers of either kind.
+    on, and a ``glance`` at a usual one in one piece is enough without it; ``whole`` and ``stream``
+    are the first headers of answers of either kind.
     """
 
     def __init__(
@@ -207,66 +239,71 @@ class Relays:
         forms: Mapping[str, Form],
         *,
         read: Callable[[Any], Decoder] = reader,
-        glance: Glance | None = wholes.whole,
+        glances: Mapping[str, Glance] = _GLANCES,
         whole: Headers = JSON,
         stream: Headers = _STREAM,
     ) -> None:
-        made = ((name, form, checker(form)) for name, form in forms.items())
-        self._forms = {
-            name: (form, check.decode, names(check) | _MODEL) for name, form, check in made
-        }
+        self._ways = {name: _way(form, glances) for name, form in forms.items()}
         self._read = read
-        self._glance = glance
         self._whole = whole
         self._stream = stream
 
     def __contains__(self, form: str) -> bool:
-        return form in self._forms
+        return form in self._ways
 
     def relay(
         self,
         form: str,
         call: Call,
         about: About,
-        headers: Callable[[], Headers],
+        headers: Callable[[Headers], Headers],
         *,
-        known: Mapping[str, Any] = _NOTHING,
         names: Names | None = None,
+        stream: bool | None = None,
+        timeout: float | None = None,
     ) -> Relay | None:
         """See ``gateway.core.ports.Relaying``; the call is one of ``form``.
 
-        ``headers`` are those of any answer, behind the first ones. ``known`` are fields of the
-        request that the body does not tell: ``stream``, ``timeout`` and ``client_id``. ``names`` is
-        what the client is to read in the answer, if not the model's public name.
+        ``headers`` puts those of any answer behind the first ones. ``names`` is what the client is
+        to read in the answer, if not the model's public name. ``stream`` goes before what the body
+        says; ``timeout`` it does not tell.
         """
-        kind, check, taken = self._forms[form]
+        way = self._ways[form]
         try:
-            fields = fields_of(call)
-            body = check(call.body)
-        except (Malformed, msgspec.DecodeError):
+            fields = take_fields(call)
+            body = way.check(call.body)
+            said: AbstractSet[str] = fields.keys()
+            if not said <= way.read:
+                check_text(call.body)
+                if not _pass(way.form, said - way.taken):
+                    return None
+                said &= way.taken
+        except WRONG:
             return None
-        said: AbstractSet[str] = fields.keys()
-        if not said <= taken:
-            if not _pass(kind, said - taken):
-                return None
-            said &= taken
-        if ("stream_options" in said and body.stream is not True) or not kind.fits(body, said):
+        if ("stream_options" in said and body.stream is not True) or not way.form.fits(body, said):
             return None
-        request = _request(body, said, about.served_model, known)
-        wire = _addressed(kind, about.served_model, fields)
-        first = self._stream if request.stream else self._whole
+        if stream is None:
+            stream = "stream" in said and body.stream
         shown = {"model": about.model} if names is None else names
+        told = Relayed(way.kind, body, about.served_model, stream, timeout)
+        passes: Callable[[], Passage]
+        if stream:
+            first, passes = self._stream, partial(self._streamed, told, shown)
+        else:
+            first = self._whole
+            passes = partial(WholePassage, told.bare, self._read, shown, way.glance)
         return Relay(
-            wire,
-            request,
-            lambda: first + headers(),
-            self._passage(request, shown),
+            _addressed(way, told.model, fields),
+            partial(headers, first),
+            passes,
+            read=told.request,
+            kind=way.kind,
+            stream=stream,
+            timeout=timeout,
         )
 
-    def _passage(self, request: Request, names: Names) -> Callable[[], Passage]:
-        if request.stream or type(request) is not GenerateRequest:
-            return partial(passage, request, partial(self._read, request), names)
-        return partial(WholePassage, request, self._read, names, self._glance)
+    def _streamed(self, told: Relayed, names: Names) -> Passage:
+        return StreamPassage(self._read(told.bare()), names, told.model)
 
 
 def openai_relays(
@@ -320,53 +357,12 @@ def _pass(form: Form, others: AbstractSet[str]) -> bool:
     return form.ours.isdisjoint(others) and all(map(form.forwards, others))
 
 
-def _addressed(form: Form, model: str, fields: Mapping[str, Raw]) -> WireRequest:
-    """These fields for a worker. Where the path does not name the model, they do."""
-    if "{model}" not in form.path:
-        return WireRequest(form.path, _encode({**fields, "model": model}), JSON)
-    others = {name: raw for name, raw in fields.items() if name != "model"}
-    path = form.path.replace("{model}", quote(model, safe=""))
-    return WireRequest(path, _encode(others), JSON)
-
-
-# --- what reading the answer needs ----------------------------------------------------------------
-
-
-def _request(body: Any, said: AbstractSet[str], model: str, known: Mapping[str, Any]) -> Request:
-    """The request, as far as it matters. What is ``known`` goes before what the body says."""
-    labels = {"user": body.user} if "user" in said else {}
-    if "input" in said:
-        inputs = _several(body.input)
-        return EmbedRequest(model=model, inputs=inputs, labels=labels, **known)
-    talks = "messages" in said
-    return GenerateRequest(
-        model=model,
-        kind="chat" if talks else "completion",
-        messages=_turns(body.messages) if talks else (),
-        prompts=() if talks else _several(body.prompt),
-        n=body.n if "n" in said else None,
-        stream=known.get("stream", "stream" in said and body.stream),
-        timeout=known.get("timeout"),
-        client_id=known.get("client_id"),
-        labels=labels,
-    )
-
-
-def _several(texts: str | list[str]) -> tuple[str, ...]:
-    return (texts,) if isinstance(texts, str) else tuple(texts)
-
-
-def _turns(messages: Sequence[_Message]) -> tuple[Message, ...]:
-    return tuple(
-        [
-            Message(
-                one.role,
-                (TextPart(one.content if isinstance(one.content, str) else _joined(one.content)),),
-            )
-            for one in messages
-        ]
-    )
-
-
-def _joined(parts: Sequence[_TextPart]) -> str:
-    return "".join([part.text for part in parts])
+def _addressed(way: _Way, model: str, fields: dict[str, Any]) -> WireRequest:
+    """These fields for a worker. Where the path does not name the model, they do from now on."""
+    path = way.form.path
+    if way.in_path:
+        fields.pop("model", None)
+        path = path.replace("{model}", quote(model, safe=""))
+    else:
+        fields["model"] = model
+    return WireRequest(path, _encode(fields), JSON)

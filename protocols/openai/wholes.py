@@ -4,13 +4,15 @@ They are read far faster than whatever an answer may be. Any other is for ``Answ
 """
 
 from collections.abc import Callable, Sequence
-from typing import Annotated, Any, Final, Literal
+from functools import partial
+from typing import Annotated, Any, Final, Literal, final
 
 import msgspec
 from msgspec import Meta, Struct
 
 from gateway.core.ports import Decoder
 from gateway.core.types import Done, End, Event, FinishReason, GenerateRequest, Served, Text
+from protocols.body import WRONG
 from protocols.openai.incoming import WireUsage, usage_in
 
 _Empty = Annotated[list[Any], Meta(max_length=0)]
@@ -61,6 +63,7 @@ class _Choice(OnlyChoice, kw_only=True):
     delta: None = None
 
 
+@final
 class _Said(_Choice, kw_only=True):
     message: _Message
 
@@ -86,28 +89,36 @@ _read_chat = msgspec.json.Decoder(_Chat).decode
 _read_completion = msgspec.json.Decoder(_Completion).decode
 
 
-def whole(request: GenerateRequest, body: bytes) -> Sequence[Event] | None:
-    """The events of an answer, the same as ``AnswerDecoder`` gives; None where it must be asked."""
-    wire: _Chat | _Completion
+def _events(read: Callable[[bytes], _Chat | _Completion], body: bytes) -> Sequence[Event] | None:
     try:
-        if request.kind == "chat":
-            wire = _read_chat(body)
-            text = wire.choices[0].message.content
-        else:
-            wire = _read_completion(body)
-            text = wire.choices[0].text
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+        wire = read(body)
+    except WRONG:
         return None
-    usage = usage_in(wire.usage)
+    choice, usage = wire.choices[0], usage_in(wire.usage)
     if usage is None:
         return None
     return (
         Served(wire.model, wire.system_fingerprint, wire.id, wire.created),
-        Text(text, 0, usage.completion_tokens),
-        _ENDS[wire.choices[0].finish_reason],
+        Text(
+            choice.message.content if type(choice) is _Said else choice.text,
+            0,
+            usage.completion_tokens,
+        ),
+        _ENDS[choice.finish_reason],
         usage,
         _DONE,
     )
+
+
+chat = partial(_events, _read_chat)
+"""The events of an answer to a conversation, as ``whole`` gives them."""
+completion = partial(_events, _read_completion)
+"""The same of an answer to a prompt."""
+
+
+def whole(request: GenerateRequest, body: bytes) -> Sequence[Event] | None:
+    """The events of an answer, the same as ``AnswerDecoder`` gives; None where it must be asked."""
+    return chat(body) if request.kind == "chat" else completion(body)
 
 
 class WholeDecoder:

@@ -42,11 +42,13 @@ def relay(call: Call, about: About, profile: Profile) -> Relay | None:
     headers = (("Content-Type", EVENTS),) if streams else SAID
     return Relay(
         WireRequest(f"{path_of(model)}/{variant}", call.body, JSON),
-        request,
         lambda: headers,
         partial(StreamPassage if streams else WholePassage, names),
         partial(GenerateEncoder, request, about, profile, framed=streams),
         partial(refused, names),
+        read=lambda: request,
+        kind="completion",
+        stream=streams,
     )
 
 

@@ -1,11 +1,22 @@
 """Whatever can be wrong with a JSON body is one error, which says what and where."""
 
+from collections.abc import Mapping
+from typing import Any
+
 import pytest
 from msgspec import Raw
 
 from gateway.core.errors import Malformed
 from gateway.core.ports import Call, Endpoint
-from protocols.body import fields_of, read_object, unchecked_fields, value
+from protocols.body import (
+    WRONG,
+    check_text,
+    fields_of,
+    read_object,
+    take_fields,
+    unchecked_fields,
+    value,
+)
 
 DEEP = b"[" * 100_000
 
@@ -65,6 +76,33 @@ def test_a_calls_fields_are_those_of_its_body_and_are_read_once(body: bytes) -> 
 
     assert kept == read_object(body)
     assert fields_of(call) is kept
+
+
+@pytest.mark.parametrize("peeked", [True, False])
+@pytest.mark.parametrize("body", [body for body, *_ in OBJECTS])
+def test_fields_that_are_taken_are_refused_once_their_texts_are_looked_at(
+    body: bytes, *, peeked: bool
+) -> None:
+    call = called(body)
+    if peeked:
+        unchecked_fields(call)
+
+    def taken() -> Mapping[str, Any]:
+        fields = take_fields(call)
+        check_text(call.body)
+        return fields
+
+    with pytest.raises(WRONG):
+        taken()
+
+
+def test_fields_are_taken_once() -> None:
+    call = called(b'{"a":1}')
+    kept = unchecked_fields(call)
+
+    assert take_fields(call) is kept
+    assert take_fields(call) == kept
+    assert take_fields(call) is not kept
 
 
 def test_unchecked_fields_may_hold_any_text() -> None:

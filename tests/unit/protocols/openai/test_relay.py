@@ -15,8 +15,9 @@ from gateway.core.context import Context, Deadline
 from gateway.core.errors import StreamBroken, WorkerFailed
 from gateway.core.ports import About, Call, Passage, Relay
 from gateway.core.types import Done, EmbedRequest, Event, GenerateRequest, Served, Text, Usage
+from protocols.body import read_object
 from protocols.openai import OpenAI
-from protocols.openai.relay import PROMPTS, Form, Relays, checker
+from protocols.openai.relay import LABEL, PROMPTS, Form, Relays, checker
 from protocols.params import Param
 from tests.unit.protocols.openai.conftest import MakeCall, endpoint
 
@@ -164,6 +165,44 @@ def test_rows_that_differ_in_meaning_are_none_that_both_have() -> None:
     worker = Param(wire="x", field="sampling.y", type="int")
     form = Form(path="", shapes={}, worker=(worker,), client=(_one(type="int"),))
     assert checker(form).decode(b'{"x":1}').__struct_fields__ == ()
+
+
+STRANGE = [b"\xff", b"\\ud83d", b"\\u00e9", "é".encode(), b"\xc3", b"\\", b'"', b"0", b" ", b"x"]
+BODIES: list[tuple[str, Any]] = [
+    ("chat", CHAT | {"tools": [TOOL], "user": "ann", "stop": ["."], "new": {"deep": ["x"]}}),
+    ("chat", CHAT | {"messages": [{"role": "user", "content": [{"type": "text", "text": "x"}]}]}),
+    ("completion", TEXT | {"prompt": ["a", "b"], "user": "ann"}),
+    ("embedding", EMBED | {"user": "ann", "encoding_format": "float"}),
+]
+
+
+@given(which=st.sampled_from(BODIES), strange=st.sampled_from(STRANGE), data=st.data())
+def test_a_body_is_passed_on_as_its_fields_are_read(
+    which: tuple[str, Any], strange: bytes, data: st.DataObject
+) -> None:
+    variant, whole = which
+    body = json.dumps(whole, ensure_ascii=False).encode()
+    at = data.draw(st.integers(0, len(body)))
+    body = body[:at] + strange + body[at:]
+
+    relay = relayed(variant, body)
+
+    if relay is not None:
+        fields = read_object(body)
+        assert relay.wire.body == msgspec.json.encode({**fields, "model": "llama"})
+
+
+@pytest.mark.parametrize("text", [b"\xff", b"\\ud83d"])
+@pytest.mark.parametrize("field", ["model", "prompt", "user", "x"])
+def test_a_text_that_is_none_is_not_passed_on(about: About, field: str, text: bytes) -> None:
+    shapes = {"prompt": PROMPTS, "user": LABEL}
+    form = Form(path="/{model}", shapes=shapes, worker=(), client=(), forwards=lambda _: True)
+    row = endpoint("completion")
+    for said in (b"a", text):
+        fields = {"model": b"m", "prompt": b"a"} | {field: said}
+        body = b",".join(b'"%b":"%b"' % (key.encode(), one) for key, one in fields.items())
+        call = Call(row, {}, {}, "", b"{%b}" % body, row.path)
+        assert (Relays({"text": form}).relay("text", call, about, tuple) is None) == (said is text)
 
 
 def test_where_the_path_names_the_model_the_body_does_not(about: About) -> None:

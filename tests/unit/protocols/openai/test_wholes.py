@@ -15,7 +15,7 @@ from gateway.core.ports import Decoder
 from gateway.core.types import Done, End, Event, GenerateRequest, Text
 from protocols.openai.decoder import AnswerDecoder
 from protocols.openai.passage import WholePassage
-from protocols.openai.wholes import WholeDecoder, whole
+from protocols.openai.wholes import WholeDecoder, chat, whole
 from tests.unit.protocols.openai.streams import chunk, event, flat, said, told
 
 CHOICE: dict[str, Any] = {
@@ -140,7 +140,7 @@ def test_what_reads_any_answer_is_made_where_it_is_needed() -> None:
 
 @pytest.mark.parametrize("around", [b"", b" "])
 def test_it_is_passed_on_with_its_public_name(around: bytes) -> None:
-    passage = WholePassage(ASKED, AnswerDecoder, {"model": "public"}, whole)
+    passage = WholePassage(lambda: ASKED, AnswerDecoder, {"model": "public"}, chat)
     body = around + msgspec.json.encode(ANSWER) + b"\n"
 
     for part in (body[:40], body[40:]):
@@ -155,7 +155,7 @@ def test_it_is_passed_on_with_its_public_name(around: bytes) -> None:
 
 
 def test_an_unusual_one_is_read_when_the_whole_of_it_is_there() -> None:
-    passage = WholePassage(ASKED, AnswerDecoder, {"model": "public"}, whole)
+    passage = WholePassage(lambda: ASKED, AnswerDecoder, {"model": "public"}, chat)
     body = msgspec.json.encode(ANSWER | {"usage": None})
 
     assert passage.feed(body[:30]) == (b"", ())
@@ -167,7 +167,7 @@ def test_an_unusual_one_is_read_when_the_whole_of_it_is_there() -> None:
 
 
 def test_a_stream_in_its_place_is_read_as_it_comes() -> None:
-    passage = WholePassage(ASKED, AnswerDecoder, {"model": "public"}, whole)
+    passage = WholePassage(lambda: ASKED, AnswerDecoder, {"model": "public"}, chat)
     first: tuple[bytes | None, Sequence[Event]] = passage.feed(said("a"))
 
     assert Text("a") in first[1]
