@@ -8,7 +8,7 @@ WorkerFailed        what came is not HTTP
 """
 
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from typing import Final, Protocol, runtime_checkable
 from urllib.parse import urlsplit
 
@@ -71,11 +71,11 @@ class Reading(Protocol):
     def complete(self) -> bool:
         """Whether all of it has come, though some may still be to be read."""
 
-    async def head(self) -> bool:
+    def head(self) -> Awaitable[bool]:
         """Wait for the head; False where the connection had ended while it rested.
 
         Then nothing came, and it may be asked for anew. Raises StreamBroken or WorkerFailed. What
-        fails, or is cancelled, is cut.
+        fails is cut.
         """
 
     def taken(self) -> bytes:

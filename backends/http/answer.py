@@ -22,6 +22,9 @@ STOPPED: Final = Fault(StreamBroken, "the worker's answer stopped before its end
 STRANGE: Final = Fault(WorkerFailed, "the worker's answer is not HTTP")
 
 
+_NONE: Final[dict[str, str]] = {}
+
+
 class Carrier(Protocol):
     """The connection that an answer comes over."""
 
@@ -61,7 +64,8 @@ class Answer:
 
     def __init__(self, connection: Carrier, parts: list[bytes]) -> None:
         self.status = 0
-        self.headers: dict[str, str] = {}
+        self.headers = _NONE
+        """Others, once a head begins."""
         self.complete = False
         """All of it has come."""
         self._connection = connection
@@ -75,21 +79,14 @@ class Answer:
         self._fault: Fault | None = None
         self._over = False
 
-    async def head(self) -> bool:
+    def head(self) -> asyncio.Future[bool]:
         """See ``backends.upstream.Reading``."""
-        try:
-            while not self.status:
-                await self._more()
-        except StreamBroken:
-            stale = self._connection.stale
-            self.abort()
-            if stale:
-                return False
-            raise
-        except BaseException:
-            self.abort()
-            raise
-        return True
+        waiter = self._waiter = self._connection.loop.create_future()
+        if self.status:
+            waiter.set_result(True)
+        elif self._fault is not None:
+            self._behead(self._fault)
+        return waiter
 
     def taken(self) -> bytes:
         """See ``backends.upstream.Reading``."""
@@ -157,13 +154,18 @@ class Answer:
         """No more comes, and it is not whole: the connection has ended, unless it is a fault."""
         if not self.complete and self._fault is None:
             self._fault = fault or (STOPPED if self.status else _CLOSED)
-        self._wake()
+        if self.status or self._fault is None:
+            self._wake()
+        else:
+            self._behead(self._fault)
 
     def came(self) -> None:
         """Something has come: who listens gets it now; else, and at the end, who waits is woken."""
         take = self._take
         if take is None:
-            self._wake()
+            waiter = self._waiter
+            if waiter is not None and self.status and not waiter.done():
+                waiter.set_result(True)
             return
         try:
             more = not self.parts or take(self.taken())
@@ -172,6 +174,18 @@ class Answer:
             return
         if self.complete or not more:
             self._wake(more=more)
+
+    def _behead(self, fault: Fault) -> None:
+        """No head comes: tell who waits for it."""
+        waiter, self._waiter = self._waiter, None
+        if waiter is None or waiter.done():
+            return
+        stale = self._connection.stale and fault.kind is StreamBroken
+        self.abort()
+        if stale:
+            waiter.set_result(False)
+        else:
+            waiter.set_exception(fault.error())
 
     def _wake(self, error: Exception | None = None, *, more: bool = True) -> None:
         waiter, self._waiter = self._waiter, None

@@ -69,7 +69,7 @@ class HttpUpstream:
             raise
         self._made += 1
         answer = made.ask(data)
-        await answer.head()
+        await _headed(answer)
         return answer
 
     async def open(
@@ -77,7 +77,7 @@ class HttpUpstream:
     ) -> Answer:
         """See Upstream."""
         answer = self.ask(url, request, own)
-        if answer is not None and await answer.head():
+        if answer is not None and await _headed(answer):
             return answer
         return await self.dial(url, request, connect_timeout, own)
 
@@ -119,6 +119,15 @@ class HttpUpstream:
                 del self._homes[url]
         if self._homes:
             self._sweeper = loop.call_later(self._idle, self._sweep, loop)
+
+
+async def _headed(answer: Answer) -> bool:
+    """Wait for its head; what is cancelled is cut."""
+    try:
+        return await answer.head()
+    except BaseException:
+        answer.abort()
+        raise
 
 
 class _Home:

@@ -133,14 +133,14 @@ class Connection(asyncio.Protocol):
         if answer.complete:
             self.cut()  # nobody asked for this: what follows it could be taken for an answer
             return
-        parts = self._parts
-        before = len(parts)
         answer.held += len(data)
         fresh, rest = self._fresh, data
-        self._fresh = False
         if fresh or self._owed:
+            self._fresh = False
             rest = self._known(answer, data)
         if rest:
+            parts = self._parts
+            before = len(parts)
             try:
                 self._feed(rest)
             except HttpParserUpgrade:
@@ -149,14 +149,13 @@ class Connection(asyncio.Protocol):
                 self._wrong = True
             if fresh and rest is data:
                 self._learn(answer, data)
-        self._empty = 0 if len(parts) > before else self._empty + len(data)
-        if self._answer.complete:
-            del parts[self._extent :]  # nobody asked for more
-        if self._wrong or self._empty > _EMPTY:
-            self._refuse(answer)
-        elif answer.held > _BUFFER and not self.paused and self._transport is not None:
-            self.paused = True
-            self._transport.pause_reading()
+            self._empty = 0 if len(parts) > before else self._empty + len(rest)
+            if self._answer.complete:
+                del parts[self._extent :]  # nobody asked for more
+            if self._wrong or self._empty > _EMPTY:
+                self._refuse(answer)
+        if answer.held > _BUFFER:
+            self._hold_back()
         answer.came()
 
     def connection_lost(self, exc: Exception | None) -> None:
@@ -195,15 +194,15 @@ class Connection(asyncio.Protocol):
         answer = self._answer
         if answer.complete:
             return
-        if not answer.status:
-            answer.headers = {}
-            return
-        self._whole(answer)
+        if answer.status:
+            self._whole(answer)
 
     def on_message_begin(self) -> None:
         """A head begins: the awaited one, or one that nobody asked for."""
         if self._answer.complete:
             self._keeps = False
+        else:
+            self._answer.headers = {}
 
     # --- within ---------------------------------------------------------------------------------
 
@@ -216,13 +215,17 @@ class Connection(asyncio.Protocol):
             if not start or glance.told is None:
                 return data
             answer.status, answer.headers, owed = glance.told, glance.headers, glance.size
-        piece = data[start : start + owed]
+        end = start + owed
+        piece = data[start:end]
         if piece:
-            self.on_body(piece)
-        self._owed = owed - len(piece)
-        if not self._owed:
-            self._whole(answer)
-        return data[start + owed :]
+            self._parts.append(piece)
+        beyond = len(data) - end
+        if beyond < 0:
+            self._owed = -beyond
+            return b""
+        self._owed = 0
+        self._whole(answer)
+        return data[end:]
 
     def _learn(self, answer: Answer, data: bytes) -> None:
         """``answer`` is what ``data`` begins with, unless something came before it."""
@@ -230,6 +233,12 @@ class Connection(asyncio.Protocol):
         top = b"HTTP/1.1 %d " % status
         if self._keeps and status and status not in _BODILESS and data.startswith(top):
             self._glance.learn(data, answer.headers, status)
+
+    def _hold_back(self) -> None:
+        """More has come than is to be held: make the worker wait."""
+        if not self.paused and not self._severed and self._transport is not None:
+            self.paused = True
+            self._transport.pause_reading()
 
     def _whole(self, answer: Answer) -> None:
         """All of it has come."""

@@ -76,7 +76,7 @@ class Means(Struct, frozen=True):
     tally: Tally = field(default_factory=Tally)
 
 
-class Attempt:
+class Attempt(Watch):
     """One request at one worker, which is told to that worker's health.
 
     ``begin``, then ``more`` until it is ``over``, then ``end`` unless the ``whole`` of it is there;
@@ -86,15 +86,13 @@ class Attempt:
     """
 
     __slots__ = (
-        "_last",
         "_means",
         "_passage",
         "_pushed_back",
         "_reading",
         "_streams",
         "_take",
-        "_tells",
-        "_watch",
+        "_told",
         "_work",
         "accepted",
         "failure",
@@ -112,11 +110,9 @@ class Attempt:
         self._passage = work.passage()
         timeouts = means.timeouts
         self._streams = streams = work.asked.stream
-        self._tells = streams or work.asked.kind == "embedding"
-        """How long it takes says more about the worker than about the text."""
         # The first token of an answer in one piece is its last: only the deadline bounds it.
         first = place.since + timeouts.first_token if streams else NEVER
-        self._watch = Watch(means.lookout, work.deadline, first, timeouts.idle)
+        Watch.__init__(self, means.lookout, work.deadline, first, timeouts.idle)
         self._reading: Reading | None = None
         self._pushed_back = False
         self.over = False
@@ -133,18 +129,17 @@ class Attempt:
         there. Until then another worker can make up for it. Raises DeadlineExceeded, WorkerError,
         and what the dialect reads in a worker's error.
         """
-        member, watch, work = self.member, self._watch, self._work
+        member, work = self.member, self._work
         worker = member.worker
-        own = keyed(work.own, worker)
-        member.waiting.add(watch)
+        own = work.own if worker.bearer is None else keyed(work.own, worker)
+        member.waiting.add(self)
         try:
-            watch.wait(self.place.since)
+            self.start(self.place.since)
             reading = self._reading = self._means.upstream.ask(worker.url, work.wire, own)
-            if reading is not None:
-                watch.cut = reading.abort
             if reading is None or not await reading.head():
                 reading = await self._dial(own)
-            member.reached()
+            if member.was != "up":
+                member.reached()
             if reading.status != _OK:
                 raise await self._refusal(reading)
             self.accepted = True
@@ -158,10 +153,15 @@ class Attempt:
         except GatewayError as error:
             self._fail(error)
         finally:
-            member.waiting.discard(watch)
-        if self._tells:
+            member.waiting.discard(self)
+        if self._streams or work.asked.kind == "embedding":
             self._timed()
         return held
+
+    def cut(self) -> None:
+        """See Watch."""
+        if self._reading is not None:
+            self._reading.abort()
 
     def _all(self, data: bytes) -> list[Piece]:
         """What an answer in one piece means whose body this is."""
@@ -180,7 +180,7 @@ class Attempt:
 
     async def _first(self, reading: Reading) -> list[Piece]:
         """What the beginning of an answer means; that of one in one piece is the whole of it."""
-        watch, streams = self._watch, self._streams
+        streams = self._streams
         held: list[Piece] = []
         size, most = 0, _SILENT_BYTES if streams else _WHOLE_BYTES
         while not self.over:
@@ -189,7 +189,7 @@ class Attempt:
                 size += len(data)
                 if size > most:
                     raise self._large()
-                watch.begun = not streams
+                self.begun = not streams
                 piece = self._fed(data)
                 if piece[0] or piece[1]:
                     held.append(piece)
@@ -197,8 +197,8 @@ class Attempt:
                         break
             if (not data or reading.complete) and not self.over:
                 held.append(self._closed())
-        watch.rest()
-        watch.begun = True
+        self.rest()
+        self.begun = True
         return held
 
     async def more(self, take: Take | None = None) -> Piece:
@@ -207,15 +207,15 @@ class Attempt:
         With ``take``, that gets the pieces as they come, and what is returned is the last one; or
         an empty one where it takes no more at once.
         """
-        reading, watch = self._reading, self._watch
+        reading = self._reading
         assert reading is not None  # noqa: S101 - it has begun
         try:
             if take is not None:
-                self._take, self._last = take, _NOTHING
-                watch.wait()
+                self._take, self._told = take, _NOTHING
+                self.wait()
                 ended = await reading.listen(self._heard)
-                watch.rest()
-                return self._closed() if ended else self._last
+                self.rest()
+                return self._closed() if ended else self._told
             while data := await self._next(reading):
                 piece = self._fed(data)
                 if piece[0] or piece[1]:
@@ -226,18 +226,18 @@ class Attempt:
 
     async def end(self) -> None:
         """Wait a little for the body's end, for the connection's sake: the answer has been told."""
-        reading, watch = self._reading, self._watch
+        reading = self._reading
         assert reading is not None  # noqa: S101 - it has begun
-        watch.hurry(_LAST_SECONDS)
-        if self._streams and watch.longest:
-            self._means.tally.paused.add(watch.longest)
+        self.hurry(_LAST_SECONDS)
+        if self._streams and self.longest:
+            self._means.tally.paused.add(self.longest)
         with suppress(GatewayError):
             while not reading.complete:
                 await self._next(reading)
 
     def close(self) -> None:
         """Nobody waits any more."""
-        self._watch.stop()
+        self._lookout.drop(self)
         if self._reading is not None:
             self._reading.release()
 
@@ -245,8 +245,7 @@ class Attempt:
         """Send the request over a new connection, and wait for the head of its answer."""
         means, url = self._means, self.member.worker.url
         opening = means.upstream.dial(url, self._work.wire, means.timeouts.connect, own)
-        reading = self._reading = await self._watch.open(opening)
-        self._watch.cut = reading.abort
+        reading = self._reading = await self.open(opening)
         return reading
 
     async def _refusal(self, reading: Reading) -> GatewayError:
@@ -254,7 +253,7 @@ class Attempt:
         status, headers = reading.status, reading.headers
         if status < HTTPStatus.BAD_REQUEST:
             return WorkerFailed(f"the worker answered {status}", status=status)
-        self._watch.hurry(_LAST_SECONDS)
+        self.hurry(_LAST_SECONDS)
         body = bytearray()
         with suppress(GatewayError):  # what has come says enough
             while len(body) < _ERROR_BYTES and (data := await self._next(reading)):
@@ -267,9 +266,9 @@ class Attempt:
         """The next bytes of the body, b"" at its end. Raises DeadlineExceeded or StreamBroken."""
         if reading.complete:
             return reading.taken()
-        self._watch.wait()
+        self.wait()
         data = await reading.read()
-        self._watch.rest()
+        self.rest()
         return data
 
     def _heard(self, data: bytes) -> bool:
@@ -277,10 +276,10 @@ class Attempt:
         raw, events = self._passage.feed(data)
         if events and type(events[-1]) is Done:
             self._succeeded()
-            self._last = raw, events  # its reader writes it together with the end
+            self._told = raw, events  # its reader writes it together with the end
             return False
         more = self._take(raw, events) if raw or events else True
-        self._watch.heard()
+        self.heard()
         return more
 
     def _fed(self, data: bytes) -> Piece:
@@ -307,14 +306,17 @@ class Attempt:
         return WorkerFailed(f"the worker's answer is larger than {_WHOLE_BYTES} bytes")
 
     def _timed(self) -> None:
-        """The first token came, or its time is over."""
+        """The first token came, or its time is over.
+
+        Of a text in one piece that says more about the text than about the worker.
+        """
         if not self._work.aside:
             now = self._means.clock()
             self.member.smoothed.add(now, now - self.place.since)
 
     def _fail(self, error: GatewayError) -> NoReturn:
         """Raise ``error``, or what was behind it, having told of it."""
-        cause = self._watch.cause(error)
+        cause = self.cause(error)
         self._failed(cause)
         if cause is error:
             raise error
@@ -325,7 +327,8 @@ class Attempt:
         if self.accepted and self._reading is not None:
             self._reading.abort()  # what else comes there must not be taken for another answer
         if isinstance(error, DeadlineExceeded):
-            if error.which == "first_token" and self._tells:
+            tells = self._streams or self._work.asked.kind == "embedding"
+            if error.which == "first_token" and tells:
                 self._timed()
         elif not self.accepted or isinstance(error, StreamBroken):
             self.over = True

@@ -3,7 +3,7 @@
 import asyncio
 import itertools
 from collections.abc import AsyncGenerator, Callable, Coroutine, Mapping, Sequence
-from typing import Any, Final
+from typing import Any
 
 import msgspec
 from msgspec.structs import replace
@@ -16,7 +16,7 @@ from backends.pool.discovery.file import Read
 from backends.pool.headers import allowed, traced
 from backends.pool.learning import Learner
 from backends.pool.member import Member, WorkerReport
-from backends.pool.policy import NOTHING, Ask, make_policy, prefix_of
+from backends.pool.policy import ASKING, NOTHING, make_policy
 from backends.pool.probing import Probing
 from backends.pool.retry import Retry
 from backends.pool.roster import ANY, LAST_PRIORITY, USUAL_PRIORITY, Limits, Roster, Wish
@@ -44,10 +44,6 @@ from gateway.core.ports import (
     WorkerDialect,
 )
 from gateway.core.types import Event, Request
-from gateway.core.watching import Watch
-
-_SESSION_LABELS: Final = ("prompt_cache_key", "user", "safety_identifier")
-_Asking = Callable[[Request, Context], Ask]
 
 
 class PoolBackend:
@@ -77,14 +73,13 @@ class PoolBackend:
         self._settings = told
         self._clock = clock
         self._upstream = upstream or HttpUpstream()
-        self.tally = Tally()
-        """What is counted of it."""
+        self._tally = Tally()
         self._lookout = Lookout(clock, asyncio.get_running_loop)
-        self._means = Means(self._upstream, told.timeouts, clock, self._lookout, self.tally)
+        self._means = Means(self._upstream, told.timeouts, clock, self._lookout, self._tally)
         limits = Limits(told.max_concurrency, told.queue, told.health)
-        self._asking = _ASKING.get(told.policy)
+        self._asking = ASKING.get(told.policy)
         """What a request says for the choice; None where nothing of it counts."""
-        self._roster = Roster(workers, make_policy(told.policy, draw), limits, clock, self.tally)
+        self._roster = Roster(workers, make_policy(told.policy, draw), limits, clock, self._tally)
         self._budget = Budget(told.retries.budget)
         self._learner: Learner | None = None
         if isinstance(dialect, Learning):
@@ -131,6 +126,12 @@ class PoolBackend:
     def snapshot(self) -> Sequence[WorkerReport]:
         """How each worker is now."""
         return self._roster.report()
+
+    @property
+    def tally(self) -> Tally:
+        """What is counted of it, all that is over by now."""
+        self._roster.count()
+        return self._tally
 
     @property
     def queued(self) -> Sequence[str]:
@@ -296,8 +297,9 @@ class PoolBackend:
     async def _begun(self, work: Work, context: Context) -> tuple[Attempt, list[Piece]]:
         """The first worker's answer that begins, and how it does: all of one in one piece."""
         wish = self._wish(work.asked, context)
-        show = None if context.watch is None else self._shown(context.watch, work)
+        watch, told = context.watch, self._settings
         retry: Retry | None = None
+        show = None if watch is None else Shown(watch, told, self._roster, work)
         now = self._clock()
         self._budget.asked(now)
         if context.asked is None:
@@ -318,7 +320,7 @@ class PoolBackend:
                 if show is not None:
                     show.failed(place.member, error)
                 if retry is None:
-                    retry = Retry(self._settings.retries, self._budget, tally=self.tally)
+                    retry = Retry(self._settings.retries, self._budget, tally=self._tally)
                     wish = replace(wish, tried=retry.tried)
                 now = self._clock()
                 self._judge(error, attempt, retry, wish, now)
@@ -349,11 +351,8 @@ class PoolBackend:
         if context.trace is not None:
             context.trace.ends(attempt.failure)
         if not attempt.over:  # it may still be at work
-            self.tally.abandoned += 1
+            self._tally.abandoned += 1
             self._stop(attempt.member, work.asked)
-
-    def _shown(self, watch: Watch, work: Work) -> Shown:
-        return Shown(watch, self._settings, self._roster, work)
 
     def _wish(self, asked: Asked, context: Context) -> Wish:
         """What is to be minded in choosing a worker."""
@@ -373,18 +372,6 @@ class PoolBackend:
     def _stop(self, member: Member, asked: Asked) -> None:
         if self._cancelling is not None and self._started:
             self._stopping.send(member.worker, self._cancelling.cancel(request_of(asked)))
-
-
-def _by_prefix(request: Request, _context: Context) -> Ask:
-    return Ask(prefix=prefix_of(request))
-
-
-def _by_session(request: Request, context: Context) -> Ask:
-    named = (request.labels.get(label) for label in _SESSION_LABELS)
-    return Ask(session=next(filter(None, named), context.principal))
-
-
-_ASKING: Final[Mapping[str, _Asking]] = {"prefix": _by_prefix, "session": _by_session}
 
 
 def _is_dry(context: Context) -> bool:

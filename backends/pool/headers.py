@@ -25,7 +25,7 @@ _OF_A_TRACE: Final = ("traceparent", "tracestate")
 def allowed(wire: WireRequest, context: Context) -> tuple[WireRequest, Headers]:
     """``wire`` with no header that a worker need not see, and the headers of this request alone."""
     shared, own = _passed_on(wire.headers)
-    if shared != wire.headers:
+    if shared is not wire.headers:
         wire = WireRequest(wire.path, wire.body, shared, wire.method)
     if _WORD.fullmatch(context.id):
         own += (("x-request-id", context.id),)
@@ -40,6 +40,8 @@ def allowed(wire: WireRequest, context: Context) -> tuple[WireRequest, Headers]:
 def _passed_on(headers: Headers) -> tuple[Headers, Headers]:
     """Those that a worker sees: what requests have in common, and what is each one's own."""
     shared = tuple(one for one in headers if one[0].lower() in _SHARED)
+    if shared == headers:
+        return headers, ()
     return shared, tuple(one for one in headers if one[0].lower() in _OWN)
 
 

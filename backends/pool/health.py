@@ -90,9 +90,12 @@ class Health:
 
     def succeeded(self, now: float) -> None:
         """A request was answered."""
-        back = self._ejection.succeeded(now)
-        if self.well:
+        ejection = self._ejection
+        if self.well:  # nothing ends by it
+            ejection.row = 0
+            ejection.every.add(now)
             return
+        back = ejection.succeeded(now)
         self.reached(now)
         self._pressure.ease(now)
         if back:
@@ -255,9 +258,9 @@ class _Ejection:
         self._since = 0.0
         self._times = 0
         self._ended = 0.0
-        self._row = 0
+        self.row = 0
         self._good = 0
-        self._all = Recent(settings.window)
+        self.every = Recent(settings.window)
         self._bad = Recent(settings.window)
 
     def lasts(self, now: float) -> bool:
@@ -267,9 +270,9 @@ class _Ejection:
         self._good = 0
         if self.lasts(now):
             return
-        self._row += 1
+        self.row += 1
         self._count(now)
-        if self.on or self._row >= self._settings.failures or self._is_often(now):
+        if self.on or self.row >= self._settings.failures or self._is_often(now):
             self._begin(now)
 
     def missed(self, now: float) -> None:
@@ -282,8 +285,8 @@ class _Ejection:
 
     def succeeded(self, now: float) -> bool:
         """Whether that brought it back."""
-        self._row = 0
-        self._all.add(now)
+        self.row = 0
+        self.every.add(now)
         if not self.on:
             return False
         if self.lasts(now):
@@ -299,14 +302,14 @@ class _Ejection:
             self._ended = now
         self.on = False
         self.until = 0.0
-        self._row = 0
+        self.row = 0
 
     def _count(self, now: float) -> None:
-        self._all.add(now)
+        self.every.add(now)
         self._bad.add(now)
 
     def _is_often(self, now: float) -> bool:
-        count = self._all.count(now)
+        count = self.every.count(now)
         most = self._settings.rate * count
         return count >= self._settings.least and self._bad.count(now) >= most
 
@@ -318,8 +321,8 @@ class _Ejection:
         self.on = True
         self._since = now
         self.until = now + min(seconds, max(self._settings.open, _LONGEST_EJECTION))
-        self._row = self._good = 0
-        self._all.clear()
+        self.row = self._good = 0
+        self.every.clear()
         self._bad.clear()
 
 

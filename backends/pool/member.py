@@ -98,9 +98,8 @@ class Member(Struct, eq=False):
             most = told if most is None else min(most, told)
         return self.health.limit(most, self.in_flight)
 
-    @property
-    def free(self) -> bool:
-        """Whether it has a place left."""
+    def has_room(self) -> bool:
+        """Whether it has a place left: no property, which would cost twice as much."""
         most = self.limit if self.told or not self.health.well else self.worker.max_concurrency
         return most is None or self.in_flight < most
 
@@ -108,9 +107,8 @@ class Member(Struct, eq=False):
 
     def reached(self) -> None:
         """It began to answer, whatever that will be."""
-        if self.was != "up":
-            self.health.reached(self.clock())
-            self._look()
+        self.health.reached(self.clock())
+        self._look()
 
     def succeeded(self) -> None:
         """It answered a request to the end."""

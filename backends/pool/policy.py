@@ -17,6 +17,7 @@ from typing import Final, Literal, Protocol, TypeVar
 from msgspec import Struct
 from msgspec.structs import astuple
 
+from gateway.core.context import Context
 from gateway.core.types import EmbedRequest, Message, Prompt, Request
 
 PolicyName = Literal["round_robin", "least_load", "two_choices", "prefix", "session"]
@@ -26,6 +27,7 @@ Draw = Callable[[], float]
 _PREFIX_CHARACTERS: Final = 1024
 _PREFIX_TOKENS: Final = 256
 _REMEMBERED: Final = 64
+_SESSION_LABELS: Final = ("prompt_cache_key", "user", "safety_identifier")
 
 
 class Load(Protocol):
@@ -245,6 +247,22 @@ _MAKERS: Final[Mapping[PolicyName, Callable[[Draw], Policy]]] = {
 def make_policy(name: PolicyName, draw: Draw) -> Policy:
     """The policy of this name."""
     return _MAKERS[name](draw)
+
+
+def _by_prefix(request: Request, _context: Context) -> Ask:
+    return Ask(prefix=prefix_of(request))
+
+
+def _by_session(request: Request, context: Context) -> Ask:
+    named = (request.labels.get(label) for label in _SESSION_LABELS)
+    return Ask(session=next(filter(None, named), context.principal))
+
+
+ASKING: Final[Mapping[str, Callable[[Request, Context], Ask]]] = {
+    "prefix": _by_prefix,
+    "session": _by_session,
+}
+"""What a request says for the choice, by the policies that ask anything."""
 
 
 def prefix_of(request: Request) -> int:

@@ -24,6 +24,8 @@ _LOOK_AGAIN: Final = 0.25
 """Seconds after which those who wait look whether time has brought a worker back."""
 _LEAST_WAIT: Final = 1.0
 _LONGEST_WAIT: Final = 3600.0
+_MANY: Final = 256
+"""Places that are counted together, where nobody asks before."""
 _NEW: Final = 0.1
 """The part that the latest request has in how long one is thought to take."""
 
@@ -99,8 +101,10 @@ class Roster:
         self._waiters: list[_Waiter] = []
         self._numbers = 0
         self._timer: asyncio.TimerHandle | None = None
+        self._held: list[float] = []
+        """For how many seconds places were held, as far as it is not counted yet."""
         self._takes: float | None = None
-        """Seconds for which a place is held, smoothed."""
+        """The same, smoothed: of those that are counted."""
         self.replace(workers)
 
     @property
@@ -209,10 +213,18 @@ class Roster:
 
     def give_back(self, place: Place) -> None:
         """The place is free again."""
-        held, takes = self._clock() - place.since, self._takes
-        self._tally.took.add(held)
-        self._takes = held if takes is None else takes + _NEW * (held - takes)
+        self._held.append(self._clock() - place.since)
+        if len(self._held) >= _MANY:
+            self.count()
         self._release(place)
+
+    def count(self) -> None:
+        """Count how long places were held, as far as they are free again."""
+        held, self._held = self._held, []
+        self._tally.took.extend(held)
+        for seconds in held:
+            takes = seconds if self._takes is None else self._takes
+            self._takes = takes + _NEW * (seconds - takes)
 
     def close(self) -> None:
         """Nobody is served any more."""
@@ -244,7 +256,7 @@ class Roster:
             return []
         free: list[Member] = []
         for one in eligible(self._members, now, limits.health.panic):
-            if one.key not in tried and one.free:
+            if one.key not in tried and one.has_room():
                 free.append(one)  # a comprehension would be another call
         return free
 
@@ -328,6 +340,7 @@ class Roster:
 
     def _estimate(self) -> float:
         """In how many seconds all who wait now will be served, going by the last requests."""
+        self.count()
         if self._takes is None:
             return max(self._limits.queue.wait, _LEAST_WAIT)
         seconds = self._takes * (len(self._waiters) + 1) / max(self._in_flight, 1)

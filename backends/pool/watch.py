@@ -2,7 +2,7 @@
 
 import asyncio
 import math
-from collections.abc import Callable, Coroutine
+from collections.abc import Coroutine
 from typing import Any, Final, Literal
 
 from backends.upstream import Reading
@@ -20,35 +20,32 @@ class Watch:
 
     ``first`` is when the first events must be there, by the lookout's clock; ``NEVER`` where only
     the deadline says. Once they have ``begun``, what comes next has ``idle`` seconds each time. The
-    deadline holds for all. Whoever waits says so (``wait``), and that it waits no more (``rest``);
-    at the end it says ``stop``.
+    deadline holds for all. Whoever waits says so (``start``, then ``wait``), and that it waits no
+    more (``rest``); at the end it says ``stop``. What reads the answer is one, and says how it is
+    ``cut``.
     """
 
     __slots__ = (
-        "_clock",
+        "_by",
         "_deadline",
-        "_first",
         "_idle",
         "_last",
         "_lookout",
         "_looks",
+        "_opens",
         "_ran_out",
         "_waits",
         "begun",
-        "cut",
         "longest",
     )
 
     def __init__(self, lookout: Lookout, deadline: Deadline, first: float, idle: float) -> None:
         self._lookout = lookout
         self._deadline = deadline
-        self._clock = lookout.clock
         self._idle = idle
-        self._first = first
+        self._by = first
         self.begun = False
         """The first events have come."""
-        self.cut: Callable[[], object] = _nothing
-        """What cuts it off."""
         self.longest = 0.0
         """Seconds from one read to the next, or to ``hurry``, at most; since the first events."""
         self._last = NEVER
@@ -58,14 +55,21 @@ class Watch:
         """When it is looked at, by the clock."""
         self._ran_out: Which | None = None
         """The limit that cut it off."""
+        self._opens: asyncio.Task[Any] | None = None
+        """What waits for a connection."""
+
+    def cut(self) -> None:
+        """Cut it off, if there is anything yet."""
 
     async def open(self, opening: Coroutine[Any, Any, Reading]) -> Reading:
         """The answer whose head ``opening`` waits for. Raises DeadlineExceeded."""
         task = asyncio.current_task()
         assert task is not None  # noqa: S101 - a coroutine runs in one
         cancelled = task.cancelling()
-        self.cut = task.cancel
+        self._opens = task
         try:
+            if self._ran_out is not None:  # just when a connection that had rested ended
+                raise _exceeded(self._ran_out)
             self.wait()
             return await opening
         except asyncio.CancelledError:
@@ -74,19 +78,27 @@ class Watch:
                 raise _exceeded(self._ran_out) from None
             raise
         finally:
-            self.cut = _nothing
+            self._opens = None
             opening.close()
 
-    def wait(self, now: float | None = None) -> None:
-        """Have it cut off when the next bytes are late. Raises DeadlineExceeded.
+    def start(self, now: float) -> None:
+        """Have it cut off when its first bytes are late. Raises DeadlineExceeded."""
+        due, total = self._by, self._deadline.at
+        if total <= now:
+            raise _exceeded("total")
+        if due > total:  # noqa: PLR1730 - it would be a call for each request
+            due = total
+        self._waits = True
+        self._looks = due
+        self._lookout.add(self, due)
 
-        ``now``: the time, where that is known, and nothing has begun.
-        """
+    def wait(self) -> None:
+        """Have it cut off when the next bytes are late. Raises DeadlineExceeded."""
         if self.begun:
             now = self.heard()
             due = now + self._idle
         else:
-            now, due = self._clock() if now is None else now, self._first
+            now, due = self._lookout.clock(), self._by
         total = self._deadline.at
         if total <= now:
             raise _exceeded("total")
@@ -107,7 +119,7 @@ class Watch:
 
     def heard(self) -> float:
         """More has come of an answer that had begun, and more is waited for; gives the time."""
-        now = self._clock()
+        now = self._lookout.clock()
         if now - self._last > self.longest:  # noqa: PLR1730 - it would be a call for each read
             self.longest = now - self._last
         self._last = now
@@ -131,9 +143,9 @@ class Watch:
 
     def hurry(self, seconds: float) -> None:
         """Whatever is still to be read must come within ``seconds``."""
-        now = self.heard() if self.begun else self._clock()
+        now = self.heard() if self.begun else self._lookout.clock()
         self.begun = False
-        self._first = now + seconds
+        self._by = now + seconds
 
     def cause(self, error: GatewayError) -> GatewayError:
         """What was behind ``error``: where a limit ran out, that broke the answer."""
@@ -144,7 +156,7 @@ class Watch:
     def _limit(self) -> tuple[float, Which]:
         """The next limit, by the clock, and which it is."""
         total = self._deadline.at
-        own = self._last + self._idle if self.begun else self._first
+        own = self._last + self._idle if self.begun else self._by
         if own > total:
             return total, "total"
         return own, "idle" if self.begun else "first_token"
@@ -152,11 +164,10 @@ class Watch:
     def _end(self, which: Which) -> None:
         self._ran_out = which
         self.rest()
-        self.cut()
-
-
-def _nothing() -> None:
-    """There is no connection to cut yet."""
+        if self._opens is None:
+            self.cut()
+        else:
+            self._opens.cancel()
 
 
 def _exceeded(which: Which) -> DeadlineExceeded:

@@ -54,8 +54,9 @@ class Outbox:
             self._alone -= 1
             transport.write(data)
             return
-        self._waiting.append((transport, data))
-        if len(self._waiting) >= _MOST:
+        waiting = self._waiting
+        waiting.append((transport, data))
+        if len(waiting) >= _MOST:
             self.flush()
         elif not self._due:
             self._due = True

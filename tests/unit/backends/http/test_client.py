@@ -207,6 +207,23 @@ async def test_one_that_was_cut_off_before_its_head_is_broken() -> None:
             await reading.head()
 
 
+async def test_who_waits_no_more_for_a_head_has_cut_it_off() -> None:
+    async with ScriptedWorker(OK, [HANG], [HANG]) as worker, client() as upstream:
+        assert await ask(upstream, worker.url) == b"fine"
+        for _ in range(2):  # over a connection that rests, then over a new one
+            with pytest.raises(TimeoutError):
+                await asyncio.wait_for(upstream.open(worker.url, ASK, 2.0), 0.05)
+            await asyncio.sleep(0.05)
+            assert upstream.connections.open == 0
+
+
+async def test_a_head_that_is_there_need_not_be_waited_for() -> None:
+    async with ScriptedWorker(OK) as worker, client() as upstream:
+        reading = await upstream.open(worker.url, ASK, 2.0)
+        assert await reading.head()
+        assert await rest(reading) == b"fine"
+
+
 async def test_what_was_thrown_away_does_not_look_like_the_end() -> None:
     async with ScriptedWorker(OK) as worker, client() as upstream:
         reading = await upstream.open(worker.url, ASK, 2.0)

@@ -363,7 +363,7 @@ async def test_a_worker_of_the_same_url_stays_the_same() -> None:
 
     assert [one.worker.url for one in pool.members] == ["http://new:1", "http://w0:1"]
     assert pool.members[1] is known[0] is place.member
-    assert (known[0].weight, known[0].free) == (3, False)
+    assert (known[0].weight, known[0].has_room()) == (3, False)
     assert pool.members[0].key not in {one.key for one in known}
 
 
@@ -392,7 +392,7 @@ async def test_a_worker_that_comes_back_still_has_its_requests() -> None:
     pool.replace(workers(1, places=1))
 
     assert list(pool.members) == [place.member]
-    assert not place.member.free
+    assert not place.member.has_room()
 
 
 async def test_a_new_worker_serves_those_who_wait() -> None:

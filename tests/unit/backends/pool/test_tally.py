@@ -90,6 +90,25 @@ async def test_who_gets_no_place_is_counted_by_the_reason() -> None:
     assert tally.shed == {"queue_wait": 1, "no_worker": 1}
 
 
+@pytest.mark.parametrize("times", [1, 255, 256, 257, 600])
+def test_places_are_counted_together_and_before_anybody_asks(times: int) -> None:
+    clock, tally = FakeClock(), Tally()
+    roster = pool(clock, tally)
+    takes = 0.0
+    for number in range(times):
+        place = roster.at_once(Wish(set()), clock())
+        assert place is not None
+        seconds = 1.0 + number % 7
+        clock.now += seconds
+        roster.give_back(place)
+        takes = takes + 0.1 * (seconds - takes) if number else seconds
+    assert sum(tally.took.counts) == times // 256 * 256
+    roster.count()
+    assert sum(tally.took.counts) == times
+    assert tally.took.total == sum(1.0 + number % 7 for number in range(times))
+    assert roster._takes == pytest.approx(takes)
+
+
 def test_a_pool_panics_when_too_few_are_well() -> None:
     clock = FakeClock()
     roster = pool(clock, Tally(), 4)

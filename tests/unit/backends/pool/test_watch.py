@@ -6,6 +6,7 @@ from collections.abc import Callable
 import pytest
 
 from backends.pool.watch import NEVER, Watch
+from backends.upstream import Reading
 from gateway.core.context import Deadline
 from gateway.core.errors import DeadlineExceeded, StreamBroken, WorkerFailed
 from gateway.core.lookout import Lookout
@@ -18,19 +19,27 @@ def clock() -> float:
     return asyncio.get_running_loop().time()
 
 
+class Counted(Watch):
+    """A watch that counts how often it cuts its answer off."""
+
+    times = 0
+
+    def cut(self) -> None:
+        self.times += 1
+
+
 class Cut:
     """A watch, and how often it cut its answer off."""
 
     def __init__(
         self, lookout: Lookout, *, first: float | None = None, idle: float = 30, total: float = 60
     ) -> None:
-        self.times = 0
         due = NEVER if first is None else lookout.clock() + first
-        self.watch = Watch(lookout, Deadline(lookout.clock, total), due, idle)
-        self.watch.cut = self._cut
+        self.watch = Counted(lookout, Deadline(lookout.clock, total), due, idle)
 
-    def _cut(self) -> None:
-        self.times += 1
+    @property
+    def times(self) -> int:
+        return self.watch.times
 
     @property
     def why(self) -> str:
@@ -130,13 +139,30 @@ async def test_a_limit_is_behind_a_break_and_behind_nothing_else() -> None:
     assert one.times == 1
 
 
-async def test_who_knows_the_time_need_not_look_for_it() -> None:
+async def test_no_connection_is_opened_for_who_was_given_up_before() -> None:
+    lookout = Lookout(clock, asyncio.get_running_loop)
+    one = Cut(lookout)
+    one.watch.start(clock())
+    one.watch.give_up()
+    with pytest.raises(DeadlineExceeded) as caught:
+        await one.watch.open(_never())
+
+    assert caught.value.which == "first_token"
+    one.watch.stop()
+    lookout.close()
+
+
+async def _never() -> Reading:
+    raise AssertionError("it is not begun")
+
+
+async def test_who_starts_knows_the_time() -> None:
     now = FakeClock()
     lookout = Lookout(now, asyncio.get_running_loop)
     one = Cut(lookout, first=5.0, total=50.0)
     with pytest.raises(DeadlineExceeded):
-        one.watch.wait(now() + 50.0)
-    one.watch.wait(now())
+        one.watch.start(now() + 50.0)
+    one.watch.start(now())
     one.watch.look(now() + 5.0)
 
     assert one.why == "first_token"
