@@ -8,7 +8,7 @@ end. An end is never made up.
 import asyncio
 import math
 from collections.abc import Sequence
-from typing import Any, Protocol
+from typing import Any, Final, Protocol
 
 from msgspec import Struct
 
@@ -40,6 +40,7 @@ from gateway.telemetry import Record
 
 _SAYING = frozenset({Text, Thought, Refusal, CallStart})
 """What begins an answer that streams."""
+_BROKEN: Final = "the answer stopped before its end"
 
 
 class Answering(Protocol):
@@ -218,19 +219,21 @@ class Exchange(Struct, eq=False):
 
     def _give(self, body: bytes | None, said: Sequence[Event]) -> None:
         """Send an answer in one piece."""
+        if not said or type(said[-1]) is not Done:
+            raise StreamBroken(_BROKEN)
+        record, reasons = self._record, []
         for event in said:
             if type(event) is End:
-                self._ended.append(event.reason)
+                reasons.append(event.reason)
             elif type(event) is Usage:
-                self._record.usage = event
-        self._done = Done in map(type, said)
-        self._check()
-        send(self._sink, self._answering.whole(said, body), self._record)
+                record.usage = event
+        record.finish = tuple(reasons)
+        send(self._sink, self._answering.whole(said, body), record)
 
     def _check(self) -> None:
         """Raises StreamBroken unless all has been said."""
         if not self._done:
-            raise StreamBroken("the answer stopped before its end")
+            raise StreamBroken(_BROKEN)
         self._record.finish = tuple(self._ended)
 
     def _note(self, events: Sequence[Event]) -> int:

@@ -195,7 +195,7 @@ def _plain(parts: list[bytes]) -> list[str] | None:
 
 
 def _texts(parts: list[bytes]) -> list[str] | None:
-    """What stands in the quotes of many, none with a newline; None where one is no text."""
+    """What stands in the quotes of many, without a newline; None of none, or if one is no text."""
     try:
         texts = _read_lines(b'"%b"' % b'"\n"'.join(parts))
     except (UnicodeDecodeError, msgspec.DecodeError):

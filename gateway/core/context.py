@@ -34,7 +34,10 @@ class Deadline:
         now, ends = self._clock(), self.at
         if ends <= now:
             raise DeadlineExceeded("the request's time is up")
-        return min(now + seconds, ends)
+        soon = now + seconds
+        if soon < ends:
+            return soon
+        return ends
 
     def shorten(self, seconds: float) -> None:
         """Let it end within ``seconds`` from now, if that is sooner."""

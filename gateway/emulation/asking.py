@@ -2,15 +2,15 @@
 
 import asyncio
 import functools
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Coroutine, Iterator, Sequence
 from contextlib import aclosing
 from functools import partial
-from typing import Final, cast
+from typing import Any, Final, cast
 
 from msgspec.structs import replace
 
 from gateway.core.context import Context
-from gateway.core.ports import Backend, Pieces, Pouring, Take
+from gateway.core.ports import Backend, Piece, Pieces, Pouring, Take
 from gateway.core.types import Done, Event, GenerateRequest, Request, Stopping
 from gateway.emulation import fanout, stops
 from gateway.emulation.affixes import Around, around
@@ -20,6 +20,7 @@ from gateway.emulation.planning import Plan
 from gateway.emulation.stops import Stops
 
 Ask = Callable[[Request, Context], Pieces]
+_Gather = Callable[[Any, Request, Context], Coroutine[Any, Any, Sequence[Piece]]]
 _News = tuple[Part, Sequence[Event]] | Exception | None
 """What a part says; what ended it; or None when there are no parts left."""
 
@@ -55,9 +56,10 @@ async def gathered(
     backend: Backend, request: Request, context: Context, plan: Plan
 ) -> Sequence[Event]:
     """All that ``answer`` gives. Cancelling its task stops all the work at once."""
-    if not plan.does and _pours(type(backend)):
+    gather = _gathering(type(backend))
+    if not plan.does and gather is not None:
         inner, outside = around(request)
-        _, events = counted(inner, await cast("Pouring", backend).gather(inner, context))
+        _, events = counted(inner, await gather(backend, inner, context))
         return events if outside is None else outside.apply(events)
     said: list[Event] = []
     async with aclosing(answer(backend, request, context, plan)) as pieces:
@@ -150,6 +152,12 @@ async def _one(backend: Backend, request: Request, context: Context, heard: _Hea
 def _pours(kind: type) -> bool:
     """Whether such backends are Pouring. Asked once of each: a port is long to compare."""
     return issubclass(kind, Pouring)
+
+
+@functools.cache
+def _gathering(kind: type) -> _Gather | None:
+    """What gathers an answer of such backends, where they are Pouring."""
+    return kind.gather if issubclass(kind, Pouring) else None
 
 
 # --- several at a time ----------------------------------------------------------------------------

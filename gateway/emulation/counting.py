@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from typing import Final
 
-from gateway.core.brief import Asked, Brief
+from gateway.core.brief import Asked, request_of
 from gateway.core.ports import Piece
 from gateway.core.types import (
     CallArguments,
@@ -11,18 +11,19 @@ from gateway.core.types import (
     EmbedRequest,
     End,
     Event,
+    GenerateRequest,
+    Prompt,
     Refusal,
     Served,
     Start,
     Text,
+    TextPart,
     Thought,
     Usage,
 )
 
 _WORDLESS: Final = frozenset({Served, End, Done})
 """What every answer has, and tells nothing of its length."""
-_DECIDING: Final = frozenset({Usage, Done})
-"""Usage tells by coming before Done that it is told."""
 _PER_TOKEN: Final = 4
 """Characters, as a rule of thumb."""
 _MOST_PER_TOKEN: Final = 16
@@ -43,6 +44,8 @@ class Count:
 
     def apply(self, events: Sequence[Event]) -> Sequence[Event]:
         """These events, with usage before Done if there was none."""
+        if self._told:
+            return events
         for event in events:
             if type(event) is Text:
                 self._tokens += event.tokens
@@ -56,41 +59,45 @@ class Count:
                 self._prompt = event.prompt_tokens
             elif type(event) is Thought or type(event) is Refusal or type(event) is CallArguments:
                 self._unmeasured += len(event.text)
-        if self._told or not events or type(events[-1]) is not Done:
+        if not events or type(events[-1]) is not Done:
             return events
-        return [*events[:-1], *self.missing(), events[-1]]
+        return [*events[:-1], self._usage(), events[-1]]
 
     def missing(self) -> tuple[Usage, ...]:
-        """The usage of what was said so far, unless the backend has told it.
+        """The usage of what was said so far, unless the backend has told it."""
+        return () if self._told else (self._usage(),)
+
+    def _usage(self) -> Usage:
+        """What was said so far.
 
         ``estimated`` where a part of it is: a prompt of which the backend said nothing, and what
         has no tokens of its own, each by its length.
         """
-        if self._told:
-            return ()
         crammed = self._characters > self._tokens * _MOST_PER_TOKEN
         tokens = by_length(self._characters) if crammed else self._tokens
-        tokens += by_length(self._unmeasured)
-        prompt, guessed = self._prompt, False
+        estimated = crammed
+        if self._unmeasured:
+            tokens += by_length(self._unmeasured)
+            estimated = True
+        prompt = self._prompt
         if prompt is None:
             prompt, guessed = _prompt_tokens(self._asked)
-        estimated = guessed or crammed or self._unmeasured > 0
-        return (Usage(prompt, tokens, source="estimated" if estimated else "counted"),)
+            estimated = estimated or guessed
+        return Usage(prompt, tokens, None, None, "estimated" if estimated else "counted")
 
 
 def counted(asked: Asked, pieces: Sequence[Piece]) -> Piece:
     """All of an answer as one piece, with usage before Done if there was none."""
-    said: list[Event] = []
-    body = None
-    for data, events in pieces:
-        said += events
+    if len(pieces) == 1:
+        data, said = pieces[0]
+        told = len(said) > 1 and type(said[-2]) is Usage
+        return data or None, said if told else Count(asked).apply(said)
+    count, body = Count(asked), None
+    events: list[Event] = []
+    for data, said in pieces:
         body = data or body
-    if next(filter(_DECIDING.__contains__, map(type, said)), None) is Usage:
-        return body, said
-    count, said = Count(asked), []
-    for _, events in pieces:
-        said += count.apply(events)
-    return body, said
+        events += count.apply(said)
+    return body, events
 
 
 def by_length(characters: int) -> int:
@@ -100,15 +107,20 @@ def by_length(characters: int) -> int:
 
 def _prompt_tokens(asked: Asked) -> tuple[int, bool]:
     """The prompt's tokens, and whether they are a guess: ids are as many as they are."""
-    request = asked.request if isinstance(asked, Brief) else asked
+    request = request_of(asked)
     tokens, guessed, before = 0, False, 0
-    if isinstance(request, EmbedRequest):
-        before, given = len(request.instruction or ""), request.inputs
-    else:
+    given: Sequence[Prompt] = ()
+    if type(request) is GenerateRequest:
         given = request.prompts
         for message in request.messages:
-            tokens += by_length(len(message.text))
+            length = 0
+            for part in message.parts:
+                if type(part) is TextPart:
+                    length += len(part.text)
+            tokens += by_length(length)
             guessed = True
+    elif isinstance(request, EmbedRequest):
+        before, given = len(request.instruction or ""), request.inputs
     for one in given:
         if isinstance(one, str):
             tokens += by_length(len(one) + before)
