@@ -56,8 +56,10 @@ class ChatTemplate:
             "tools": [_tool(one) for one in request.tools] if request.tools else None,
             "add_generation_prompt": opened,
         }
+        surroundings = template.environment
+        context = surroundings.context_class(surroundings, seen, template.name, template.blocks)
         try:
-            text = "".join(template.root_render_func(template.new_context(seen, shared=True)))
+            text = "".join(template.root_render_func(context))
         except (TemplateError, TypeError, ValueError, ArithmeticError, LookupError) as e:
             said = str(e)[:300]
             raise InvalidParameter(

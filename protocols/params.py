@@ -291,10 +291,16 @@ def write(table: Table, said: Mapping[str, Any]) -> dict[str, Any]:
     """The fields of ``table`` for what is ``said`` in a request, clamped to the rows' ranges."""
     written = {}
     for row in asked(table, said):
+        if row.reason == "dropped":
+            continue
         got, low, high = said[row.field], row.low, row.high
-        below, above = low is not None and got < low, high is not None and got > high
-        if row.reason != "dropped":
-            written[row.wire] = clamped(row, got) if below or above or type(got) is tuple else got
+        if (
+            (low is not None and got < low)
+            or (high is not None and got > high)
+            or type(got) is tuple
+        ):
+            got = clamped(row, got)
+        written[row.wire] = got
     return written
 
 

@@ -5,7 +5,7 @@ from typing import Literal
 
 from msgspec import Struct
 
-from gateway.core.types import Request
+from gateway.core.types import EmbedRequest, GenerateRequest, Request
 
 
 class Brief(Struct, frozen=True, dict=True, kw_only=True):
@@ -34,4 +34,4 @@ Asked = Request | Brief
 
 def request_of(asked: Asked) -> Request:
     """The request itself."""
-    return asked.request if isinstance(asked, Brief) else asked
+    return asked if isinstance(asked, (GenerateRequest, EmbedRequest)) else asked.request

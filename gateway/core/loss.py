@@ -67,12 +67,12 @@ def losses(
         if path in _NEVER_LOST or (value is False and "." not in path):
             continue
         carry = carries.get(path, _NOWHERE)
-        reason, detail = carry.reason, ""
+        reason, low, high, detail = carry.reason, carry.low, carry.high, ""
         if reason is None and type(value) in _NUMBERS:
-            if carry.low is not None and value < carry.low:
-                reason, detail = "clamped", f"{value} to {carry.low}"
-            elif carry.high is not None and value > carry.high:
-                reason, detail = "clamped", f"{value} to {carry.high}"
+            if low is not None and value < low:
+                reason, detail = "clamped", f"{value} to {low}"
+            elif high is not None and value > high:
+                reason, detail = "clamped", f"{value} to {high}"
         if reason is not None:
             found.append(Loss(names.get(path, path.rpartition(".")[2]), reason, detail, path))
     return tuple(found)

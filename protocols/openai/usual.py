@@ -4,6 +4,7 @@ They are read far faster than whatever a request may hold. Any other, and any th
 ``protocols.openai.requests.read_chat``.
 """
 
+from collections.abc import Iterable
 from operator import itemgetter
 from typing import Annotated, Any, Final, Literal
 
@@ -28,29 +29,40 @@ class _Options(Struct, forbid_unknown_fields=True, gc=False):
 
 
 class _Conversation(Struct, forbid_unknown_fields=True, repr_omit_defaults=True):
-    """``null`` is as good as absent, and ranges are those of ``protocols.openai.tables``."""
+    """``null`` is as good as absent, and ranges are those of ``protocols.openai.tables``.
+
+    The fields stand in the order in which a request says them.
+    """
 
     model: _Name
     messages: Annotated[list[_Message], Meta(min_length=1)]
-    max_tokens: _Count | None = None
-    max_completion_tokens: _Count | None = None
     temperature: Annotated[float, Meta(ge=0, le=2)] | None = None
     top_p: Annotated[float, Meta(ge=0, le=1)] | None = None
+    seed: Annotated[int, Meta(ge=0, le=2**63 - 1)] | None = None
+    presence_penalty: _Penalty | None = None
+    frequency_penalty: _Penalty | None = None
+    max_tokens: _Count | None = None
+    max_completion_tokens: _Count | None = None
+    stop: _Name | _Stops | None = None
     n: Annotated[int, Meta(ge=1, le=128)] | None = None
     stream: bool | None = None
     stream_options: _Options | None = None
-    stop: _Name | _Stops | None = None
-    presence_penalty: _Penalty | None = None
-    frequency_penalty: _Penalty | None = None
-    seed: Annotated[int, Meta(ge=0, le=2**63 - 1)] | None = None
     user: str | None = None
 
 
 _name: Final = itemgetter(0)
 _TOLD, _UNTOLD = Want(), Want(usage="none")
 
-_SAMPLING: Final = {name: f"sampling.{name}" for name in Sampling.__struct_fields__}
-_STOPPING: Final = {name: f"stopping.{name}" for name in Stopping.__struct_fields__}
+_PATHS: Final = {
+    "temperature": "sampling.temperature",
+    "top_p": "sampling.top_p",
+    "seed": "sampling.seed",
+    "presence_penalty": "sampling.presence_penalty",
+    "frequency_penalty": "sampling.frequency_penalty",
+    "max_tokens": "stopping.max_tokens",
+    "max_completion_tokens": "stopping.max_tokens",
+}
+"""Of what is said as it was sent."""
 
 _read = msgspec.json.Decoder(_Conversation).decode
 
@@ -67,7 +79,7 @@ def read_usual(
     if options is not None and not stream:
         return None
     told = not stream or (options is not None and options.include_usage)
-    most = wire.max_completion_tokens
+    most, sent = wire.max_completion_tokens, wire.__rich_repr__()  # but for what is None
     turns = tuple([Message(one.role, (TextPart(one.content),)) for one in wire.messages])
     sampling = Sampling(
         temperature=wire.temperature,
@@ -92,18 +104,19 @@ def read_usual(
         timeout=timeout,
         client_id=client_id,
         labels={} if wire.user is None else {"user": wire.user},
-        given=frozenset(map(_name, wire.__rich_repr__())),  # which leaves out what is None
+        given=frozenset(map(_name, sent)),
     )
-    return request.saying(_said(request))
+    return request.saying(_said(request, sent))
 
 
-def _said(request: GenerateRequest) -> dict[str, Any]:
-    """See ``GenerateRequest.said``, of what a usual one may hold."""
+def _said(request: GenerateRequest, sent: Iterable[tuple[str, Any]]) -> dict[str, Any]:
+    """See ``GenerateRequest.said``, of what a usual one may hold, which was ``sent`` so."""
     said: dict[str, Any] = {"model": request.model, "kind": "chat", "messages": request.messages}
-    for name, value in request.sampling.__rich_repr__():
-        said[_SAMPLING[name]] = value
-    for name, value in request.stopping.__rich_repr__():
-        said[_STOPPING[name]] = value
+    for name, value in sent:
+        if name in _PATHS:
+            said[_PATHS[name]] = value
+    if request.stopping.stop:
+        said["stopping.stop"] = request.stopping.stop
     if request.n is not None:
         said["n"] = request.n
     if request.stream:

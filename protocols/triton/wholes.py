@@ -3,9 +3,8 @@
 They are read far faster than whatever an answer may be. Any other is for ``AnswerDecoder``.
 """
 
-import math
 from collections.abc import Mapping, Sequence
-from typing import Literal
+from typing import Final, Literal
 
 import msgspec
 from msgspec import UNSET, UnsetType
@@ -20,6 +19,9 @@ class _Whole(Usual, forbid_unknown_fields=True):
 
 
 _read = msgspec.json.Decoder(_Whole).decode
+_ENDS: Final = {name: End(reason or "unknown") for name, reason in REASONS.items()}
+_UNTOLD: Final = End("unknown")
+_DONE: Final = Done()
 
 
 def whole(
@@ -36,15 +38,14 @@ def whole(
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
         return None
     text = wire.text_output
-    reason = REASONS[wire.finish_reason] if wire.finish_reason else None
     spent, asked = wire.num_output_tokens, wire.num_input_tokens
     if prompt is not None:
         text = text.removeprefix(prompt)
     events: list[Event] = [] if wire.model_name is None else [Served(wire.model_name)]
     if text:
-        events.append(Text(text, 0, math.ceil(len(text) / 4) if spent is UNSET else spent))
-    events.append(End(reason or "unknown"))
+        events.append(Text(text, 0, -(-len(text) // 4) if spent is UNSET else spent))
+    events.append(_ENDS[wire.finish_reason] if wire.finish_reason else _UNTOLD)
     if spent is not UNSET and asked is not None:
         events.append(Usage(asked, spent))
-    events.append(Done())
+    events.append(_DONE)
     return events
