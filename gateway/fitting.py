@@ -6,7 +6,7 @@ from typing import Any, TypeVar
 from msgspec.structs import replace
 
 from gateway.core.errors import InvalidParameter
-from gateway.core.types import EmbedRequest, GenerateRequest, Request, Sampling, Stopping
+from gateway.core.types import GenerateRequest, Request, Sampling, Stopping
 from gateway.router import Route
 
 Section = TypeVar("Section", Sampling, Stopping)
@@ -26,7 +26,7 @@ def fit(request: Request, route: Route, names: Mapping[str, str], source: str) -
     InvalidParameter when the client asks for more than the model's limit, or for more answers than
     anybody may.
     """
-    if isinstance(request, EmbedRequest):
+    if not isinstance(request, GenerateRequest):
         return request.bound(route.target.model, source)
     if request.choices > MOST_CHOICES:
         raise _above(names.get("n", "n"), MOST_CHOICES, request.choices, "in all")

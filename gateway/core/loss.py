@@ -64,16 +64,16 @@ def losses(
     """
     found = [] if extra else [Loss(name, "dropped") for name in request.extra]
     for path, value in request.said.items():
-        if path in _NEVER_LOST or (value is False and "." not in path):
+        if path in _NEVER_LOST:
             continue
         carry = carries.get(path, _NOWHERE)
         reason, low, high, detail = carry.reason, carry.low, carry.high, ""
-        if reason is None and type(value) in _NUMBERS:
+        if reason is None and (low is not None or high is not None) and type(value) in _NUMBERS:
             if low is not None and value < low:
                 reason, detail = "clamped", f"{value} to {low}"
             elif high is not None and value > high:
                 reason, detail = "clamped", f"{value} to {high}"
-        if reason is not None:
+        if reason is not None and (value is not False or "." in path):
             found.append(Loss(names.get(path, path.rpartition(".")[2]), reason, detail, path))
     return tuple(found)
 
