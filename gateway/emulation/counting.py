@@ -44,6 +44,7 @@ class Count:
 
     def apply(self, events: Sequence[Event]) -> Sequence[Event]:
         """These events, with usage before Done if there was none."""
+        self._told = self._told or _ends_told(events)
         if self._told:
             return events
         for event in events:
@@ -90,14 +91,18 @@ def counted(asked: Asked, pieces: Sequence[Piece]) -> Piece:
     """All of an answer as one piece, with usage before Done if there was none."""
     if len(pieces) == 1:
         data, said = pieces[0]
-        told = len(said) > 1 and type(said[-2]) is Usage
-        return data or None, said if told else Count(asked).apply(said)
+        return data or None, said if _ends_told(said) else Count(asked).apply(said)
     count, body = Count(asked), None
     events: list[Event] = []
     for data, said in pieces:
         body = data or body
         events += count.apply(said)
     return body, events
+
+
+def _ends_told(events: Sequence[Event]) -> bool:
+    """Whether these are the last ones, and usage is told where it is looked for first."""
+    return len(events) > 1 and type(events[-2]) is Usage and type(events[-1]) is Done
 
 
 def by_length(characters: int) -> int:
