@@ -44,8 +44,11 @@ class Count:
 
     def apply(self, events: Sequence[Event]) -> Sequence[Event]:
         """These events, with usage before Done if there was none."""
-        self._told = self._told or _ends_told(events)
         if self._told:
+            return events
+        over = events and type(events[-1]) is Done
+        if over and _ends_told(events):
+            self._told = True
             return events
         for event in events:
             if type(event) is Text:
@@ -60,9 +63,7 @@ class Count:
                 self._prompt = event.prompt_tokens
             elif type(event) is Thought or type(event) is Refusal or type(event) is CallArguments:
                 self._unmeasured += len(event.text)
-        if not events or type(events[-1]) is not Done:
-            return events
-        return [*events[:-1], self._usage(), events[-1]]
+        return [*events[:-1], self._usage(), events[-1]] if over else events
 
     def missing(self) -> tuple[Usage, ...]:
         """The usage of what was said so far, unless the backend has told it."""
