@@ -17,12 +17,11 @@ class Fault(NamedTuple):
         return self.kind(self.text)
 
 
+_NONE: Final[dict[str, str]] = {}
+"""The headers of an answer that has not begun. Nobody writes into it."""
 _CLOSED: Final = Fault(StreamBroken, "the worker closed the connection before its answer")
 STOPPED: Final = Fault(StreamBroken, "the worker's answer stopped before its end")
 STRANGE: Final = Fault(WorkerFailed, "the worker's answer is not HTTP")
-
-
-_NONE: Final[dict[str, str]] = {}
 
 
 class Carrier(Protocol):

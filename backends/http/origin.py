@@ -47,9 +47,7 @@ def head(url: str, request: WireRequest, own: Headers = ()) -> bytes:
     """
     path, size = request.path, len(request.body)
     make_top = _known_top if len(path) <= _SHORT else _top
-    text = make_top(url, request.method, path, request.headers)
-    for name, value in own:
-        text += _line(f"{name}: {value}")
+    text = make_top(url, request.method, path, request.headers) + _lines(own)
     if not size and request.method in _BODILESS:
         return f"{text}Accept-Encoding: identity\r\n\r\n".encode()
     return f"{text}Accept-Encoding: identity\r\nContent-Length: {size}\r\n\r\n".encode()
@@ -60,14 +58,20 @@ def _top(url: str, method: str, path: str, headers: Headers) -> str:
     if not _PATH.fullmatch(path):
         raise InternalError("a worker's path is not one")
     target = origin(url)
-    text = _line(f"{method} {target.base}{path} HTTP/1.1")
-    for name, value in (("Host", target.named), *headers):
-        text += _line(f"{name}: {value}")
-    return text
+    asked = _line(f"{method} {target.base}{path} HTTP/1.1")
+    return asked + _lines((("Host", target.named), *headers))
 
 
 _known_top = functools.lru_cache(maxsize=1024)(_top)
 """Most requests to a worker share them."""
+
+
+def _lines(headers: Headers) -> str:
+    """A line for each. Raises InternalError where one would be more."""
+    text = ""
+    for name, value in headers:
+        text += _line(f"{name}: {value}")
+    return text
 
 
 def _line(text: str) -> str:

@@ -13,7 +13,7 @@ from backends.pool.roster import Place
 from backends.pool.tally import Tally
 from backends.pool.watch import NEVER, Watch
 from backends.upstream import Reading, Upstream
-from gateway.core.brief import Asked
+from gateway.core.brief import AnyRequest
 from gateway.core.context import Clock, Deadline, Timeouts
 from gateway.core.errors import (
     ClientError,
@@ -54,7 +54,7 @@ _SILENT: Final = frozenset({Start, Served, Timing, Usage})
 class Work(Struct, frozen=True):
     """One request on its way. ``wire`` has the headers that many have in common."""
 
-    asked: Asked
+    asked: AnyRequest
     wire: WireRequest
     own: Headers
     """The headers of this request alone, but for the worker's key."""
@@ -237,7 +237,7 @@ class Attempt(Watch):
 
     def close(self) -> None:
         """Nobody waits any more."""
-        self._lookout.drop(self)
+        self.stop()
         if self._reading is not None:
             self._reading.release()
 

@@ -25,7 +25,7 @@ from backends.pool.showing import Shown
 from backends.pool.stopping import Stopping
 from backends.pool.tally import Tally
 from backends.upstream import Connected, Connections, Upstream, Worker
-from gateway.core.brief import Asked, request_of
+from gateway.core.brief import AnyRequest, request_of
 from gateway.core.context import Clock, Context, Deadline
 from gateway.core.errors import GatewayError
 from gateway.core.lookout import Lookout
@@ -297,9 +297,9 @@ class PoolBackend:
     async def _begun(self, work: Work, context: Context) -> tuple[Attempt, list[Piece]]:
         """The first worker's answer that begins, and how it does: all of one in one piece."""
         wish = self._wish(work.asked, context)
-        watch, told = context.watch, self._settings
+        watch = context.watch
+        show = None if watch is None else Shown(watch, self._settings, self._roster, work)
         retry: Retry | None = None
-        show = None if watch is None else Shown(watch, told, self._roster, work)
         now = self._clock()
         self._budget.asked(now)
         if context.asked is None:
@@ -354,7 +354,7 @@ class PoolBackend:
             self._tally.abandoned += 1
             self._stop(attempt.member, work.asked)
 
-    def _wish(self, asked: Asked, context: Context) -> Wish:
+    def _wish(self, asked: AnyRequest, context: Context) -> Wish:
         """What is to be minded in choosing a worker."""
         if self._asking is None and asked.priority is None and context.give_way is None:
             return ANY
@@ -369,7 +369,7 @@ class PoolBackend:
         if any(other.was == "up" for other in self._roster.members if other is not member):
             member.forsake()
 
-    def _stop(self, member: Member, asked: Asked) -> None:
+    def _stop(self, member: Member, asked: AnyRequest) -> None:
         if self._cancelling is not None and self._started:
             self._stopping.send(member.worker, self._cancelling.cancel(request_of(asked)))
 

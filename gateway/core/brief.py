@@ -29,9 +29,9 @@ class Brief(Struct, frozen=True, dict=True, kw_only=True):
         return found
 
 
-Asked = Request | Brief
+AnyRequest = Request | Brief
 
 
-def request_of(asked: Asked) -> Request:
+def request_of(asked: AnyRequest) -> Request:
     """The request itself."""
     return asked if isinstance(asked, (GenerateRequest, EmbedRequest)) else asked.request

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from typing import Final
 
-from gateway.core.brief import Asked, request_of
+from gateway.core.brief import AnyRequest, request_of
 from gateway.core.ports import Piece
 from gateway.core.types import (
     CallArguments,
@@ -33,7 +33,7 @@ _MOST_PER_TOKEN: Final = 16
 class Count:
     """Watches one answer. The backend's own figures always win."""
 
-    def __init__(self, asked: Asked) -> None:
+    def __init__(self, asked: AnyRequest) -> None:
         self._asked = asked
         self._told = False
         self._prompt: int | None = None
@@ -88,7 +88,7 @@ class Count:
         return Usage(prompt, tokens, None, None, "estimated" if estimated else "counted")
 
 
-def counted(asked: Asked, pieces: Sequence[Piece]) -> Piece:
+def counted(asked: AnyRequest, pieces: Sequence[Piece]) -> Piece:
     """All of an answer as one piece, with usage before Done if there was none."""
     if len(pieces) == 1:
         data, said = pieces[0]
@@ -111,7 +111,7 @@ def by_length(characters: int) -> int:
     return -(-characters // _PER_TOKEN)
 
 
-def _prompt_tokens(asked: Asked) -> tuple[int, bool]:
+def _prompt_tokens(asked: AnyRequest) -> tuple[int, bool]:
     """The prompt's tokens, and whether they are a guess: ids are as many as they are."""
     request = request_of(asked)
     tokens, guessed, before = 0, False, 0
