@@ -237,7 +237,7 @@ class Attempt(Watch):
 
     def close(self) -> None:
         """Nobody waits any more."""
-        self.stop()
+        self._lookout.drop(self)
         if self._reading is not None:
             self._reading.release()
 

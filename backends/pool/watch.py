@@ -21,8 +21,8 @@ class Watch:
     ``first`` is when the first events must be there, by the lookout's clock; ``NEVER`` where only
     the deadline says. Once they have ``begun``, what comes next has ``idle`` seconds each time. The
     deadline holds for all. Whoever waits says so (``start``, then ``wait``), and that it waits no
-    more (``rest``); at the end it says ``stop``. What reads the answer is one, and says how it is
-    ``cut``.
+    more (``rest``); at the end it is taken from the lookout. What reads the answer is one, and says
+    how it is ``cut``.
     """
 
     __slots__ = (
@@ -112,10 +112,6 @@ class Watch:
     def rest(self) -> None:
         """Nobody waits."""
         self._waits = False
-
-    def stop(self) -> None:
-        """Nobody will wait any more."""
-        self._lookout.drop(self)
 
     def heard(self) -> float:
         """More has come of an answer that had begun, and more is waited for; gives the time."""

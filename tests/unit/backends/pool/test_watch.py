@@ -82,7 +82,7 @@ async def test_what_is_heard_puts_it_off() -> None:
     lookout.close()
 
 
-@pytest.mark.parametrize("ends", [Watch.rest, Watch.stop])
+@pytest.mark.parametrize("ends", [Watch.rest, lambda watch: watch._lookout.drop(watch)])
 async def test_nobody_is_cut_off_who_does_not_wait(ends: Callable[[Watch], None]) -> None:
     lookout = Lookout(clock, asyncio.get_running_loop)
     one, other = Cut(lookout, first=0.05), Cut(lookout, first=0.1)
@@ -118,8 +118,8 @@ async def test_those_that_are_over_are_let_go() -> None:
         one.watch.wait()
         one.watch.begun = True
         one.watch.wait()
-        one.watch.stop()
-        one.watch.stop()
+        lookout.drop(one.watch)
+        lookout.drop(one.watch)
 
     assert len(lookout._dues) == 1
     await asyncio.sleep(0.3)
@@ -148,7 +148,7 @@ async def test_no_connection_is_opened_for_who_was_given_up_before() -> None:
         await one.watch.open(_never())
 
     assert caught.value.which == "first_token"
-    one.watch.stop()
+    lookout.drop(one.watch)
     lookout.close()
 
 
