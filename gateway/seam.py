@@ -54,7 +54,10 @@ class Sink(Protocol):
         """All of the answer."""
 
     def start(self, status: int, headers: Headers) -> None:
-        """Begin an answer in pieces. It may be sent later, with some of them."""
+        """Begin an answer in pieces. It may be sent later, with some of them.
+
+        The front adds the headers by which nobody on the way keeps or gathers it.
+        """
 
     def write(self, data: bytes) -> None:
         """A piece of the body. It may be sent later, with others."""

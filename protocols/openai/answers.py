@@ -51,9 +51,9 @@ from protocols.openai.pieces import (
     text_logprobs,
     usage_of,
 )
-from protocols.openai.style import REASONS, STREAM_HEADERS, Lone, Style
+from protocols.openai.style import REASONS, Lone, Style
 
-__all__ = ["REASONS", "STREAM_HEADERS", "ChatEncoder", "Style", "TextEncoder"]
+__all__ = ["REASONS", "ChatEncoder", "Style", "TextEncoder"]
 
 
 class ChatEncoder:
@@ -82,8 +82,7 @@ class ChatEncoder:
 
     def headers(self) -> Headers:
         """See ``gateway.core.ports.Encoder``."""
-        stream = self._style.stream_headers if self._request.stream else ()
-        return stream + self._headers()
+        return self._headers()
 
     def write(self, events: Sequence[Event]) -> bytes:
         """See ``gateway.core.ports.Encoder``."""
@@ -253,8 +252,7 @@ class TextEncoder:
 
     def headers(self) -> Headers:
         """See ``gateway.core.ports.Encoder``."""
-        stream = self._style.stream_headers if self._request.stream else ()
-        return stream + self._headers()
+        return self._headers()
 
     def write(self, events: Sequence[Event]) -> bytes:
         """See ``gateway.core.ports.Encoder``."""

@@ -28,7 +28,7 @@ from protocols.params import Param
 _encode = msgspec.json.Encoder().encode
 
 JSON: Final[Headers] = (("Content-Type", "application/json"),)
-_STREAM: Final[Headers] = (("Content-Type", Style().content_type), *Style().stream_headers)
+_STREAM: Final[Headers] = (("Content-Type", Style().content_type),)
 _GLANCES: Final[Mapping[str, Glance]] = {"chat": wholes.chat, "completion": wholes.completion}
 _OURS: Final = frozenset(
     {"echo", "best_of", "suffix", "priority", "use_beam_search", "stream", "modalities"}

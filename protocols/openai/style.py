@@ -21,7 +21,6 @@ REASONS: Final[Mapping[FinishReason, str]] = {
     "content_filter": "content_filter",
     "unknown": "stop",
 }
-STREAM_HEADERS: Final[Headers] = (("Cache-Control", "no-cache"), ("X-Accel-Buffering", "no"))
 _ABSENT: Final = {"refusal": b"null", "logprobs": b"null"}
 _LONE: Final = (
     frozenset({"id", "created", "model", "choices", "usage"}),
@@ -108,7 +107,6 @@ class Style(Struct, frozen=True, kw_only=True, dict=True):
     prefix: bytes = b"data: "
     done: bytes = sse.DONE
     error_event: Callable[[GatewayError], bytes] = errors.event
-    stream_headers: Headers = STREAM_HEADERS
     headers: Headers = ()
     """On every answer, whole or streamed."""
     elapsed_header: str | None = None

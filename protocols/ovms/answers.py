@@ -101,17 +101,16 @@ class GenerationEncoder:
 
     content_type = "text/event-stream"
 
-    def __init__(self, form: Form, about: About, *, stream: bool) -> None:
+    def __init__(self, form: Form, about: About) -> None:
         self._form = form
         self._about = about
-        self._stream = stream
         self._greeted = form.early
         self._usage: types.Usage | None = None
         self._templates: dict[int, tuple[bytes, bytes]] = {}
 
     def headers(self) -> Headers:
-        """A stream must not be kept by anyone on the way."""
-        return (("Cache-Control", "no-cache"),) if self._stream else ()
+        """None of its own."""
+        return ()
 
     def write(self, events: Sequence[Event]) -> bytes:
         """The chunks of these events. A piece and the end right behind it are one chunk."""

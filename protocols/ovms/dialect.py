@@ -165,7 +165,7 @@ class OVMS:
             return EmbeddingEncoder(request.encoding)
         usage = request.stream and request.want.usage != "none"
         form = Form(chat=call.endpoint.variant == "chat", early=self._early, usage=usage)
-        return GenerationEncoder(form, about, stream=request.stream)
+        return GenerationEncoder(form, about)
 
     def refuse(self, error: GatewayError, call: Call | None) -> Reply:
         """The answer that tells of an error."""

@@ -35,7 +35,7 @@ _OURS: Final = frozenset({"best_of", "n", "echo"})
 _EARLY_OURS: Final = _OURS | {"ignore_eos"}
 _TEXT = Annotated[str, Meta(min_length=1)]
 _INPUTS: Final = _TEXT | Annotated[list[_TEXT], Meta(min_length=1, max_length=MOST_INPUTS)]
-_STREAM: Final = (("Content-Type", "text/event-stream"), ("Cache-Control", "no-cache"))
+_STREAM: Final = (("Content-Type", "text/event-stream"),)
 
 _BOTH: Final[Mapping[str, Any]] = {"stream": FLAG, "user": LABEL}
 _CHAT: Final = {

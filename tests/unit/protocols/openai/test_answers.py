@@ -102,7 +102,6 @@ def test_a_streamed_chat(about: About) -> None:
         "[DONE]",
     ]
     assert encoder.content_type == "text/event-stream; charset=utf-8"
-    assert ("Cache-Control", "no-cache") in encoder.headers()
 
 
 def test_usage_comes_last_and_only_if_asked(about: About) -> None:

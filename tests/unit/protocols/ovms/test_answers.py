@@ -176,7 +176,7 @@ def chunk(delta: bytes, reason: bytes = b"null", usage: bytes = b"") -> bytes:
 def test_a_stream(make: Any, about: About) -> None:
     of = encoder(make, about, CHAT, stream=True)
     assert of.content_type == "text/event-stream"
-    assert of.headers() == (("Cache-Control", "no-cache"),)
+    assert of.headers() == ()
     assert of.write([Start(2), Served(model="x")]) == b""
     assert of.write([Text("Hello")]) == HANDSHAKE + chunk(b'{"content":"Hello"}')
     assert of.write([Text(' "w"\n')]) == chunk(b'{"content":" \\"w\\"\\n"}')
