@@ -9,6 +9,8 @@ import re
 from collections.abc import Callable, Iterable, Iterator
 from typing import Final
 
+from msgspec import Struct, field
+
 from gateway.core.errors import GatewayError, StreamBroken, WorkerFailed
 from gateway.core.events import Event
 
@@ -68,38 +70,34 @@ def plain(data: bytes) -> list[bytes] | None:
     return found if b"".join(found).find(b"\n") < 0 else None
 
 
-class Body:
+class Body(Struct, eq=False):
     """An answer as it comes: one piece of JSON, or a stream.
 
     Which of the two it is shows in its first byte, behind a byte order mark and blanks: some
-    servers answer in one piece when a stream was asked for, and the other way round. ``opens`` is
-    what a piece of JSON begins with.
+    servers answer in one piece when a stream was asked for, and the other way round.
     """
 
-    def __init__(self, *opens: bytes) -> None:
-        self._opens = opens or (b"{",)
-        self._head = b""
-        self._begun = False
-        self.whole: bytearray | None = None
-        """The piece, as far as it is there; None while it is, or may be, a stream."""
-
-    def streams(self) -> None:
-        """It is a stream, as was seen elsewhere."""
-        self._begun = True
+    opens: tuple[bytes, ...] = (b"{",)
+    """What a piece of JSON begins with."""
+    begun: bool = False
+    """Which of the two it is was seen, here or elsewhere."""
+    whole: bytearray | None = None
+    """The piece, as far as it is there; None while it is, or may be, a stream."""
+    _head: bytes = b""
 
     def feed(self, data: bytes) -> bytes:
         """The stream's share of ``data``. Raises WorkerFailed for a piece past the size limit."""
-        if not self._begun:
-            if not self._head and data.startswith(self._opens) and len(data) <= LARGEST:
-                self._begun, self.whole = True, bytearray(data)
+        if not self.begun:
+            if not self._head and data.startswith(self.opens) and len(data) <= LARGEST:
+                self.begun, self.whole = True, bytearray(data)
                 return b""
             data = self._head + data
             start = data.removeprefix(_BOM).lstrip()
             self._head = data if _BOM.startswith(data) else b""
             if self._head or not start:
                 return b""
-            self._begun = True
-            if start.startswith(self._opens):
+            self.begun = True
+            if start.startswith(self.opens):
                 self.whole, data = bytearray(), start
         if self.whole is None:
             return data
@@ -109,29 +107,29 @@ class Body:
         return b""
 
 
-class Splitter:
+class Splitter(Struct, eq=False):
     """Cuts a byte stream into the data of its events, wherever the reads fall.
 
     A line that is no field of an event (a bare JSON object, which some servers write when they
     fail) is kept in ``stray`` for the caller to read.
     """
 
-    def __init__(self, *, limit: int = 1 << 20) -> None:
-        self._buffer = bytearray()
-        self._scanned = 0
-        self._data: list[bytes] = []
-        self._size = 0
-        self._limit = limit
-        self._first = True
-        self.stray: bytes | None = None
-        """The last line that was no field."""
+    limit: int = 1 << 20
+    """Bytes of one event."""
+    stray: bytes | None = None
+    """The last line that was no field."""
+    _buffer: bytearray = field(default_factory=bytearray)
+    _scanned: int = 0
+    _data: list[bytes] = []
+    _size: int = 0
+    _first: bool = True
 
     def feed(self, data: bytes, skip: Skip | None = None) -> Iterable[bytes]:
         """The data of each event that is complete. Raises WorkerFailed past the size limit.
 
         ``skip`` may read others before and after each of them, which are left out.
         """
-        if not self._buffer and not self._data and len(data) <= self._limit:
+        if not self._buffer and not self._data and len(data) <= self.limit:
             if not data:
                 return ()
             if skip is not None:
@@ -171,8 +169,8 @@ class Splitter:
                 yield self._take()
         del buffer[:start]
         self._scanned = len(buffer)
-        if len(buffer) + self._size > self._limit:
-            raise WorkerFailed(f"the worker sent an event of more than {self._limit} bytes")
+        if len(buffer) + self._size > self.limit:
+            raise WorkerFailed(f"the worker sent an event of more than {self.limit} bytes")
 
     def close(self) -> None:
         """The end of the stream. Raises StreamBroken inside an event, keeping a stray line."""

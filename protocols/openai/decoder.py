@@ -61,6 +61,7 @@ REASONS: Final[Mapping[str, FinishReason | None]] = {
 }
 """By their names, of which some are those of workers akin; None is a failure of the worker."""
 _ROLE: Final = b'"role":"assistant",'  # most workers tell it in the first chunk only
+_DONE: Final = b"[DONE]"
 _BOM = b"\xef\xbb\xbf"
 
 
@@ -146,7 +147,7 @@ class AnswerDecoder:
 
         Raises at once what ``feed`` would raise behind what was there before.
         """
-        self._body.streams()
+        self._body.begun = True
         before = len(events)
         try:
             self._unlike(payload, events)
@@ -187,15 +188,17 @@ class AnswerDecoder:
 
     def _unlike(self, payload: bytes, events: list[Event]) -> None:
         """Read an event that is not like one before."""
+        if self._usual and payload != _DONE and self._chunk(payload, events):
+            return
         if self._done or not (said := payload.strip()):
             return
-        if said == b"[DONE]":
+        if said == _DONE:
             if self._ends_calls:
                 events += self._called()
-            if not self._choices or not all(c.ended for c in self._choices.values()):
+            if not self._choices or self._ended() < len(self._choices):
                 raise StreamBroken("The worker ended its stream without a finish reason.")
             events += self._end()
-        elif not self._usual or not self._chunk(payload, events):
+        else:
             self._usual = False
             before = len(events)
             wire = self._read(payload, events, whole=False)
@@ -208,7 +211,7 @@ class AnswerDecoder:
             return False
         text = finish = None
         if wire.choices:
-            choice, known = wire.choices[0], self._choice(0)
+            choice, known = wire.choices[0], self._choices.get(0) or self._choice(0)
             if known.ended:
                 return False
             text = choice.text if choice.delta is None else choice.delta.content
@@ -251,11 +254,15 @@ class AnswerDecoder:
         return ended
 
     def _complete(self) -> bool:
-        ended = sum(choice.ended for choice in self._choices.values())
+        ended = self._ended()
         return ended == len(self._choices) and ended >= self._request.choices
 
+    def _ended(self) -> int:
+        """How many choices are over."""
+        return len([True for choice in self._choices.values() if choice.ended])
+
     def _end(self) -> list[Event]:
-        self._done = True
+        self._done, self._usual = True, False
         self._repeats.forget()
         running = self._request.want.usage == "each"
         usage = [] if self._usage is None or running else [self._usage]

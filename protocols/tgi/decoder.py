@@ -33,7 +33,7 @@ class GenerateDecoder:
 
     def __init__(self, request: GenerateRequest) -> None:
         self._request = request
-        self._body = sse.Body(b"{", b"[")
+        self._body = sse.Body((b"{", b"["))
         self._splitter = sse.Splitter()
         self._done = False
         self._echoed = not request.echo

@@ -103,14 +103,13 @@ def test_a_line_that_is_no_event_is_kept_for_the_dialect_to_read(wire: bytes) ->
 def test_one_piece_is_told_from_a_stream_by_its_first_byte(
     pieces: list[bytes], whole: bytes | None, stream: bytes
 ) -> None:
-    body = sse.Body(b"{", b"[")
+    body = sse.Body((b"{", b"["))
     assert b"".join(map(body.feed, pieces)) == stream
     assert body.whole == whole
 
 
 def test_a_stream_may_be_known_before_its_first_byte() -> None:
-    body = sse.Body()
-    body.streams()
+    body = sse.Body(begun=True)
 
     assert body.feed(b'{"a":1}') == b'{"a":1}'
     assert body.whole is None
