@@ -56,6 +56,10 @@ class Queue(Struct, frozen=True):
     wait: float = 10.0
 
 
+Take = Callable[[list[bytes]], bool]
+"""Takes pieces of a body as they come; whether it takes more at once."""
+
+
 class Reading(Protocol):
     """An answer on its way. Before its head has come it has no status, and no headers."""
 
@@ -78,13 +82,16 @@ class Reading(Protocol):
         fails is cut.
         """
 
-    def taken(self) -> bytes:
-        """All of the body that has come and was not taken yet; b"" where that is nothing."""
+    def taken(self) -> list[bytes]:
+        """All of the body that has come and was not taken yet, in the pieces that it was sent in.
 
-    async def read(self) -> bytes:
-        """The same, as soon as something has come; b"" at a clean end. Raises StreamBroken."""
+        None of them is empty. They are a few hundred KiB at most: for more the worker waits.
+        """
 
-    async def listen(self, take: Callable[[bytes], bool]) -> bool:
+    async def read(self) -> list[bytes]:
+        """The same, as soon as something has come; [] at a clean end. Raises StreamBroken."""
+
+    async def listen(self, take: Take) -> bool:
         """Give ``take`` what comes, at once, for as long as it says so; True once all has come.
 
         It is called while the connection reads, so that no task is woken for each piece. Raises

@@ -22,6 +22,9 @@ PROBE: Final = "Would this change more than the text?"
 _PROBE: Final = _encode(PROBE)
 _TRIES: Final = 8
 """Of a worker whose events differ in more no likeness is sought for ever."""
+_OTHERS: Final = 4
+"""Events that are looked behind for those that are alike."""
+_FEW: Final = 2
 _AT_ONCE: Final = 1 << 15
 """Bytes that are cut apart together: an event that differs may not cost another look at all of a
 read.
@@ -96,13 +99,19 @@ class Repeats:
         texts.append(text)
         return len(data)
 
-    def together(self, data: bytes, start: int) -> tuple[str, int, int]:
-        """What the same events say as one, in how many of them, and where these end."""
+    def together(
+        self, data: bytes, start: int, pieces: Sequence[bytes] = ()
+    ) -> tuple[str, int, int]:
+        """What the same events say as one, in how many of them, and where these end.
+
+        ``pieces`` are those that ``data`` came in, where that is known.
+        """
         head, tail = self.head, self._tail
         if not head or not data.startswith(head, start):
             return "", 0, start
         if len(data) - start >= 2 * self._size or not data.endswith(tail):
-            return self._together(data, start)
+            found = self._apart(data, start, pieces) if pieces else None
+            return self._together(data, start) if found is None else found
         text = _text(data[start + len(head) - 1 : len(data) - len(tail) + 1])
         if text is None:
             return "", 0, start
@@ -134,6 +143,30 @@ class Repeats:
             count += len(parts) - known.count("")
             start = end
         return "".join(said), count, start
+
+    def _apart(
+        self, data: bytes, start: int, pieces: Sequence[bytes]
+    ) -> tuple[str, int, int] | None:
+        """``together`` of events of which each came alone; None where they did not, or may not."""
+        first, last, left = 0, len(pieces), start
+        while left > 0 and first < _OTHERS:
+            left -= len(pieces[first])
+            first += 1
+        head, tail = self.head, self._tail
+        while last > first and not pieces[last - 1].endswith(tail):
+            last -= 1
+        if left or last - first < _FEW:
+            return None
+        parts = [*map(itemgetter(slice(len(head), -len(tail))), pieces[first:last])]
+        whole = (tail + head).join(parts)
+        start += len(head)
+        end = start + len(whole)
+        if not data.startswith(whole, start) or not data.startswith(tail, end):
+            return None
+        known = _plain(parts) or _texts(parts)
+        if known is None:
+            return None
+        return "".join(known), len(parts) - known.count(""), end + len(tail)
 
     def _cut(self, data: bytes, start: int) -> Iterator[tuple[list[bytes], int]]:
         """What stands in the quotes of the whole events from ``start`` on, and where these end.

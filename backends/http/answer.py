@@ -1,9 +1,9 @@
 """An answer of a worker, as far as it has come."""
 
 import asyncio
-from collections.abc import Callable
 from typing import Final, NamedTuple, Protocol
 
+from backends.upstream import Take
 from gateway.core.errors import StreamBroken, WorkerError, WorkerFailed
 
 
@@ -72,7 +72,7 @@ class Answer:
         """What of the body came and nobody has taken yet."""
         self.held = 0
         """How many bytes came since some were taken."""
-        self._take: Callable[[bytes], bool] | None = None
+        self._take: Take | None = None
         """Who takes what comes, at once."""
         self._waiter: asyncio.Future[bool] | None = None
         self._fault: Fault | None = None
@@ -87,25 +87,25 @@ class Answer:
             self._behead(self._fault)
         return waiter
 
-    def taken(self) -> bytes:
+    def taken(self) -> list[bytes]:
         """See ``backends.upstream.Reading``."""
         parts = self.parts
-        data = b"".join(parts)
+        pieces = parts[:]
         parts.clear()
         self.held = 0
         if self._connection.paused:
             self._connection.go_on()
-        return data
+        return pieces
 
-    async def read(self) -> bytes:
+    async def read(self) -> list[bytes]:
         """See ``backends.upstream.Reading``."""
         while not self.parts:
             if self.complete:
-                return b""
+                return []
             await self._more()
         return self.taken()
 
-    async def listen(self, take: Callable[[bytes], bool]) -> bool:
+    async def listen(self, take: Take) -> bool:
         """See ``backends.upstream.Reading``."""
         while True:
             if self.parts:

@@ -1,6 +1,6 @@
 """One request at one worker: what it answers, as events, and how far that has come."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from http import HTTPStatus
 from typing import Final, NoReturn
@@ -163,13 +163,11 @@ class Attempt(Watch):
         if self._reading is not None:
             self._reading.abort()
 
-    def _all(self, data: bytes) -> list[Piece]:
-        """What an answer in one piece means whose body this is."""
-        if len(data) > _WHOLE_BYTES:
-            raise self._large()
+    def _all(self, pieces: Sequence[bytes]) -> list[Piece]:
+        """What an answer in one piece means whose body this is: all that was read together."""
         passage = self._passage
         held: list[Piece] = []  # not list[Piece](), which costs a hundred times as much
-        raw, events = passage.feed(data) if data else _NOTHING
+        raw, events = passage.feed(pieces) if pieces else _NOTHING
         if raw or events:
             held.append((raw, events))
         if not events or type(events[-1]) is not Done:
@@ -184,18 +182,18 @@ class Attempt(Watch):
         held: list[Piece] = []
         size, most = 0, _SILENT_BYTES if streams else _WHOLE_BYTES
         while not self.over:
-            data = reading.taken() or await self._next(reading)
-            if data:
-                size += len(data)
-                if size > most:
-                    raise self._large()
+            pieces = reading.taken() or await self._next(reading)
+            if pieces:
                 self.begun = not streams
-                piece = self._fed(data)
+                piece = self._fed(pieces)
                 if piece[0] or piece[1]:
                     held.append(piece)
                     if streams and _begins(piece):
                         break
-            if (not data or reading.complete) and not self.over:
+                size += sum(map(len, pieces))
+                if size > most and not self.over:
+                    raise self._large()
+            if (not pieces or reading.complete) and not self.over:
                 held.append(self._closed())
         self.rest()
         self.begun = True
@@ -216,8 +214,8 @@ class Attempt(Watch):
                 ended = await reading.listen(self._heard)
                 self.rest()
                 return self._closed() if ended else self._told
-            while data := await self._next(reading):
-                piece = self._fed(data)
+            while pieces := await self._next(reading):
+                piece = self._fed(pieces)
                 if piece[0] or piece[1]:
                     return piece
             return self._closed()
@@ -256,24 +254,24 @@ class Attempt(Watch):
         self.hurry(_LAST_SECONDS)
         body = bytearray()
         with suppress(GatewayError):  # what has come says enough
-            while len(body) < _ERROR_BYTES and (data := await self._next(reading)):
-                body += data
+            while len(body) < _ERROR_BYTES and (pieces := await self._next(reading)):
+                body += b"".join(pieces)
         told = bytes(body[:_ERROR_BYTES])
         self._pushed_back = "retry-after" in headers or b"overloaded" in told.lower()
         return self._work.read_error(status, headers, told)
 
-    async def _next(self, reading: Reading) -> bytes:
-        """The next bytes of the body, b"" at its end. Raises DeadlineExceeded or StreamBroken."""
+    async def _next(self, reading: Reading) -> list[bytes]:
+        """The next of the body, [] at its end. Raises DeadlineExceeded or StreamBroken."""
         if reading.complete:
             return reading.taken()
         self.wait()
-        data = await reading.read()
+        pieces = await reading.read()
         self.rest()
-        return data
+        return pieces
 
-    def _heard(self, data: bytes) -> bool:
+    def _heard(self, pieces: Sequence[bytes]) -> bool:
         """Pass on what the next bytes mean; whether more is taken at once."""
-        raw, events = self._passage.feed(data)
+        raw, events = self._passage.feed(pieces)
         if events and type(events[-1]) is Done:
             self._succeeded()
             self._told = raw, events  # its reader writes it together with the end
@@ -282,9 +280,9 @@ class Attempt(Watch):
         self.heard()
         return more
 
-    def _fed(self, data: bytes) -> Piece:
+    def _fed(self, pieces: Sequence[bytes]) -> Piece:
         """What the next bytes mean."""
-        raw, events = self._passage.feed(data)
+        raw, events = self._passage.feed(pieces)
         if events and type(events[-1]) is Done:
             self._succeeded()
         return raw, events
@@ -344,9 +342,9 @@ class Translated:
     def __init__(self, decoder: Decoder) -> None:
         self._decoder = decoder
 
-    def feed(self, data: bytes) -> Piece:
+    def feed(self, pieces: Sequence[bytes]) -> Piece:
         """See ``gateway.core.ports.Passage``."""
-        return None, self._decoder.feed(data)
+        return None, self._decoder.feed(b"".join(pieces))
 
     def close(self) -> Piece:
         """See ``gateway.core.ports.Passage``."""

@@ -30,8 +30,8 @@ async def fetch(
         async with asyncio.timeout(seconds):
             reading = await upstream.open(worker.url, wire, seconds, keyed((), worker))
             try:
-                while data := await reading.read():
-                    body += data
+                while pieces := await reading.read():
+                    body += b"".join(pieces)
                     if len(body) > _BYTES:
                         raise WorkerFailed(f"the worker's answer is larger than {_BYTES} bytes")
             finally:

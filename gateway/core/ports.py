@@ -284,8 +284,8 @@ class Passage(Protocol):
     waits for: its dialect's encoder writes the events instead.
     """
 
-    def feed(self, data: bytes) -> tuple[bytes | None, Sequence[Event]]:
-        """See ``Decoder.feed``."""
+    def feed(self, pieces: Sequence[bytes]) -> tuple[bytes | None, Sequence[Event]]:
+        """See ``Decoder.feed``. The pieces are those that the worker sent, as far as is known."""
 
     def close(self) -> tuple[bytes | None, Sequence[Event]]:
         """See ``Decoder.close``."""

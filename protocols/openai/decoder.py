@@ -135,9 +135,14 @@ class AnswerDecoder:
             events.append(together(said, self._index))
         return end
 
-    def run(self, data: bytes, start: int, events: list[Event]) -> int:
-        """Read them as one, while no piece of an event was fed before."""
-        text, count, end = self._repeats.together(data, start)
+    def run(
+        self, data: bytes, start: int, events: list[Event], pieces: Sequence[bytes] = ()
+    ) -> int:
+        """Read them as one, while no part of an event was fed before.
+
+        ``pieces`` are those that ``data`` came in, where that is known.
+        """
+        text, count, end = self._repeats.together(data, start, pieces)
         if text:
             events.append(Text(text, self._index, count))
         return end

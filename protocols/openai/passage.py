@@ -20,7 +20,7 @@ Names = Mapping[str, str]
 Glance = Callable[[bytes], Sequence[Event] | None]
 """The events of a usual answer in one piece; None where it must be read."""
 
-_Run = Callable[[bytes, int, list[Event]], int]
+_Run = Callable[[bytes, int, list[Event], Sequence[bytes]], int]
 _Read = Callable[[bytes, list[Event]], bool]
 """What ``AnswerDecoder.run`` and ``event`` are."""
 
@@ -91,12 +91,12 @@ class WholePassage(Struct, eq=False):
     _waits: bool = False
     """Whether it is read when the whole of it is there."""
 
-    def feed(self, data: bytes) -> tuple[bytes | None, Sequence[Event]]:
+    def feed(self, pieces: Sequence[bytes]) -> tuple[bytes | None, Sequence[Event]]:
         """See ``gateway.core.ports.Passage``."""
         if not self._pieces:
-            self._waits = data.startswith(b"{")
-        self._pieces.append(data)
-        return b"", () if self._waits else self._reading().feed(data)
+            self._waits = pieces[0].startswith(b"{")
+        self._pieces += pieces
+        return b"", () if self._waits else self._reading().feed(b"".join(pieces))
 
     def close(self) -> tuple[bytes | None, Sequence[Event]]:
         """See ``gateway.core.ports.Passage``."""
@@ -143,22 +143,24 @@ class StreamPassage:
         self._strange = False
         self._failed: GatewayError | None = None
 
-    def feed(self, data: bytes) -> tuple[bytes | None, Sequence[Event]]:
+    def feed(self, pieces: Sequence[bytes]) -> tuple[bytes | None, Sequence[Event]]:
         """See ``gateway.core.ports.Passage``."""
         if self._failed is not None:
             raise self._failed
-        held = self._held + data
+        held = b"".join(pieces)
+        if self._held:
+            held, pieces = self._held + held, ()
         if self._strange or (not self._begun and held.lstrip()[:1] == b"{"):
             self._strange, self._held = True, b""
             return None, self._decoder.feed(held)
         events: list[Event] = []
-        end = self._run(held, 0, events)
+        end = self._run(held, 0, events, pieces)
         if end == len(held):
             self._held = b""
             return self._passed(held), events
-        return self._read(held, end, events), events
+        return self._read(held, end, events, pieces), events
 
-    def _read(self, held: bytes, end: int, events: list[Event]) -> bytes:
+    def _read(self, held: bytes, end: int, events: list[Event], pieces: Sequence[bytes]) -> bytes:
         """Read each whole event from ``end`` on; gives what may be passed on."""
         clean, over = True, False
         try:
@@ -173,7 +175,7 @@ class StreamPassage:
                     break
                 end = found.end()
                 if alike:
-                    end = self._run(held, end, events)
+                    end = self._run(held, end, events, pieces)
                 elif events and type(events[-1]) is Done:
                     over = True
                     break
@@ -227,9 +229,9 @@ class StreamPassage:
         return data
 
 
-def _none(held: bytes, start: int, events: list[Event]) -> int:
+def _none(held: bytes, start: int, events: list[Event], pieces: Sequence[bytes]) -> int:
     """What an ``AnswerDecoder`` sees at a glance, others read."""
-    del held, events
+    del held, events, pieces
     return start
 
 

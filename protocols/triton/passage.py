@@ -192,9 +192,9 @@ class WholePassage:
         self._names = names
         self._body = bytearray()
 
-    def feed(self, data: bytes) -> tuple[bytes | None, Sequence[Event]]:
+    def feed(self, pieces: Sequence[bytes]) -> tuple[bytes | None, Sequence[Event]]:
         """See ``gateway.core.ports.Passage``."""
-        self._body += data
+        self._body += b"".join(pieces)
         return b"", ()
 
     def close(self) -> tuple[bytes | None, Sequence[Event]]:
@@ -222,14 +222,14 @@ class StreamPassage:
         self._held = bytearray()
         self._failed: GatewayError | None = None
 
-    def feed(self, data: bytes) -> tuple[bytes | None, Sequence[Event]]:
+    def feed(self, pieces: Sequence[bytes]) -> tuple[bytes | None, Sequence[Event]]:
         """See ``gateway.core.ports.Passage``."""
         if self._failed is not None:
             raise self._failed
         held, end = self._held, 0
         events: list[Event] = []
         at = max(0, len(held) - _MARGIN)
-        held += data
+        held += b"".join(pieces)
         while boundary := _BOUNDARY.search(held, at):
             try:
                 events += self._event(bytes(held[end : boundary.end()]))

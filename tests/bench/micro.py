@@ -112,7 +112,7 @@ def _events() -> Iterator[tuple[str, Act]]:
     relay = openai.relay(openai, call, about)
     assert relay is not None
     passage = relay.passage()
-    yield "pass an event on, read for its meaning", lambda: passage.feed(_EVENT)
+    yield "pass an event on, read for its meaning", lambda: passage.feed([_EVENT])
     decoder = openai.decoder(request)
     yield "read an event", lambda: decoder.feed(_EVENT)
     events = decoder.feed(_EVENT)

@@ -23,8 +23,8 @@ async def rest(reading: Reading) -> bytes:
     """The body, read to its end; the connection is given back, or cut where it breaks."""
     body = b""
     try:
-        while data := await reading.read():
-            body += data
+        while pieces := await reading.read():
+            body += b"".join(pieces)
     finally:
         reading.release()
     return body

@@ -31,7 +31,8 @@ class Listener:
         self.heard: list[bytes] = []
         self._full = full
 
-    def __call__(self, data: bytes) -> bool:
+    def __call__(self, pieces: list[bytes]) -> bool:
+        data = b"".join(pieces)
         self.heard.append(data)
         return data not in self._full
 
@@ -70,8 +71,8 @@ async def test_no_task_is_woken_for_a_piece() -> None:
     """It is called by what reads from the socket."""
     within: list[asyncio.Task[object] | None] = []
 
-    def take(data: bytes) -> bool:
-        assert data
+    def take(pieces: list[bytes]) -> bool:
+        assert pieces
         within.append(asyncio.current_task())
         return True
 
@@ -129,13 +130,13 @@ async def test_an_answer_that_breaks_is_broken_after_what_was_said(reply: Reply)
 
 
 async def test_what_it_raises_is_raised_where_it_was_asked_to_listen() -> None:
-    def take(data: bytes) -> bool:
-        raise LookupError(data)
+    def take(pieces: list[bytes]) -> bool:
+        raise LookupError(*pieces)
 
     async with answered([CHUNKED, 0.05, chunk(b"one"), 0.05, chunk(b"two") + END]) as reading:
         with pytest.raises(LookupError, match="one"):
             await reading.listen(take)
-        assert await reading.read() == b"two"
+        assert await reading.read() == [b"two"]
 
 
 async def test_one_who_was_cancelled_hears_no_more() -> None:
@@ -144,7 +145,7 @@ async def test_one_who_was_cancelled_hears_no_more() -> None:
         with pytest.raises(TimeoutError):
             async with asyncio.timeout(0.1):
                 await reading.listen(listener)
-        assert await reading.read() == b"two"
+        assert await reading.read() == [b"two"]
 
     assert listener.heard == [b"one"]
 

@@ -72,7 +72,7 @@ class Worker:
         for data in reads:
             if not self.line.cut:
                 self._connection.data_received(data)
-            taken += answer.taken() if answer.status else b""
+            taken += b"".join(answer.taken()) if answer.status else b""
         complete = answer.complete
         answer.release() if complete else answer.abort()
         told = answer.status, answer.headers, complete, taken

@@ -1,7 +1,7 @@
 """One request at one worker: an answer in one piece means the same however it comes."""
 
 import asyncio
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import NamedTuple, NoReturn
 
 import pytest
@@ -12,7 +12,7 @@ from backends.pool.attempt import Attempt, Means, Work
 from backends.pool.health import Health
 from backends.pool.member import Member, WorkerReport
 from backends.pool.roster import Place
-from backends.upstream import Reading, Worker
+from backends.upstream import Reading, Take, Worker
 from gateway.core.context import Deadline, Timeouts
 from gateway.core.errors import GatewayError, WorkerFailed
 from gateway.core.lookout import Lookout
@@ -39,17 +39,17 @@ class Body:
     async def head(self) -> bool:
         return True
 
-    def taken(self) -> bytes:
+    def taken(self) -> list[bytes]:
         if not self.complete:
-            return b""
+            return []
         body, self._body = self._body, b""
-        return body
+        return [body] if body else []
 
-    async def read(self) -> bytes:
-        body, self._body, self.complete = self._body, b"", True
-        return body
+    async def read(self) -> list[bytes]:
+        self.complete = True
+        return self.taken()
 
-    async def listen(self, take: Callable[[bytes], bool]) -> bool:
+    async def listen(self, take: Take) -> bool:
         raise AssertionError(take)
 
     def abort(self) -> None:
@@ -89,8 +89,9 @@ class Told:
         self._fed = fed
         self._closed = closed
 
-    def feed(self, data: bytes) -> Piece:
-        assert data
+    def feed(self, pieces: Sequence[bytes]) -> Piece:
+        assert all(pieces)
+        assert pieces
         return self._fed
 
     def close(self) -> Piece:
@@ -151,15 +152,12 @@ def test_an_answer_in_one_piece_means_the_same_whenever_its_body_comes(
     assert one == other
 
 
-@pytest.mark.parametrize("at_once", [True, False])
-async def test_too_large_an_answer_is_no_answer(
-    monkeypatch: pytest.MonkeyPatch, *, at_once: bool
-) -> None:
+async def test_too_large_an_answer_is_no_answer(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("backends.pool.attempt._WHOLE_BYTES", 3)
     said: tuple[Sequence[Event], ...] = ((Text("a"),), (Done(),))
     pieces: list[Piece] = [(None, events) for events in said]
 
-    found = await outcome(b"four", *pieces, at_once=at_once)
+    found = await outcome(b"four", *pieces, at_once=False)
 
     assert isinstance(found.told, WorkerFailed)
     assert "larger than" in str(found.told)

@@ -1,7 +1,7 @@
 """What a pool counts of what it does."""
 
 import asyncio
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from types import MappingProxyType
 from typing import Any
 
@@ -14,7 +14,7 @@ from backends.pool.retry import Retry, RetrySettings
 from backends.pool.roster import Limits, Roster, Wish
 from backends.pool.tally import Tally
 from backends.pool.watch import Watch
-from backends.upstream import Queue, Worker
+from backends.upstream import Queue, Take, Worker
 from gateway.core.context import Context, Deadline
 from gateway.core.errors import (
     DeadlineExceeded,
@@ -130,14 +130,14 @@ class Reads:
         self._clock = clock
         self._takes = iter(takes)
 
-    async def read(self) -> bytes:
+    async def read(self) -> list[bytes]:
         self._clock.now += next(self._takes)
-        return b"x"
+        return [b"x"]
 
-    async def listen(self, take: Callable[[bytes], bool]) -> bool:
+    async def listen(self, take: Take) -> bool:
         for seconds in self._takes:
             self._clock.now += seconds
-            assert take(b"x")
+            assert take([b"x"])
         return True
 
     def abort(self) -> None:
@@ -171,9 +171,9 @@ async def test_a_pause_counts_for_one_who_listens_too() -> None:
     watch = Watch(lookout, Deadline(clock, 60), first=clock() + 30.0, idle=30.0)
     reads = Reads(clock, [5.0, 0.1, 2.0, 0.2])
 
-    def take(data: bytes) -> bool:
+    def take(pieces: list[bytes]) -> bool:
         watch.heard()
-        return bool(data)
+        return bool(pieces)
 
     watch.wait()
     await reads.read()

@@ -173,12 +173,12 @@ CHUNKS = (
 
 def test_an_answer_names_the_model_that_served(desk: Desk) -> None:
     passage = desk.taken(ENDPOINT, CHAT).passage()
-    passage.feed(ANSWER)
+    passage.feed([ANSWER])
     data, events = passage.close()
     assert data == ANSWER.replace(b"meta-llama-072424", b"llama-3-8b")
     assert isinstance(events[-1], Done)
     stream = desk.taken(ENDPOINT, CHAT | {"stream": True}).passage()
-    data, events = stream.feed(CHUNKS)
+    data, events = stream.feed([CHUNKS])
     assert data == CHUNKS.replace(b"meta-llama-072424", b"llama-3-8b")
     assert [e.text for e in events if isinstance(e, Text)] == ["Hi"]
     assert [e.completion_tokens for e in events if isinstance(e, Usage)] == [1]
@@ -187,13 +187,13 @@ def test_an_answer_names_the_model_that_served(desk: Desk) -> None:
 def test_vectors_name_the_model_that_served(desk: Desk) -> None:
     body = b'{"id":"e","data":[{"embedding":[1.50]},{"embedding":[2]}],"model":"gte"}'
     passage = desk.taken(ENDPOINT, EMBED).passage()
-    passage.feed(body)
+    passage.feed([body])
     assert passage.close()[0] == body.replace(b"gte", b"llama-3-8b")
 
 
 def test_a_stream_that_is_cut_is_told(desk: Desk) -> None:
     passage = desk.taken(ENDPOINT, CHAT | {"stream": True}).passage()
-    passage.feed(CHUNKS[:100])
+    passage.feed([CHUNKS[:100]])
     with pytest.raises(StreamBroken):
         passage.close()
 
@@ -204,6 +204,6 @@ def test_what_is_told_in_place_of_an_answer_is_read_by_its_code(desk: Desk) -> N
     )
     for body in (CHAT, EMBED):
         passage = desk.taken(ENDPOINT, body).passage()
-        passage.feed(said)
+        passage.feed([said])
         with pytest.raises(ContextTooLong):
             passage.close()

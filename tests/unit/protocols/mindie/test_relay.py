@@ -247,7 +247,7 @@ def texts(events: Sequence[Event]) -> list[tuple[str, int]]:
 
 def test_a_whole_answer_comes_back_under_the_models_public_name() -> None:
     passage = taken(TEXTS, TOLD).passage()
-    passage.feed(WHOLE)
+    passage.feed([WHOLE])
     data, events = passage.close()
     assert data == WHOLE.replace(b"served", b"llama_65b")
     assert texts(events) == [("Hello", 2)]
@@ -256,8 +256,8 @@ def test_a_whole_answer_comes_back_under_the_models_public_name() -> None:
 
 def test_a_stream_ends_with_the_event_that_says_so() -> None:
     passage = taken(TEXTS + "_stream", TOLD).passage()
-    first, events = passage.feed(STREAM[:250])
-    rest, more = passage.feed(STREAM[250:])
+    first, events = passage.feed([STREAM[:250]])
+    rest, more = passage.feed([STREAM[250:]])
     assert (first or b"") + (rest or b"") == SHOWN
     assert texts([*events, *more]) == [("Hel", 1), ("lo", 1)]
     assert list(more[-2:]) == [End("length"), Done()]
@@ -266,7 +266,7 @@ def test_a_stream_ends_with_the_event_that_says_so() -> None:
 def test_the_last_newlines_may_be_missing() -> None:
     for lacking in (b"\n", b"\n\n"):
         passage = taken(TEXTS + "_stream", TOLD).passage()
-        first, _ = passage.feed(STREAM.removesuffix(lacking))
+        first, _ = passage.feed([STREAM.removesuffix(lacking)])
         rest, events = passage.close()
         assert (first or b"") + (rest or b"") == SHOWN
         assert isinstance(events[-1], Done)
@@ -275,12 +275,12 @@ def test_the_last_newlines_may_be_missing() -> None:
 def test_a_name_that_the_worker_gave_itself_is_not_shown() -> None:
     passage = taken(TEXTS + "_stream", TOLD).passage()
     other = STREAM.replace(b"served", b"/models/x").replace(NAME.encode(), b"endpoint_common_4")
-    assert passage.feed(other)[0] == SHOWN
+    assert passage.feed([other])[0] == SHOWN
 
 
 def test_a_stream_without_its_end_is_told() -> None:
     passage = taken(TEXTS + "_stream", TOLD).passage()
-    assert passage.feed(PIECES[0])[0] == PIECES[0].replace(b"served", b"llama_65b")
+    assert passage.feed([PIECES[0]])[0] == PIECES[0].replace(b"served", b"llama_65b")
     with pytest.raises(StreamBroken):
         passage.close()
 
@@ -294,7 +294,7 @@ def test_a_stream_without_its_end_is_told() -> None:
 )
 def test_a_stream_that_broke_off_is_told_and_not_passed_on(last: bytes) -> None:
     passage = taken(TEXTS + "_stream", TOLD).passage()
-    data, _ = passage.feed(PIECES[0] + last)
+    data, _ = passage.feed([PIECES[0] + last])
     assert data == PIECES[0].replace(b"served", b"llama_65b")
     with pytest.raises(WorkerFailed):
         passage.close()
@@ -315,7 +315,7 @@ END = b"data: [DONE]\n\n"
 def test_a_conversations_stream_comes_back(profile: str, finish: str) -> None:
     passage = taken(CHATS, CHAT | {"stream": True}, profile).passage()
     sent = chunk("Hi") + chunk("", finish) + END
-    data, events = passage.feed(sent)
+    data, events = passage.feed([sent])
     assert data == sent.replace(b"served", b"llama_65b")
     assert texts(events) == [("Hi", 1)]
     assert isinstance(events[-1], Done)
@@ -323,7 +323,7 @@ def test_a_conversations_stream_comes_back(profile: str, finish: str) -> None:
 
 def test_an_early_conversation_that_broke_off_is_told_and_not_passed_on() -> None:
     passage = taken(CHATS, CHAT | {"stream": True}, "rc1").passage()
-    data, _ = passage.feed(chunk("Hi") + chunk("x", '"stop_sequence"') + END)
+    data, _ = passage.feed([chunk("Hi") + chunk("x", '"stop_sequence"') + END])
     assert data == chunk("Hi").replace(b"served", b"llama_65b")
     with pytest.raises(WorkerFailed):
         passage.close()
@@ -335,7 +335,7 @@ def test_a_completion_comes_back() -> None:
         b'{"id":"x","object":"text_completion","created":1,"model":"served","choices":[{"index":0,'
         b'"text":"Hi","finish_reason":"stop"}],"usage":{"prompt_tokens":2,"completion_tokens":1}}'
     )
-    passage.feed(answer)
+    passage.feed([answer])
     data, events = passage.close()
     assert data == answer.replace(b"served", b"llama_65b").replace(b'"x"', b'"r1-65c2f6b8-0"')
     assert [e.completion_tokens for e in events if isinstance(e, Usage)] == [1]
@@ -360,8 +360,8 @@ def encoder(relay: Relay) -> Encoder:
 
 def test_what_its_client_stopped_ends_with_the_tokens_that_were_passed_on() -> None:
     relay = taken(TEXTS + "_stream", TOLD)
-    relay.passage().feed(STREAM)
-    relay.passage().feed(PIECES[0])
+    relay.passage().feed([STREAM])
+    relay.passage().feed([PIECES[0]])
     end = encoder(relay).error(ClientGone("stopped"))
     told = json.loads(end.removeprefix(b"data:"))
     assert (told["id"], told["model_name"], told["text_output"]) == (NAME, "llama_65b", "")

@@ -28,8 +28,8 @@ def said(text: str) -> bytes:
     return event(chunk({"content": text}))
 
 
-def told(step: Callable[[bytes], Any], close: Callable[[], Any], parts: Sequence[bytes]) -> Any:
-    """All that comes of these bytes, to the error that ends it."""
+def told(step: Callable[[Any], Any], close: Callable[[], Any], parts: Sequence[Any]) -> Any:
+    """All that comes of these, to the error that ends it."""
     found: list[Any] = []
     try:
         found.extend(step(part) for part in parts)

@@ -265,7 +265,7 @@ ANSWER = (
 def read(passage: Passage, *pieces: bytes) -> tuple[list[bytes | None], list[Event]]:
     out, events = [], list[Event]()
     for piece in pieces:
-        data, more = passage.feed(piece)
+        data, more = passage.feed([piece])
         out.append(data)
         events += more
         if events and isinstance(events[-1], Done):
@@ -377,8 +377,8 @@ def test_a_stream_comes_back_whatever_the_packets(cuts: list[int]) -> None:
 
 def test_only_whole_events_are_passed_on() -> None:
     passage = taken("chat", ASKED).passage()
-    assert passage.feed(STREAM[0][:-1])[0] == b""
-    assert passage.feed(b"\ndata: {")[0] == STREAM[0].replace(b"llama", b"chat")
+    assert passage.feed([STREAM[0][:-1]])[0] == b""
+    assert passage.feed([b"\ndata: {"])[0] == STREAM[0].replace(b"llama", b"chat")
 
 
 def test_other_line_ends_and_blanks_pass_too() -> None:
@@ -396,7 +396,7 @@ def test_a_stream_that_is_complete_gets_its_end(end: bytes) -> None:
 
 def test_a_stream_that_is_cut_is_told() -> None:
     passage = taken("chat", ASKED).passage()
-    passage.feed(STREAM[0] + STREAM[1][:30])
+    passage.feed([STREAM[0] + STREAM[1][:30]])
     with pytest.raises(StreamBroken):
         passage.close()
 
@@ -406,30 +406,30 @@ BROKEN = b'data: {"error":{"message":"secret","code":500}}\n\n'
 
 def test_an_event_of_an_error_is_never_passed_on() -> None:
     with pytest.raises(WorkerFailed):
-        taken("chat", ASKED).passage().feed(BROKEN)
+        taken("chat", ASKED).passage().feed([BROKEN])
     for ending in ("feed", "close"):
         passage = taken("chat", ASKED).passage()
-        data, events = passage.feed(STREAM[0] + BROKEN + STREAM[1])
+        data, events = passage.feed([STREAM[0] + BROKEN + STREAM[1]])
         assert data == STREAM[0].replace(b"llama", b"chat")
         assert events
         with pytest.raises(WorkerFailed):
-            passage.feed(STREAM[1]) if ending == "feed" else passage.close()
+            passage.feed([STREAM[1]]) if ending == "feed" else passage.close()
 
 
 def test_an_event_that_breaks_off_what_it_says_is_not_passed_on() -> None:
     passage = taken("chat", ASKED).passage()
     failing = chunk("x", '"invalid flag"')
-    data, _ = passage.feed(STREAM[0] + failing)
+    data, _ = passage.feed([STREAM[0] + failing])
     assert data == STREAM[0].replace(b"llama", b"chat")
     with pytest.raises(WorkerFailed):
-        passage.feed(b"")
+        passage.feed([b""])
     with pytest.raises(WorkerFailed):
-        taken("chat", ASKED).passage().feed(failing)
+        taken("chat", ASKED).passage().feed([failing])
 
 
 def test_a_line_that_is_no_field_is_for_the_gateway_alone() -> None:
     passage = taken("chat", ASKED).passage()
-    data, _ = passage.feed(STREAM[0] + b'{"error":"secret"}\n\n' + b": still\n\n" + STREAM[1])
+    data, _ = passage.feed([STREAM[0] + b'{"error":"secret"}\n\n' + b": still\n\n" + STREAM[1]])
     assert data is not None
     assert b"secret" not in data
     assert STREAM[1].replace(b"llama", b"chat") in data
@@ -448,9 +448,9 @@ def test_a_stray_line_does_not_make_another_answer_of_a_stream() -> None:
 
 def test_an_event_without_an_end_is_not_held_for_ever() -> None:
     passage = taken("chat", ASKED).passage()
-    passage.feed(b"data: " + b"x" * 1_000_000)
+    passage.feed([b"data: " + b"x" * 1_000_000])
     with pytest.raises(WorkerFailed):
-        passage.feed(b"x" * 100_000)
+        passage.feed([b"x" * 100_000])
 
 
 def test_a_whole_answer_in_place_of_a_stream_is_for_the_encoder() -> None:

@@ -1,7 +1,7 @@
 """Chunks that are like the one before mean what they would have meant had each been read."""
 
 from collections.abc import Iterator, Sequence
-from itertools import pairwise
+from itertools import islice, pairwise
 from typing import Any
 
 import msgspec
@@ -125,15 +125,28 @@ def test_and_is_passed_on_the_same(stream: tuple[list[bytes], list[int]]) -> Non
             Fed(AnswerDecoder(STREAMED)),
             Fed(reading()),
         ]
-        one, *others = [joined(told(way.feed, way.close, cut)) for way in map(passing, ways)]
+        reads = [[piece] for piece in cut]
+        one, *others = [joined(told(way.feed, way.close, reads)) for way in map(passing, ways)]
         assert others == [one, one, one]
+
+
+@forall(STREAMS, st.lists(st.integers(1, 9), min_size=14, max_size=14))
+def test_it_is_the_same_in_whichever_pieces_it_comes(
+    stream: tuple[list[bytes], list[int]], counts: list[int]
+) -> None:
+    for cut in (parts(*stream), stream[0]):
+        left = iter(cut)
+        reads = [read for count in counts if (read := [*islice(left, count)])]
+        whole = [[b"".join(read)] for read in reads]
+        one, other = passing(AnswerDecoder(STREAMED)), passing(AnswerDecoder(STREAMED))
+        assert told(one.feed, one.close, reads) == told(other.feed, other.close, whole)
 
 
 def test_texts_that_come_together_are_passed_on_as_one() -> None:
     passage, data = passing(AnswerDecoder(STREAMED)), b"".join(map(said, ["b", "\n", "", '"']))
-    passage.feed(said("a") + said("a"))
+    passage.feed([said("a") + said("a")])
 
-    assert passage.feed(data) == (data.replace(b"worker's", b"public"), [Text('b\n"', 0, 3)])
+    assert passage.feed([data]) == (data.replace(b"worker's", b"public"), [Text('b\n"', 0, 3)])
 
 
 @pytest.mark.parametrize("first", ["", "a"])

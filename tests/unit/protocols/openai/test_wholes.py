@@ -144,7 +144,7 @@ def test_it_is_passed_on_with_its_public_name(around: bytes) -> None:
     body = around + msgspec.json.encode(ANSWER) + b"\n"
 
     for part in (body[:40], body[40:]):
-        raw, events = passage.feed(part)
+        raw, events = passage.feed([part])
         assert raw == b""
         assert not events
     raw, events = passage.close()
@@ -158,8 +158,8 @@ def test_an_unusual_one_is_read_when_the_whole_of_it_is_there() -> None:
     passage = WholePassage(lambda: ASKED, AnswerDecoder, {"model": "public"}, chat)
     body = msgspec.json.encode(ANSWER | {"usage": None})
 
-    assert passage.feed(body[:30]) == (b"", ())
-    passage.feed(body[30:])
+    assert passage.feed([body[:30]]) == (b"", ())
+    passage.feed([body[30:]])
     raw, events = passage.close()
 
     assert json.loads(raw or b"") == ANSWER | {"usage": None, "model": "public"}
@@ -168,8 +168,8 @@ def test_an_unusual_one_is_read_when_the_whole_of_it_is_there() -> None:
 
 def test_a_stream_in_its_place_is_read_as_it_comes() -> None:
     passage = WholePassage(lambda: ASKED, AnswerDecoder, {"model": "public"}, chat)
-    first: tuple[bytes | None, Sequence[Event]] = passage.feed(said("a"))
+    first: tuple[bytes | None, Sequence[Event]] = passage.feed([said("a")])
 
     assert Text("a") in first[1]
-    passage.feed(event(chunk(finish="stop")) + b"data: [DONE]\n\n")
+    passage.feed([event(chunk(finish="stop")) + b"data: [DONE]\n\n"])
     assert passage.close()[0] is None

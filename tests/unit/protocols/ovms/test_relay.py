@@ -163,7 +163,7 @@ EVENTS = [
 
 def test_a_whole_answer_comes_back_under_the_models_public_name(desk: Desk) -> None:
     passage = desk.taken(CHATS, CHAT).passage()
-    passage.feed(ANSWER)
+    passage.feed([ANSWER])
     data, events = passage.close()
     assert data == ANSWER.replace(b"llama-3-8b", b"llama3")
     assert [e.completion_tokens for e in events if isinstance(e, Usage)] == [1]
@@ -172,7 +172,7 @@ def test_a_whole_answer_comes_back_under_the_models_public_name(desk: Desk) -> N
 
 def test_a_stream_comes_back_under_the_models_public_name(desk: Desk) -> None:
     passage = desk.taken(CHATS, CHAT | {"stream": True}).passage()
-    data, events = passage.feed(b"".join(EVENTS))
+    data, events = passage.feed([b"".join(EVENTS)])
     assert data == b"".join(EVENTS).replace(b"llama-3-8b", b"llama3")
     assert [e.text for e in events if isinstance(e, Text)] == ["Hi"]
     assert isinstance(events[-1], Done)
@@ -181,15 +181,15 @@ def test_a_stream_comes_back_under_the_models_public_name(desk: Desk) -> None:
 def test_vectors_come_back_unread(desk: Desk) -> None:
     body = b'{"object":"list","data":[{"embedding":"AAAA"},{"embedding":[1]}]}'
     passage = desk.taken(EMBEDS, EMBED).passage()
-    passage.feed(body)
+    passage.feed([body])
     assert passage.close() == (body, [Served(), Done()])
 
 
 def test_the_graphs_sentence_in_a_stream_is_an_error(desk: Desk) -> None:
     passage = desk.taken(CHATS, CHAT | {"stream": True}).passage()
-    passage.feed(EVENTS[0])
+    passage.feed([EVENTS[0]])
     said = b"Mediapipe execution failed. MP status - INTERNAL: boom"
-    data, _ = passage.feed(b'{"error":"' + said + b'"}')
+    data, _ = passage.feed([b'{"error":"' + said + b'"}'])
     assert not data
     with pytest.raises(WorkerFailed):
         passage.close()
@@ -197,7 +197,7 @@ def test_the_graphs_sentence_in_a_stream_is_an_error(desk: Desk) -> None:
 
 def test_a_stream_that_is_cut_is_told(desk: Desk) -> None:
     passage = desk.taken(CHATS, CHAT | {"stream": True}).passage()
-    passage.feed(EVENTS[0])
+    passage.feed([EVENTS[0]])
     with pytest.raises(StreamBroken):
         passage.close()
 
@@ -206,6 +206,6 @@ def test_what_is_told_in_place_of_an_answer_is_read_as_any_error(desk: Desk) -> 
     said = b'{"error":"Input length exceeds pipeline capabilities: 9 > 8"}'
     for path, body in ((CHATS, CHAT), (EMBEDS, EMBED)):
         passage = desk.taken(path, body).passage()
-        passage.feed(said)
+        passage.feed([said])
         with pytest.raises(ContextTooLong):
             passage.close()

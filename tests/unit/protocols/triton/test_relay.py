@@ -151,7 +151,7 @@ ANSWER = b'{"model_name":"llama","model_version":"1","odd":[1.50],"text_output":
 def read(passage: Passage, *pieces: bytes) -> tuple[list[bytes | None], list[Event]]:
     out, events = [], list[Event]()
     for piece in pieces:
-        data, more = passage.feed(piece)
+        data, more = passage.feed([piece])
         out.append(data)
         events += more
     data, more = passage.close()
@@ -260,8 +260,8 @@ def test_a_stream_comes_back_whatever_the_packets(cuts: list[int]) -> None:
 
 def test_only_whole_events_are_passed_on() -> None:
     passage = taken("generate_stream").passage()
-    assert passage.feed(STREAM[0][:-1]) == (b"", [])
-    data, events = passage.feed(b"\ndata: {")
+    assert passage.feed([STREAM[0][:-1]]) == (b"", [])
+    data, events = passage.feed([b"\ndata: {"])
     assert data == STREAM[0].replace(b"llama", b"chat")
     assert events == [Text("Hel")]
 
@@ -303,15 +303,15 @@ TOLD = Told(400, "cuda of 'chat_0_3' is gone", framed=True)
 
 def test_an_event_of_an_error_is_told_in_its_shape() -> None:
     with pytest.raises(WorkerFailed) as caught:
-        taken("generate_stream").passage().feed(BROKEN)
+        taken("generate_stream").passage().feed([BROKEN])
     assert caught.value.told == TOLD
     for ending in ("feed", "close"):
         passage = taken("generate_stream").passage()
-        data, events = passage.feed(STREAM[0] + BROKEN + STREAM[1])
+        data, events = passage.feed([STREAM[0] + BROKEN + STREAM[1]])
         assert data == STREAM[0].replace(b"llama", b"chat")
         assert events == [Text("Hel")]
         with pytest.raises(WorkerFailed) as caught:
-            passage.feed(STREAM[1]) if ending == "feed" else passage.close()
+            passage.feed([STREAM[1]]) if ending == "feed" else passage.close()
         assert caught.value.told == TOLD
 
 
@@ -329,15 +329,15 @@ def test_an_error_is_written_into_a_stream_whatever_the_body_was() -> None:
 )
 def test_what_is_no_event_is_not_passed_on(data: bytes, text: str | None) -> None:
     with pytest.raises(WorkerFailed) as caught:
-        taken("generate_stream").passage().feed(data)
+        taken("generate_stream").passage().feed([data])
     assert (caught.value.told and caught.value.told.text) == text
 
 
 def test_an_event_without_an_end_is_not_held_for_ever() -> None:
     passage = taken("generate_stream").passage()
-    passage.feed(b"data: " + b"x" * ((1 << 24) - 6))
+    passage.feed([b"data: " + b"x" * ((1 << 24) - 6)])
     with pytest.raises(WorkerFailed):
-        passage.feed(b"x")
+        passage.feed([b"x"])
 
 
 # --- what is no answer ----------------------------------------------------------------------------
