@@ -30,7 +30,7 @@ class Loss(Struct, frozen=True):
 
 
 class Carry(Struct, frozen=True):
-    """How a target takes one field: its wire name there, and the range it takes."""
+    """How a target takes one field: its wire name there, and, of a number, the range it takes."""
 
     wire: str
     low: float | None = None
@@ -46,7 +46,6 @@ _NEVER_LOST = frozenset(
      "tool_choice", *(f"want.{name}" for name in Want.__struct_fields__)}
 )  # fmt: skip
 """What every target carries in some way, what is ours alone, and what is judged on its own."""
-_NUMBERS: Final = (int, float)
 _NOWHERE: Final = Carry("", reason="dropped")
 
 
@@ -68,13 +67,16 @@ def losses(
             continue
         carry = carries.get(path, _NOWHERE)
         reason, low, high, detail = carry.reason, carry.low, carry.high, ""
-        if reason is None and (low is not None or high is not None) and type(value) in _NUMBERS:
+        if reason is None:
             if low is not None and value < low:
                 reason, detail = "clamped", f"{value} to {low}"
             elif high is not None and value > high:
                 reason, detail = "clamped", f"{value} to {high}"
-        if reason is not None and (value is not False or "." in path):
-            found.append(Loss(names.get(path, path.rpartition(".")[2]), reason, detail, path))
+            else:
+                continue
+        elif value is False and "." not in path:
+            continue
+        found.append(Loss(names.get(path, path.rpartition(".")[2]), reason, detail, path))
     return tuple(found)
 
 
