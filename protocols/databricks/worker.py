@@ -33,10 +33,11 @@ from protocols.body import value
 from protocols.databricks.profiles import EFFORTS, EXTRA, profile
 from protocols.databricks.tables import MOST_TOOLS
 from protocols.openai import faults
-from protocols.openai.decoder import VectorDecoder, answer_decoder
+from protocols.openai.decoder import answer_decoder
 from protocols.openai.faults import Fault
 from protocols.openai.narrowing import Narrowing, only_parts, without_logprobs
 from protocols.openai.tools import narrowed
+from protocols.openai.vectors import VectorDecoder
 from protocols.openai.worker import Writer
 
 _encode = msgspec.json.Encoder().encode

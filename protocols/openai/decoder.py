@@ -1,4 +1,4 @@
-"""Reading workers' answers: streams and whole ones, conversations and completions, and vectors."""
+"""Reading workers' answers: streams and whole ones, to conversations and completions."""
 
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
@@ -11,7 +11,6 @@ from gateway.core.errors import GatewayError, StreamBroken, WorkerFailed
 from gateway.core.ports import Decoder
 from gateway.core.types import (
     Done,
-    EmbedRequest,
     End,
     Event,
     FinishReason,
@@ -22,9 +21,9 @@ from gateway.core.types import (
     Text,
     Thought,
     Usage,
-    Vector,
     together,
 )
+from protocols.glance import WholeDecoder
 from protocols.openai import wholes
 from protocols.openai.calls import Calls
 from protocols.openai.faults import complain
@@ -37,12 +36,9 @@ from protocols.openai.incoming import (
     parts_in,
     probed,
     read_answer,
-    read_vectors,
     served_in,
     shares,
-    text_in,
     usage_in,
-    vector_in,
 )
 from protocols.openai.usual_chunks import read_chunk
 from protocols.repeats import Repeats, text_alone
@@ -62,7 +58,6 @@ REASONS: Final[Mapping[str, FinishReason | None]] = {
 """By their names, of which some are those of workers akin; None is a failure of the worker."""
 _ROLE: Final = b'"role":"assistant",'  # most workers tell it in the first chunk only
 _DONE: Final = b"[DONE]"
-_BOM = b"\xef\xbb\xbf"
 
 
 class _Choice:
@@ -82,7 +77,9 @@ def answer_decoder(
 ) -> Decoder:
     """What reads the answer to a request, a usual one at a glance; see ``AnswerDecoder``."""
     careful = partial(AnswerDecoder, request, echoes=echoes, complaint=complaint)
-    return careful() if echoes or request.stream else wholes.WholeDecoder(request, careful)
+    if echoes or request.stream:
+        return careful()
+    return WholeDecoder(wholes.chat if request.kind == "chat" else wholes.completion, careful)
 
 
 class AnswerDecoder:
@@ -370,43 +367,3 @@ class AnswerDecoder:
         if reason is None:
             raise WorkerFailed(f"The worker broke off ({(wire.finish_reason or '')[:32]}).")
         return end_in(wire, reason, choice.index, self._request.stopping.stop_token_ids)
-
-
-# --- embeddings -----------------------------------------------------------------------------------
-
-
-class VectorDecoder:
-    """Reads the answer to an EmbedRequest."""
-
-    def __init__(
-        self, request: EmbedRequest, *, complaint: Callable[[bytes], None] = complain
-    ) -> None:
-        self._count = len(request.inputs)
-        self._complain = complaint
-        self._body = bytearray()
-
-    def feed(self, data: bytes) -> Sequence[Event]:
-        """See ``gateway.core.ports.Decoder``."""
-        self._body += data
-        if len(self._body) > sse.LARGEST:
-            raise WorkerFailed("The worker's answer is too large.")
-        return ()
-
-    def close(self) -> Sequence[Event]:
-        """See ``gateway.core.ports.Decoder``."""
-        body = bytes(self._body).removeprefix(_BOM)
-        if not body.strip():
-            raise StreamBroken("The worker's answer is empty.")
-        try:
-            wire = read_vectors(body)
-        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as e:
-            self._complain(body)
-            raise WorkerFailed("The worker's answer can't be read.") from e
-        events: list[Event] = [Served(text_in(wire.model), id=text_in(wire.id))]
-        for position, item in enumerate(wire.data):
-            index = position if item.index is None else item.index
-            events.append(Vector(index, vector_in(item.embedding)))
-        if {e.index for e in events if isinstance(e, Vector)} != set(range(self._count)):
-            raise WorkerFailed("The worker did not answer each input with one vector.")
-        usage = None if wire.usage is None else usage_in(wire.usage, embeds=True)
-        return [*events, *([] if usage is None else [usage]), Done()]

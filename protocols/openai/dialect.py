@@ -30,7 +30,7 @@ from protocols.body import fields_of, unchecked_fields, value
 from protocols.openai import described, errors, faults, standing
 from protocols.openai.answers import ChatEncoder, Style, TextEncoder
 from protocols.openai.chunks import heading
-from protocols.openai.decoder import VectorDecoder, answer_decoder
+from protocols.openai.decoder import answer_decoder
 from protocols.openai.profiles import PROFILES
 from protocols.openai.reading import given, wrong_type
 from protocols.openai.relay import openai_relays
@@ -43,7 +43,7 @@ from protocols.openai.requests import (
     read_model,
 )
 from protocols.openai.usual import read_usual
-from protocols.openai.vectors import VectorEncoder
+from protocols.openai.vectors import VectorDecoder, VectorEncoder
 from protocols.openai.worker import Writer
 from protocols.schema import Schema, answer, array, record, ref, refusals, structs
 

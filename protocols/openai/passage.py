@@ -11,14 +11,13 @@ from gateway.core import sse
 from gateway.core.errors import GatewayError, StreamBroken, WorkerFailed
 from gateway.core.ports import Decoder, Passage
 from gateway.core.types import Done, EmbedRequest, Event, Request, Served
+from protocols.glance import Glance
 from protocols.openai.decoder import AnswerDecoder
 from protocols.openai.faults import complain
 from protocols.openai.incoming import WireUsage, usage_in
 
 Names = Mapping[str, str]
 """What the client is to read in an answer, by its key: ``id``, or a key of the model's name."""
-Glance = Callable[[bytes], Sequence[Event] | None]
-"""The events of a usual answer in one piece; None where it must be read."""
 
 _Run = Callable[[bytes, int, list[Event], Sequence[bytes]], int]
 _Read = Callable[[bytes, list[Event]], bool]

@@ -17,8 +17,9 @@ from msgspec.structs import replace
 
 from gateway.core.ports import About, Call, Decoder, Headers, Passage, Relay, WireRequest
 from protocols.body import WRONG, check_text, take_fields
+from protocols.glance import Glance
 from protocols.openai import wholes
-from protocols.openai.passage import Glance, Names, StreamPassage, WholePassage, reader
+from protocols.openai.passage import Names, StreamPassage, WholePassage, reader
 from protocols.openai.profiles import Profile
 from protocols.openai.relayed import Kind, Relayed
 from protocols.openai.requests import Reading

@@ -1,18 +1,25 @@
-"""Answers to requests for embeddings."""
+"""Answers to requests for embeddings, as they are written for clients and read from workers."""
 
 import base64
 import struct
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from typing import Final
 
+import msgspec
 from msgspec import UNSET, Struct, UnsetType
 
+from gateway.core import sse
 from gateway.core.aggregate import Answer
-from gateway.core.errors import GatewayError
+from gateway.core.errors import GatewayError, StreamBroken, WorkerFailed
 from gateway.core.ports import About, Headers, Reply
-from gateway.core.types import EmbedRequest, Event
+from gateway.core.types import Done, EmbedRequest, Event, Served, Vector
 from protocols.openai.chunks import heading
+from protocols.openai.faults import complain
+from protocols.openai.incoming import read_vectors, text_in, usage_in, vector_in
 from protocols.openai.pieces import EmbeddingUsage, encode
 from protocols.openai.style import Style
+
+_BOM: Final = b"\xef\xbb\xbf"
 
 
 class VectorItem(Struct):
@@ -85,3 +92,43 @@ class VectorEncoder:
 
 def _packed(values: tuple[float, ...]) -> str:
     return base64.b64encode(struct.pack(f"<{len(values)}f", *values)).decode()
+
+
+# --- workers' -------------------------------------------------------------------------------------
+
+
+class VectorDecoder:
+    """Reads the answer to an EmbedRequest."""
+
+    def __init__(
+        self, request: EmbedRequest, *, complaint: Callable[[bytes], None] = complain
+    ) -> None:
+        self._count = len(request.inputs)
+        self._complain = complaint
+        self._body = bytearray()
+
+    def feed(self, data: bytes) -> Sequence[Event]:
+        """See ``gateway.core.ports.Decoder``."""
+        self._body += data
+        if len(self._body) > sse.LARGEST:
+            raise WorkerFailed("The worker's answer is too large.")
+        return ()
+
+    def close(self) -> Sequence[Event]:
+        """See ``gateway.core.ports.Decoder``."""
+        body = bytes(self._body).removeprefix(_BOM)
+        if not body.strip():
+            raise StreamBroken("The worker's answer is empty.")
+        try:
+            wire = read_vectors(body)
+        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as e:
+            self._complain(body)
+            raise WorkerFailed("The worker's answer can't be read.") from e
+        events: list[Event] = [Served(text_in(wire.model), id=text_in(wire.id))]
+        for position, item in enumerate(wire.data):
+            index = position if item.index is None else item.index
+            events.append(Vector(index, vector_in(item.embedding)))
+        if {e.index for e in events if isinstance(e, Vector)} != set(range(self._count)):
+            raise WorkerFailed("The worker did not answer each input with one vector.")
+        usage = None if wire.usage is None else usage_in(wire.usage, embeds=True)
+        return [*events, *([] if usage is None else [usage]), Done()]

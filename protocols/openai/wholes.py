@@ -10,8 +10,7 @@ from typing import Annotated, Any, Final, Literal, final
 import msgspec
 from msgspec import Meta, Struct
 
-from gateway.core.ports import Decoder
-from gateway.core.types import Done, End, Event, FinishReason, GenerateRequest, Served, Text
+from gateway.core.types import Done, End, Event, FinishReason, Served, Text
 from protocols.body import WRONG
 from protocols.openai.incoming import WireUsage, usage_in
 
@@ -111,45 +110,6 @@ def _events(read: Callable[[bytes], _Chat | _Completion], body: bytes) -> Sequen
 
 
 chat = partial(_events, _read_chat)
-"""The events of an answer to a conversation, as ``whole`` gives them."""
+"""The events of an answer to a conversation, the same as ``AnswerDecoder`` gives."""
 completion = partial(_events, _read_completion)
 """The same of an answer to a prompt."""
-
-
-def whole(request: GenerateRequest, body: bytes) -> Sequence[Event] | None:
-    """The events of an answer, the same as ``AnswerDecoder`` gives; None where it must be asked."""
-    return chat(body) if request.kind == "chat" else completion(body)
-
-
-class WholeDecoder:
-    """Reads the answer to a request that asks for no stream, as ``AnswerDecoder`` does.
-
-    ``careful`` makes that, for an answer that is unusual, or does not come in one piece.
-    """
-
-    __slots__ = ("_careful", "_held", "_reading", "_request")
-
-    def __init__(self, request: GenerateRequest, careful: Callable[[], Decoder]) -> None:
-        self._request = request
-        self._careful = careful
-        self._held = b""
-        self._reading: Decoder | None = None
-
-    def feed(self, data: bytes) -> Sequence[Event]:
-        """See ``gateway.core.ports.Decoder``."""
-        if self._reading is None and not self._held and data.startswith(b"{"):
-            self._held = data
-            return ()
-        return self._carefully().feed(data)
-
-    def close(self) -> Sequence[Event]:
-        """See ``gateway.core.ports.Decoder``."""
-        if self._reading is None and (events := whole(self._request, self._held)) is not None:
-            return events
-        return self._carefully().close()
-
-    def _carefully(self) -> Decoder:
-        if self._reading is None:
-            self._reading = self._careful()
-            self._reading.feed(self._held)
-        return self._reading

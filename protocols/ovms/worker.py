@@ -21,9 +21,10 @@ from gateway.core.types import (
     VideoPart,
 )
 from protocols.openai import faults
-from protocols.openai.decoder import VectorDecoder, answer_decoder
+from protocols.openai.decoder import answer_decoder
 from protocols.openai.faults import Fault
 from protocols.openai.narrowing import Narrowing, alone, only_parts, without_logprobs
+from protocols.openai.vectors import VectorDecoder
 from protocols.openai.worker import Writer, is_chat
 from protocols.ovms.profiles import MOST_BEAMS, PROFILES, SEEDS
 from protocols.ovms.requests import IGNORE_EOS_LIMIT

@@ -27,7 +27,6 @@ from gateway.core.types import (
     together,
 )
 from protocols.repeats import PROBE, Repeats, text_alone
-from protocols.triton import wholes
 from protocols.triton.failures import complain_of
 from protocols.triton.incoming import REASONS, UNTOLD, Said, are_usual, read, usual
 from protocols.triton.plan import Plan
@@ -47,28 +46,19 @@ class AnswerDecoder:
         self, request: GenerateRequest, known: Mapping[str, str], plan: Plan, prompt: str | None
     ) -> None:
         self._body = sse.Body()
-        self._request, self._known, self._plan, self._prompt = request, known, plan, prompt
-        self._stream: _Reader | None = None
+        self._reader = _Reader(request, known, plan, prompt)
 
     def feed(self, data: bytes) -> Sequence[Event]:
         """See ``gateway.core.ports.Decoder``."""
-        share, stream = self._body.feed(data), self._stream
-        if stream is None:
-            if not share:
-                return ()
-            stream = self._stream = self._carefully()
-        return stream.feed(share)
+        share = self._body.feed(data)
+        return self._reader.feed(share) if share else ()
 
     def close(self) -> Sequence[Event]:
         """See ``gateway.core.ports.Decoder``."""
-        if self._body.whole is None:
-            return (self._stream or self._carefully()).close(self._body.feed(b"\n\n"))
         body = self._body.whole
-        usual = wholes.whole(self._request, self._known, self._prompt, body)
-        return self._carefully().whole(bytes(body)) if usual is None else usual
-
-    def _carefully(self) -> "_Reader":
-        return _Reader(self._request, self._known, self._plan, self._prompt)
+        if body is None:
+            return self._reader.close(self._body.feed(b"\n\n"))
+        return self._reader.whole(bytes(body))
 
 
 class _Reader:

@@ -25,7 +25,7 @@ _DONE: Final = Done()
 
 
 def whole(
-    request: GenerateRequest, known: Mapping[str, str], prompt: str | None, body: bytes | bytearray
+    request: GenerateRequest, known: Mapping[str, str], prompt: str | None, body: bytes
 ) -> Sequence[Event] | None:
     """The events of an answer, the same as ``AnswerDecoder`` gives; None where it must be asked.
 

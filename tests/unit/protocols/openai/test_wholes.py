@@ -13,9 +13,10 @@ from hypothesis import strategies as st
 
 from gateway.core.ports import Decoder
 from gateway.core.types import Done, End, Event, GenerateRequest, Text
+from protocols.glance import WholeDecoder
 from protocols.openai.decoder import AnswerDecoder
 from protocols.openai.passage import WholePassage
-from protocols.openai.wholes import WholeDecoder, chat, whole
+from protocols.openai.wholes import chat, completion
 from tests.unit.protocols.openai.streams import chunk, event, flat, said, told
 
 CHOICE: dict[str, Any] = {
@@ -32,6 +33,7 @@ ANSWER: dict[str, Any] = {
     "usage": {"prompt_tokens": 3, "completion_tokens": 2, "total_tokens": 5},
 }
 ASKED = GenerateRequest(model="worker's", kind="chat")
+GLANCES = {"chat": chat, "completion": completion}
 
 
 def answers() -> Iterator[dict[str, Any]]:
@@ -83,7 +85,7 @@ def alike(request: GenerateRequest, parts: Sequence[bytes]) -> Any:
     """What is read of these parts, the same by either decoder."""
     careful = partial(AnswerDecoder, request)
     known = read(careful(), parts)
-    assert read(WholeDecoder(request, careful), parts) == known
+    assert read(WholeDecoder(GLANCES[request.kind], careful), parts) == known
     return known
 
 
@@ -92,7 +94,7 @@ def test_a_usual_answer_is_read_as_any_other(kind: Any) -> None:
     request = msgspec.structs.replace(ASKED, kind=kind)
     usual = 0
     for body in map(msgspec.json.encode, answers()):
-        events = whole(request, body)
+        events = GLANCES[kind](body)
         known = alike(request, [body])
         if events is not None:
             usual += 1
@@ -131,7 +133,7 @@ def test_what_reads_any_answer_is_made_where_it_is_needed() -> None:
         return made[-1]
 
     for body in (ANSWER, ANSWER | {"usage": None}):
-        decoder = WholeDecoder(ASKED, counted)
+        decoder = WholeDecoder(chat, counted)
         decoder.feed(msgspec.json.encode(body))
         assert Text("Hello", 0, 2 if body is ANSWER else 1) in decoder.close()
 

@@ -51,8 +51,7 @@ def decoder(request: GenerateRequest = STREAMED) -> AnswerDecoder:
 def reading(request: GenerateRequest = STREAMED) -> AnswerDecoder:
     """A decoder that sees nothing at a glance."""
     made = decoder(request)
-    made._stream = made._carefully()
-    made._stream._repeats = Forgetful()
+    made._reader._repeats = Forgetful()
     return made
 
 

@@ -1,5 +1,6 @@
 """A usual answer in one piece is read by a narrow type, and means what it would have meant."""
 
+from functools import partial
 from typing import Any
 
 import msgspec
@@ -9,8 +10,10 @@ from hypothesis import strategies as st
 from msgspec.structs import replace
 
 from gateway.core.errors import GatewayError
+from gateway.core.ports import Decoder
 from gateway.core.types import Done, End, GenerateRequest, Logprobs, Served, Text, Usage, Want
-from protocols.triton import Triton, wholes
+from protocols.glance import WholeDecoder
+from protocols.triton import Triton
 from protocols.triton.decoder import AnswerDecoder
 from protocols.triton.incoming import outputs
 from protocols.triton.wholes import whole
@@ -51,13 +54,7 @@ ODD: list[dict[str, Any]] = [
 ANSWERS = st.builds(dict[str, Any].__or__, USUAL, st.sampled_from([{}, {}, *ODD]))
 
 
-def decoder(worker: Triton, request: GenerateRequest, prompt: str | None) -> AnswerDecoder:
-    """For a worker that may give this prompt back."""
-    writer = worker._writer
-    return AnswerDecoder(request, writer._outputs, writer._unknown, prompt)
-
-
-def heard(made: AnswerDecoder, body: bytes) -> Any:
+def heard(made: Decoder, body: bytes) -> Any:
     """What comes of this body, or the error."""
     try:
         return [*made.feed(body[:9]), *made.feed(body[9:]), *made.close()]
@@ -79,12 +76,12 @@ def test_it_is_read_as_any_other(
     worker: Triton,
     prompt: str | None,
 ) -> None:
-    body = msgspec.json.encode(answer) + tail
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(wholes, "whole", lambda *_: None)
-        as_any_other = heard(decoder(worker, request, prompt), body)
+    """For a worker that may give this prompt back."""
+    body, writer = msgspec.json.encode(answer) + tail, worker._writer
+    careful = partial(AnswerDecoder, request, writer._outputs, writer._unknown, prompt)
+    glance = partial(whole, request, writer._outputs, prompt)
 
-    assert heard(decoder(worker, request, prompt), body) == as_any_other
+    assert heard(WholeDecoder(glance, careful), body) == heard(careful(), body)
 
 
 @pytest.mark.parametrize(
