@@ -46,13 +46,10 @@ class Count:
         """These events, with usage before Done if there was none."""
         if self._told:
             return events
-        if events and type(events[-1]) is Done and _ends_told(events):
+        over = events and type(events[-1]) is Done
+        if over and _ends_told(events):
             self._told = True
             return events
-        return self.add(events)
-
-    def add(self, events: Sequence[Event]) -> Sequence[Event]:
-        """The same of the first events, or of others, which do not end with usage."""
         for event in events:
             if type(event) is Text:
                 self._tokens += event.tokens
@@ -66,9 +63,7 @@ class Count:
                 self._prompt = event.prompt_tokens
             elif type(event) is Thought or type(event) is Refusal or type(event) is CallArguments:
                 self._unmeasured += len(event.text)
-        if not events or type(events[-1]) is not Done:
-            return events
-        return [*events[:-1], self._usage(), events[-1]]
+        return [*events[:-1], self._usage(), events[-1]] if over else events
 
     def missing(self) -> tuple[Usage, ...]:
         """The usage of what was said so far, unless the backend has told it."""
@@ -97,7 +92,7 @@ def counted(asked: AnyRequest, pieces: Sequence[Piece]) -> Piece:
     """All of an answer as one piece, with usage before Done if there was none."""
     if len(pieces) == 1:
         data, said = pieces[0]
-        return data or None, said if _ends_told(said) else Count(asked).add(said)
+        return data or None, said if _ends_told(said) else Count(asked).apply(said)
     count, body = Count(asked), None
     events: list[Event] = []
     for data, said in pieces:
