@@ -1,0 +1,61 @@
+"""A new connection, to a worker of one address or of several."""
+
+import asyncio
+import socket
+from typing import Any
+
+import pytest
+
+from backends.http import dialling
+from backends.http.origin import Origin
+from tests.fakes import ScriptedWorker, whole
+
+
+class Met(asyncio.Protocol):
+    """Knows what it is connected by."""
+
+    line: Any = None
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self.line = transport.get_extra_info("socket")
+
+
+def meet() -> Any:
+    return Met()
+
+
+def at(port: int) -> Any:
+    return socket.AF_INET, socket.SOCK_STREAM, 6, "", ("127.0.0.1", port)
+
+
+@pytest.fixture
+def closed() -> int:
+    """A port where nobody listens."""
+    with socket.socket() as one:
+        one.bind(("127.0.0.1", 0))
+        port: int = one.getsockname()[1]
+        return port
+
+
+@pytest.mark.parametrize("ports", ["one", "one one", "none one", "one none"])
+async def test_it_holds_nothing_back_and_finds_out_that_its_line_broke(
+    ports: str, closed: int
+) -> None:
+    async with ScriptedWorker([whole(b"fine")]) as worker:
+        there = {"one": int(worker.url.rpartition(":")[2]), "none": closed}
+        addresses = [at(there[port]) for port in ports.split()]
+        target = Origin("worker.example", there["one"], tls=False, named="", base="")
+        met: Any = await dialling._met(addresses, target, None, meet)
+        line = met.line
+
+        assert line.getpeername() == ("127.0.0.1", there["one"])
+        assert line.getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY)
+        assert line.getsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE)
+        assert line.getsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE) == 15
+
+
+@pytest.mark.parametrize("ports", [1, 2])
+async def test_where_none_answers_there_is_none(ports: int, closed: int) -> None:
+    target = Origin("worker.example", closed, tls=False, named="", base="")
+    with pytest.raises(ConnectionRefusedError):
+        await dialling._met([at(closed)] * ports, target, None, meet)
