@@ -70,6 +70,15 @@ FULL: Final = (
         pace=10_000,
         seconds=3.0,
     ),
+    Load(
+        name="10 ms a token, 32 a second",
+        form="stream",
+        clients=64,
+        rate=32,
+        count=96,
+        pace=10_000,
+        seconds=4.0,
+    ),
 )
 """``QUICK`` has the same three for a shorter time, under the same names."""
 OPEN: Final = Load(
