@@ -4,6 +4,7 @@ import asyncio
 import socket
 import ssl
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from ipaddress import IPv6Address, ip_address
 from typing import Final
 
@@ -59,7 +60,9 @@ async def _met(
         except BaseException:
             made.close()
             raise
-    _watch(transport.get_extra_info("socket"))
+    line = transport.get_extra_info("socket")
+    if line is not None:
+        _watch(line)
     return connection
 
 
@@ -84,8 +87,9 @@ def _is_no_workers(address: str) -> bool:
 
 
 def _watch(line: socket.socket) -> None:
-    """Have a connection end where its line broke."""
-    line.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
-    for name, value in _KEEPALIVE.items():
-        if (option := getattr(socket, name, None)) is not None:  # not on every system
-            line.setsockopt(socket.IPPROTO_TCP, option, value)
+    """Have a connection end where its line breaks."""
+    with suppress(OSError):  # it has ended already
+        line.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+        for name, value in _KEEPALIVE.items():
+            if (option := getattr(socket, name, None)) is not None:  # not on every system
+                line.setsockopt(socket.IPPROTO_TCP, option, value)

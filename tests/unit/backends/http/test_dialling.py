@@ -20,6 +20,18 @@ class Met(asyncio.Protocol):
         self.line = transport.get_extra_info("socket")
 
 
+class Lost(asyncio.Protocol):
+    """Ends as it begins, and knows that it has."""
+
+    lost = False
+
+    def connection_made(self, transport: Any) -> None:
+        transport.abort()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self.lost = True
+
+
 def meet() -> Any:
     return Met()
 
@@ -52,6 +64,18 @@ async def test_it_holds_nothing_back_and_finds_out_that_its_line_broke(
         assert line.getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY)
         assert line.getsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE)
         assert line.getsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE) == 15
+
+
+async def test_one_that_ends_at_once_is_one_that_has_ended() -> None:
+    def meet() -> Any:
+        return Lost()
+
+    async with ScriptedWorker([whole(b"fine")]) as worker:
+        port = int(worker.url.rpartition(":")[2])
+        target = Origin("worker.example", port, tls=False, named="", base="")
+        met: Any = await dialling._met([at(port)], target, None, meet)
+        await asyncio.sleep(0)
+        assert met.lost
 
 
 @pytest.mark.parametrize("ports", [1, 2])
