@@ -1,15 +1,18 @@
 """``python -m tests.bench``: what a gateway costs, beside others, on this machine."""
 
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import click
 import msgspec
 
-from tests.bench import micro, report, results, running
-from tests.bench.loads import FULL, QUICK
+from tests.bench import micro, profiles, report, results, running
+from tests.bench.loads import FULL, QUICK, WHOLE
 from tests.bench.ours import DIRECT, ECHO, OURS, REFERENCE, TWO
 from tests.bench.peers import ENVIRONMENTS, NGINX, PEERS
+from tests.bench.targets import OPENAI
 
 _HERE = {peer.name: peer for peer in PEERS}
 
@@ -51,12 +54,8 @@ def run(
         tries=1 if quick else 2,
         streams=not quick if streams is None else streams,
     )
-    try:
+    with _alone():
         found = running.run(plan, click.echo)
-    except BlockingIOError:
-        raise click.ClickException("another run goes on; they would measure each other") from None
-    except RuntimeError as error:
-        raise click.ClickException(str(error)) from None
     found = msgspec.structs.replace(found, steps=micro.measured(0.01 if quick else 0.1))
     if out is not None:
         out.write_bytes(msgspec.json.format(msgspec.json.encode(found), indent=1))
@@ -87,6 +86,20 @@ def table(out: Path, into: Path | None) -> None:
 
 
 @main.command()
+@click.argument("load", type=click.Choice([one.name for one in FULL]), default=WHOLE.name)
+@click.option("--way", type=click.Choice([one.name for one in OURS.ways]), default=OPENAI.name)
+@click.option("--seconds", type=click.IntRange(1, 60), default=5, show_default=True)
+def profile(load: str, way: str, seconds: int) -> None:
+    """Tell in which functions the gateway is under a load."""
+    [put] = [one for one in FULL if one.name == load]
+    [by] = [one for one in OURS.ways if one.name == way]
+    longer = msgspec.structs.replace(put, seconds=float(seconds), count=put.count * 60)  # at most
+    with _alone():
+        lines = profiles.told(profiles.profiled(longer, by))
+    click.echo("\n".join(lines))
+
+
+@main.command()
 @click.argument("names", nargs=-1)
 def install(names: tuple[str, ...]) -> None:
     """Install peers, each in a folder of its own; without NAMES all that are no system packages."""
@@ -94,6 +107,17 @@ def install(names: tuple[str, ...]) -> None:
         if not names or environment.name in names:
             click.echo(f"{environment.name}: {', '.join(environment.packages)}")
             environment.install()
+
+
+@contextmanager
+def _alone() -> Iterator[None]:
+    """What goes wrong with a run is told in a line."""
+    try:
+        yield
+    except BlockingIOError:
+        raise click.ClickException("another run goes on; they would measure each other") from None
+    except RuntimeError as error:
+        raise click.ClickException(str(error)) from None
 
 
 def _read(file: Path) -> results.Results:

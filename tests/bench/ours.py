@@ -23,7 +23,7 @@ _CONFIG: Final = """
 listeners:
   - {{address: "127.0.0.1:{port}", dialects: [openai, {{name: triton, profile: vllm}}]{front}}}
 admin: {{address: "127.0.0.1:0"}}
-limits: {{body: 8MiB, drain: 1s}}
+limits: {{body: 8MiB, lame_duck: 0s, drain: 1s}}
 backends:
   same: {{dialect: openai, workers: ["http://127.0.0.1:{worker}"]}}
   other:

@@ -1,0 +1,49 @@
+"""A profile tells where the gateway is under a real load, and shares of what was seen."""
+
+from pathlib import Path
+
+import pytest
+
+from tests.bench import profiles, running
+from tests.bench.loads import Load
+from tests.bench.targets import OPENAI
+
+ROOT = Path(__file__).parents[2]
+LOAD = Load(name="whole", clients=4, count=2_000, seconds=5.0)
+
+
+@pytest.fixture(autouse=True)
+def own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A lock of the test's own, and no watching of the machine."""
+    monkeypatch.setattr(running, "CACHE", tmp_path)
+    monkeypatch.setattr(running, "_WATCHED", 0.01)
+
+
+def test_it_sees_the_functions_of_a_request_and_not_what_runs_them() -> None:
+    seen = {entry for stack, _ in profiles.profiled(LOAD, OPENAI) for entry in stack}
+
+    assert any(entry.endswith(":Server.serve") for entry in seen)
+    assert not any("gateway/cli.py" in entry or ":Runner.run" in entry for entry in seen)
+
+
+def test_a_load_that_fails_has_none() -> None:
+    way = type(OPENAI)(OPENAI.name, OPENAI.paths, OPENAI.body, "no-such-model")
+    with pytest.raises(RuntimeError, match="no profile: does not run here"):
+        profiles.profiled(LOAD, way)
+
+
+def test_shares_are_of_all_that_was_seen() -> None:
+    serve, send = f"{ROOT}/gateway/server.py:Server.serve", f"{ROOT}/gateway/core/outbox.py:send"
+    stacks = [([send, serve], 5), (["/lib/tasks.py:current_task", serve], 3), ([], 2)]
+
+    assert [*profiles.told(stacks)] == [
+        "10 looks",
+        "\n  share  room",
+        "  50.0%  gateway/core",
+        "  30.0%  gateway/server.py",
+        "  20.0%  the event loop",
+        "\n  share  function",
+        "  50.0%  gateway/core/outbox.py:send",
+        "  30.0%  tasks.py:current_task",
+        "  20.0%  the event loop",
+    ]
