@@ -149,6 +149,26 @@ def test_texts_that_come_together_are_passed_on_as_one() -> None:
     assert passage.feed([data]) == (data.replace(b"worker's", b"public"), [Text('b\n"', 0, 3)])
 
 
+@pytest.mark.parametrize(
+    "middle",
+    [
+        event(chunk({"content": "x"}, heading=HEADING | {"created": 8})),
+        event(chunk({"content": "x"}, finish="stop")) + said("y"),
+        said("x") + said("y"),
+        said("x").replace(b'"x"', b'"\xff"'),
+        said("x")[:-2],
+    ],
+)
+def test_pieces_that_are_no_event_like_the_others_are_seen(middle: bytes) -> None:
+    pieces = [said("b"), middle, said("c")]
+    found = []
+    for read in (pieces, [b"".join(pieces)]):
+        passage = passing(AnswerDecoder(STREAMED))
+        found.append(told(passage.feed, passage.close, [[said("a")], read]))
+
+    assert found[0] == found[1]
+
+
 @pytest.mark.parametrize("first", ["", "a"])
 def test_what_follows_the_chunk_that_tells_the_role_is_known_at_once(first: str) -> None:
     decoder, events = AnswerDecoder(STREAMED), list[Event]()
