@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from gateway.core.errors import GatewayError
 from gateway.core.ports import Decoder
-from gateway.core.types import Event, GenerateRequest, Text
+from gateway.core.types import End, Event, GenerateRequest, Text
 from protocols.openai.decoder import AnswerDecoder
 from protocols.openai.passage import StreamPassage
 from protocols.repeats import Repeats
@@ -142,11 +142,22 @@ def test_it_is_the_same_in_whichever_pieces_it_comes(
         assert told(one.feed, one.close, reads) == told(other.feed, other.close, whole)
 
 
-def test_texts_that_come_together_are_passed_on_as_one() -> None:
-    passage, data = passing(AnswerDecoder(STREAMED)), b"".join(map(said, ["b", "\n", "", '"']))
+@pytest.mark.parametrize("alone", [True, False])
+def test_texts_that_come_together_are_passed_on_as_one(*, alone: bool) -> None:
+    passage, pieces = passing(AnswerDecoder(STREAMED)), [*map(said, ["b", "\n", "", '"'])]
     passage.feed([said("a") + said("a")])
+    data = b"".join(pieces)
+    found = passage.feed(pieces if alone else [data])
 
-    assert passage.feed([data]) == (data.replace(b"worker's", b"public"), [Text('b\n"', 0, 3)])
+    assert found == (data.replace(b"worker's", b"public"), [Text('b\n"', 0, 3)])
+
+
+def test_so_are_those_behind_a_chunk_that_is_like_none() -> None:
+    opening = event(chunk({"role": "assistant", "content": ""}))
+    pieces = [opening, said("a"), said("b"), said("c"), event(chunk(finish="stop"))]
+    _, events = passing(AnswerDecoder(STREAMED)).feed(pieces)
+
+    assert events[1:] == [Text("abc", 0, 3), End("eos")]
 
 
 @pytest.mark.parametrize(
