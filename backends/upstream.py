@@ -56,7 +56,7 @@ class Queue(Struct, frozen=True):
     wait: float = 10.0
 
 
-Take = Callable[[list[bytes]], bool]
+TakePieces = Callable[[list[bytes]], bool]
 """Takes pieces of a body as they come; whether it takes more at once."""
 
 
@@ -85,13 +85,13 @@ class Reading(Protocol):
     def taken(self) -> list[bytes]:
         """All of the body that has come and was not taken yet, in the pieces that it was sent in.
 
-        None of them is empty. They are a few hundred KiB at most: for more the worker waits.
+        None of them is empty.
         """
 
     async def read(self) -> list[bytes]:
         """The same, as soon as something has come; [] at a clean end. Raises StreamBroken."""
 
-    async def listen(self, take: Take) -> bool:
+    async def listen(self, take: TakePieces) -> bool:
         """Give ``take`` what comes, at once, for as long as it says so; True once all has come.
 
         It is called while the connection reads, so that no task is woken for each piece. Raises

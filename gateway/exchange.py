@@ -246,8 +246,8 @@ class Exchange(Struct, eq=False):
                 self._record.usage = event
             elif type(event) is End:
                 self._ended.append(event.reason)
-        if events and type(events[-1]) is Done:
-            self._done = True
+            elif type(event) is Done:
+                self._done = True
         return tokens
 
     def _begin(self, events: Sequence[Event]) -> bool:

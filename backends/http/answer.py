@@ -3,7 +3,7 @@
 import asyncio
 from typing import Final, NamedTuple, Protocol
 
-from backends.upstream import Take
+from backends.upstream import TakePieces
 from gateway.core.errors import StreamBroken, WorkerError, WorkerFailed
 
 
@@ -72,7 +72,7 @@ class Answer:
         """What of the body came and nobody has taken yet."""
         self.held = 0
         """How many bytes came since some were taken."""
-        self._take: Take | None = None
+        self._take: TakePieces | None = None
         """Who takes what comes, at once."""
         self._waiter: asyncio.Future[bool] | None = None
         self._fault: Fault | None = None
@@ -105,7 +105,7 @@ class Answer:
             await self._more()
         return self.taken()
 
-    async def listen(self, take: Take) -> bool:
+    async def listen(self, take: TakePieces) -> bool:
         """See ``backends.upstream.Reading``."""
         while True:
             if self.parts:

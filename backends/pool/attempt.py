@@ -164,7 +164,9 @@ class Attempt(Watch):
             self._reading.abort()
 
     def _all(self, pieces: Sequence[bytes]) -> list[Piece]:
-        """What an answer in one piece means whose body this is: all that was read together."""
+        """What an answer in one piece means whose body this is."""
+        if sum(map(len, pieces)) > _WHOLE_BYTES:
+            raise self._large()
         passage = self._passage
         held: list[Piece] = []  # not list[Piece](), which costs a hundred times as much
         raw, events = passage.feed(pieces) if pieces else _NOTHING
@@ -184,15 +186,15 @@ class Attempt(Watch):
         while not self.over:
             pieces = reading.taken() or await self._next(reading)
             if pieces:
+                size += sum(map(len, pieces))
+                if size > most:
+                    raise self._large()
                 self.begun = not streams
                 piece = self._fed(pieces)
                 if piece[0] or piece[1]:
                     held.append(piece)
                     if streams and _begins(piece):
                         break
-                size += sum(map(len, pieces))
-                if size > most and not self.over:
-                    raise self._large()
             if (not pieces or reading.complete) and not self.over:
                 held.append(self._closed())
         self.rest()

@@ -30,7 +30,7 @@ class Loss(Struct, frozen=True):
 
 
 class Carry(Struct, frozen=True):
-    """How a target takes one field: its wire name there, and, of a number, the range it takes."""
+    """How a target takes one field: its wire name there, and the range it takes."""
 
     wire: str
     low: float | None = None
@@ -46,6 +46,7 @@ _NEVER_LOST = frozenset(
      "tool_choice", *(f"want.{name}" for name in Want.__struct_fields__)}
 )  # fmt: skip
 """What every target carries in some way, what is ours alone, and what is judged on its own."""
+_NUMBERS: Final = (int, float)
 _NOWHERE: Final = Carry("", reason="dropped")
 
 
@@ -68,6 +69,8 @@ def losses(
         carry = carries.get(path, _NOWHERE)
         reason, low, high, detail = carry.reason, carry.low, carry.high, ""
         if reason is None:
+            if type(value) not in _NUMBERS:
+                continue
             if low is not None and value < low:
                 reason, detail = "clamped", f"{value} to {low}"
             elif high is not None and value > high:

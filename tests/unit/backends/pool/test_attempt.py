@@ -12,7 +12,7 @@ from backends.pool.attempt import Attempt, Means, Work
 from backends.pool.health import Health
 from backends.pool.member import Member, WorkerReport
 from backends.pool.roster import Place
-from backends.upstream import Reading, Take, Worker
+from backends.upstream import Reading, TakePieces, Worker
 from gateway.core.context import Deadline, Timeouts
 from gateway.core.errors import GatewayError, WorkerFailed
 from gateway.core.lookout import Lookout
@@ -49,7 +49,7 @@ class Body:
         self.complete = True
         return self.taken()
 
-    async def listen(self, take: Take) -> bool:
+    async def listen(self, take: TakePieces) -> bool:
         raise AssertionError(take)
 
     def abort(self) -> None:
@@ -152,12 +152,15 @@ def test_an_answer_in_one_piece_means_the_same_whenever_its_body_comes(
     assert one == other
 
 
-async def test_too_large_an_answer_is_no_answer(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("at_once", [True, False])
+async def test_too_large_an_answer_is_no_answer(
+    monkeypatch: pytest.MonkeyPatch, *, at_once: bool
+) -> None:
     monkeypatch.setattr("backends.pool.attempt._WHOLE_BYTES", 3)
     said: tuple[Sequence[Event], ...] = ((Text("a"),), (Done(),))
     pieces: list[Piece] = [(None, events) for events in said]
 
-    found = await outcome(b"four", *pieces, at_once=False)
+    found = await outcome(b"four", *pieces, at_once=at_once)
 
     assert isinstance(found.told, WorkerFailed)
     assert "larger than" in str(found.told)

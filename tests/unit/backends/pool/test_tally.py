@@ -14,7 +14,7 @@ from backends.pool.retry import Retry, RetrySettings
 from backends.pool.roster import Limits, Roster, Wish
 from backends.pool.tally import Tally
 from backends.pool.watch import Watch
-from backends.upstream import Queue, Take, Worker
+from backends.upstream import Queue, TakePieces, Worker
 from gateway.core.context import Context, Deadline
 from gateway.core.errors import (
     DeadlineExceeded,
@@ -134,7 +134,7 @@ class Reads:
         self._clock.now += next(self._takes)
         return [b"x"]
 
-    async def listen(self, take: Take) -> bool:
+    async def listen(self, take: TakePieces) -> bool:
         for seconds in self._takes:
             self._clock.now += seconds
             assert take([b"x"])
