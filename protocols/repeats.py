@@ -25,6 +25,7 @@ _TRIES: Final = 8
 _OTHERS: Final = 4
 """Events that are looked behind for those that are alike."""
 _FEW: Final = 2
+"""Of fewer nothing is to be gained by taking them together."""
 _AT_ONCE: Final = 1 << 15
 """Bytes that are cut apart together: an event that differs may not cost another look at all of a
 read.

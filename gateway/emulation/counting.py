@@ -24,6 +24,8 @@ from gateway.core.types import (
 
 _WORDLESS: Final = frozenset({Served, End, Done})
 """What every answer has, and tells nothing of its length."""
+_LAST: Final = [Usage, Done]
+"""What an answer ends with whose usage is told."""
 _PER_TOKEN: Final = 4
 """Characters, as a rule of thumb."""
 _MOST_PER_TOKEN: Final = 16
@@ -103,7 +105,7 @@ def counted(asked: AnyRequest, pieces: Sequence[Piece]) -> Piece:
 
 def _ends_told(events: Sequence[Event]) -> bool:
     """Whether these are the last ones, and usage is told where it is looked for first."""
-    return len(events) > 1 and type(events[-2]) is Usage and type(events[-1]) is Done
+    return [*map(type, events[-2:])] == _LAST
 
 
 def by_length(characters: int) -> int:

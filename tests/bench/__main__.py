@@ -54,7 +54,7 @@ def run(
         tries=1 if quick else 2,
         streams=not quick if streams is None else streams,
     )
-    with _alone():
+    with _failing_plainly():
         found = running.run(plan, click.echo)
     found = msgspec.structs.replace(found, steps=micro.measured(0.01 if quick else 0.1))
     if out is not None:
@@ -94,7 +94,7 @@ def profile(load: str, way: str, seconds: int) -> None:
     [put] = [one for one in FULL if one.name == load]
     [by] = [one for one in OURS.ways if one.name == way]
     longer = msgspec.structs.replace(put, seconds=float(seconds), count=put.count * 60)  # at most
-    with _alone():
+    with _failing_plainly():
         lines = profiles.told(profiles.profiled(longer, by))
     click.echo("\n".join(lines))
 
@@ -110,7 +110,7 @@ def install(names: tuple[str, ...]) -> None:
 
 
 @contextmanager
-def _alone() -> Iterator[None]:
+def _failing_plainly() -> Iterator[None]:
     """What goes wrong with a run is told in a line."""
     try:
         yield
