@@ -46,7 +46,7 @@ async def _met(
     loop = asyncio.get_running_loop()
     name = target.host if tls is not None else None
     if len(addresses) == 1:
-        # The loop's own way has one turn of it less, and no sockets of Python: half the time.
+        # The loop's own way has one turn of it less, and no socket of Python's.
         host, port = addresses[0][4][:2]
         transport, connection = await loop.create_connection(
             make, str(host), int(port), ssl=tls, server_hostname=name
