@@ -211,6 +211,15 @@ async def asked(talk: Talk, path: str) -> bytes:
 
 
 @pytest.mark.parametrize("name", FRONTS)
+async def test_only_a_stream_is_told_not_to_be_kept_or_gathered(name: str) -> None:
+    for path, told in ((b"/stream", 1), (b"/", 0)):
+        async with front(name) as (port, _, _):
+            said = await talk(port, [b"GET %b HTTP/1.1\r\nHost: a\r\n\r\n" % path], bool)
+        for header in (b"cache-control: no-cache\r\n", b"x-accel-buffering: no\r\n"):
+            assert said.lower().count(header) == told
+
+
+@pytest.mark.parametrize("name", FRONTS)
 async def test_a_client_that_leaves_ends_the_work(name: str) -> None:
     async with front(name) as (port, seen, _):
         async with opened(port) as (_, writer):
