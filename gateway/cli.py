@@ -13,7 +13,6 @@ from gateway.commands.explain import explain_
 from gateway.commands.keys import keys
 from gateway.commands.migrate import migrate
 from gateway.commands.serve import serve
-from gateway.commands.top import top
 from gateway.commands.usage import usage
 from gateway.commands.worker import worker
 
@@ -29,7 +28,6 @@ def main() -> None:
 
 _VERBS = (
     serve, worker, check, schema, conform, diff, docs, ab, explain_, keys, usage, migrate, doctor,
-    top,
 )  # fmt: skip
 
 for command in _VERBS:
