@@ -1,4 +1,4 @@
-"""A conformance case, and its play against whatever serves at a URL.
+"""Conformance cases: what one is, how it is played against a server, and when it applies.
 
 A row says what is sent and what must come back::
 
@@ -16,7 +16,7 @@ the key that ``play`` is given.
 
 import importlib
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import httpx
@@ -32,7 +32,7 @@ class Mismatch(Exception):
     """An answer is not what its case wants; the text says where, what was wanted, what came."""
 
 
-class Answer(Struct, frozen=True):
+class Response(Struct, frozen=True):
     """What came back. Header names are lower case."""
 
     status: int
@@ -47,7 +47,7 @@ class Answer(Struct, frozen=True):
         try:
             return msgspec.json.decode(self.body)
         except (msgspec.DecodeError, UnicodeDecodeError):
-            raise Mismatch(f"the body is not JSON: {_shown(self.body)}") from None
+            raise Mismatch(f"the body is not JSON: {_excerpt(self.body)}") from None
 
     @property
     def text(self) -> str:
@@ -68,14 +68,14 @@ class Answer(Struct, frozen=True):
         return [event for event in self.events if not isinstance(event, str)]
 
 
-Check = Callable[[Answer], None]
+Check = Callable[[Response], None]
 """Raises Mismatch."""
 
 
 class Case(Struct, frozen=True):
     """One request, and what must come back.
 
-    ``id`` begins with the case's number in the dialect's wire document; further words tell rows of
+    ``id`` begins with the case's number in the protocol's wire document; further words tell rows of
     one number apart. ``body`` is sent as JSON unless it is bytes. A header of None is not sent.
     """
 
@@ -99,17 +99,17 @@ class Case(Struct, frozen=True):
     check: Check | None = None
     times: int = 1
     """How often it is sent, one after the other."""
-    across: Callable[[Sequence[Answer]], None] | None = None
+    across: Callable[[Sequence[Response]], None] | None = None
     """Sees all the answers together. Raises Mismatch."""
     meanwhile: "Case | None" = None
     """Played once the first bytes of this answer's body have come, and before the next are read."""
     profile: str | None = None
     needs: Mapping[str, Any] = {}
-    """The dialect's options that the gateway must be configured with."""
+    """The protocol's options that the gateway must be configured with."""
     alone: bool = False
-    """The dialect must have the listener to itself."""
+    """No other protocol may share the listener."""
     why: str = ""
-    """Why the gateway differs here from the dialect's own server."""
+    """Why the gateway differs here on purpose from the protocol's own server."""
 
     @property
     def number(self) -> str:
@@ -117,13 +117,44 @@ class Case(Struct, frozen=True):
         return self.id.split()[0]
 
 
-def cases_of(dialect: str) -> Sequence[Case]:
-    """A dialect's cases. Raises ModuleNotFoundError."""
-    found: Sequence[Case] = importlib.import_module(f"gateway.conformance.{dialect}").CASES
-    return found
+def cases_of(protocol: str) -> Sequence[Case]:
+    """A protocol's cases. Raises ModuleNotFoundError."""
+    cases: Sequence[Case] = importlib.import_module(f"tests.conformance.{protocol}").CASES
+    return cases
 
 
-async def play(http: httpx.AsyncClient, case: Case, *, key: str | None = KEY) -> list[Answer]:
+class ProtocolSetup(Struct, frozen=True, kw_only=True):
+    """A protocol as the gateway under test serves it. ``profiles`` are all of the protocol's.
+
+    A case is written for its own options, and for the defaults of all others, so it does not apply
+    where another option is set.
+    """
+
+    profiles: tuple[str, ...]
+    """The first is the default."""
+    profile: str | None = None
+    options: Mapping[str, object] = {}
+    alone: bool = False
+    """No other protocol shares the listener."""
+
+    def missing(self, case: Case) -> str:
+        """What the case needs and the gateway does not have; "" where the case applies."""
+        return ", ".join(self._missing(case))
+
+    def _missing(self, case: Case) -> Iterator[str]:
+        required = case.profile or self.profiles[0]
+        if required != (self.profile or self.profiles[0]):
+            yield f"the profile {required}"
+        for name, value in case.needs.items():
+            if self.options.get(name) != value:
+                yield f"{name}={str(value).lower() if isinstance(value, bool) else value}"
+        for name in self.options.keys() - case.needs.keys():
+            yield f"the default of {name}"
+        if case.alone and not self.alone:
+            yield "a listener without other protocols"
+
+
+async def play(http: httpx.AsyncClient, case: Case, *, key: str | None = KEY) -> list[Response]:
     """Send a case's request to the base URL of ``http`` and hold each answer against the case.
 
     Raises Mismatch, or httpx.TransportError when there is no answer at all.
@@ -138,20 +169,22 @@ async def play(http: httpx.AsyncClient, case: Case, *, key: str | None = KEY) ->
     return answers
 
 
-def judge(case: Case, answer: Answer) -> None:
+def judge(case: Case, answer: Response) -> None:
     """Hold an answer against its case. Raises Mismatch."""
     if answer.status != case.status:
-        raise Mismatch(f"status: wanted {case.status}, got {answer.status}: {_shown(answer.body)}")
+        raise Mismatch(
+            f"status: wanted {case.status}, got {answer.status}: {_excerpt(answer.body)}"
+        )
     _judge_headers(case, answer)
     if isinstance(case.body_is, bytes):
         if answer.body != case.body_is:
-            raise Mismatch(f"body: wanted {case.body_is!r}, got {_shown(answer.body)}")
+            raise Mismatch(f"body: wanted {case.body_is!r}, got {_excerpt(answer.body)}")
     elif case.body_is is not UNSET:
         match(case.body_is, answer.json, "body")
     if case.body_has is not UNSET:
         match(case.body_has, answer.json, "body", whole=False)
     if case.events is not None:
-        expect(not answer.cut, f"the stream broke after {_shown(answer.body[-200:])}")
+        expect(not answer.cut, f"the stream broke after {_excerpt(answer.body[-200:])}")
         match(list(case.events), answer.events, "events")
     if case.check is not None:
         case.check(answer)
@@ -182,12 +215,12 @@ def match(wanted: Any, got: Any, at: str, *, whole: bool = True) -> None:
     elif wanted is not ...:
         good = wanted == got and isinstance(wanted, bool) is isinstance(got, bool)
     if not good:
-        raise Mismatch(f"{at}: wanted {_name(wanted)}, got {_shown(got)}")
+        raise Mismatch(f"{at}: wanted {_name(wanted)}, got {_excerpt(got)}")
 
 
 def _match_dict(wanted: Mapping[str, Any], got: Any, at: str, *, whole: bool) -> None:
     if not isinstance(got, dict):
-        raise Mismatch(f"{at}: wanted an object, got {_shown(got)}")
+        raise Mismatch(f"{at}: wanted an object, got {_excerpt(got)}")
     if whole and list(wanted) != list(got):
         raise Mismatch(f"{at}: wanted the keys {', '.join(wanted)}, got {', '.join(got)}")
     for key, one in wanted.items():
@@ -198,15 +231,15 @@ def _match_dict(wanted: Mapping[str, Any], got: Any, at: str, *, whole: bool) ->
 
 def _match_list(wanted: Sequence[Any], got: Any, at: str, *, whole: bool) -> None:
     if not isinstance(got, list):
-        raise Mismatch(f"{at}: wanted an array, got {_shown(got)}")
+        raise Mismatch(f"{at}: wanted an array, got {_excerpt(got)}")
     for i, (one, item) in enumerate(zip(wanted, got, strict=False)):
         match(one, item, f"{at}[{i}]", whole=whole)
     if len(wanted) != len(got):
-        last = _shown(got[-1]) if got else "nothing"
+        last = _excerpt(got[-1]) if got else "nothing"
         raise Mismatch(f"{at}: wanted {len(wanted)} items, got {len(got)}; the last is {last}")
 
 
-def _judge_headers(case: Case, answer: Answer) -> None:
+def _judge_headers(case: Case, answer: Response) -> None:
     wanted = case.content_type
     if wanted is None and case.body_is != b"":
         wanted = JSON if case.events is None else EVENTS
@@ -217,7 +250,7 @@ def _judge_headers(case: Case, answer: Answer) -> None:
         match(one, answer.headers.get(name.lower()), name)
 
 
-async def _send(http: httpx.AsyncClient, case: Case, key: str | None) -> Answer:
+async def _send(http: httpx.AsyncClient, case: Case, key: str | None) -> Response:
     content = None
     headers: dict[str, str | None] = {}
     if key is not None:
@@ -238,7 +271,7 @@ async def _send(http: httpx.AsyncClient, case: Case, key: str | None) -> Answer:
         except httpx.RemoteProtocolError:
             cut = True
     got = {name.lower(): value for name, value in response.headers.items()}
-    return Answer(response.status_code, got, b"".join(pieces), cut)
+    return Response(response.status_code, got, b"".join(pieces), cut)
 
 
 def _event(block: str) -> Any:
@@ -263,6 +296,6 @@ def _name(wanted: Any) -> str:
             return repr(wanted)
 
 
-def _shown(got: Any) -> str:
+def _excerpt(got: Any) -> str:
     text = repr(got)
-    return text if len(text) <= 400 else text[:400] + "…"  # noqa: PLR2004 - fits a terminal
+    return text if len(text) <= 400 else text[:400] + "…"

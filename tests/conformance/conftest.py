@@ -1,4 +1,4 @@
-"""Plays a dialect's cases against a gateway on a real socket, over the scripted echo."""
+"""Plays a protocol's cases against a gateway on a real socket, over the scripted echo."""
 
 import random
 from collections.abc import Awaitable, Callable
@@ -10,53 +10,52 @@ import pytest
 import yaml
 
 from gateway.config.dialects import Dialects
-from gateway.conformance import cases
-from gateway.conformance.cases import Answer, Case
-from gateway.conformance.setting import Setting
 from protocols import DIALECTS
+from tests.conformance import cases
+from tests.conformance.cases import Case, ProtocolSetup, Response
 from tests.conftest import CONFORMANCE, Serve
 
-Play = Callable[[str, Case], Awaitable[list[Answer]]]
+Play = Callable[[str, Case], Awaitable[list[Response]]]
 
 
-def configuration(dialect: str, case: Case) -> tuple[str, str]:
+def configuration(protocol: str, case: Case) -> tuple[str, str]:
     """The built-in configuration, with the listener that meets the case, and the mount's prefix.
 
     Raises LookupError: a case that nothing there meets would never be played by a user either.
     """
     config: dict[str, Any] = yaml.safe_load(CONFORMANCE)
-    profiles = Dialects(DIALECTS).profiles(dialect)
+    profiles = Dialects(DIALECTS).profiles(protocol)
     for listener in config["listeners"]:
-        for name, prefix, setting in mounts(listener, profiles):
-            if name == dialect and not setting.lacks(case):
+        for name, prefix, setup in mounts(listener, profiles):
+            if name == protocol and not setup.missing(case):
                 config["listeners"] = [listener]
                 return msgspec.json.encode(config).decode(), prefix
     raise LookupError(f"no listener of the built-in configuration meets {case.id}")
 
 
-def mounts(listener: Any, profiles: tuple[str, ...]) -> list[tuple[str, str, Setting]]:
-    """Name, prefix and setting of each dialect of a listener."""
+def mounts(listener: Any, profiles: tuple[str, ...]) -> list[tuple[str, str, ProtocolSetup]]:
+    """Name, prefix and setup of each protocol of a listener."""
     found = []
     for one in listener["dialects"]:
         options = dict(one) if isinstance(one, dict) else {"name": one}
         name, prefix = options.pop("name"), options.pop("prefix", "")
-        setting = Setting(
+        setup = ProtocolSetup(
             profiles=profiles,
             profile=options.pop("profile", None),
             options=options,
             alone=len(listener["dialects"]) == 1,
         )
-        found.append((name, prefix, setting))
+        found.append((name, prefix, setup))
     return found
 
 
 @pytest.fixture
 def play(serve: Serve) -> Play:
-    """Plays one case of a dialect against a fresh gateway. Raises Mismatch."""
+    """Plays one case of a protocol against a fresh gateway. Raises Mismatch."""
 
-    async def run(dialect: str, case: Case) -> list[Answer]:
+    async def run(protocol: str, case: Case) -> list[Response]:
         random.seed(102)  # splits draw from here
-        text, prefix = configuration(dialect, case)
+        text, prefix = configuration(protocol, case)
         gateway = await serve(text)
         async with httpx.AsyncClient(base_url=gateway.url + prefix, timeout=30) as http:
             return await cases.play(http, case)

@@ -11,7 +11,7 @@ from collections import Counter
 from collections.abc import Sequence
 from typing import Any
 
-from gateway.conformance.cases import Answer, Case, expect
+from tests.conformance.cases import Case, Response, expect
 
 CHAT = "/serving-endpoints/chat/completions"
 TEXT = "/serving-endpoints/completions"
@@ -36,14 +36,14 @@ def chat(id: str, *, at: str = "mock", given: dict[str, Any], **rest: Any) -> Ca
     return invoke(id, {"messages": [HI]} | given, at=at, **rest)
 
 
-def refused(status: int, code: str, message: Any = str) -> dict[str, Any]:
+def client_error(status: int, code: str, message: Any = str) -> dict[str, Any]:
     """What a refusal expects: exactly these two keys."""
     return {"status": status, "body_is": {"error_code": code, "message": message}}
 
 
-def invalid(message: Any = str) -> dict[str, Any]:
+def invalid_parameter(message: Any = str) -> dict[str, Any]:
     """A parameter that is wrong."""
-    return refused(400, "INVALID_PARAMETER_VALUE", message)
+    return client_error(400, "INVALID_PARAMETER_VALUE", message)
 
 
 def tools(count: int, properties: int = 1) -> dict[str, Any]:
@@ -56,7 +56,7 @@ def tools(count: int, properties: int = 1) -> dict[str, Any]:
     return {"tools": [{"type": "function", "function": one} for one in functions]}
 
 
-def whole(text: str = "Hello world!", reason: str = "stop", **usage: int) -> dict[str, Any]:
+def chat_response(text: str = "Hello world!", reason: str = "stop", **usage: int) -> dict[str, Any]:
     """The answer to D."""
     message = {"role": "assistant", "content": text}
     return {
@@ -81,7 +81,9 @@ def chunk(delta: dict[str, Any], reason: str | None = None, **more: Any) -> dict
     }
 
 
-def texts(*choices: tuple[int, str, str], prompt: int, completion: int) -> dict[str, Any]:
+def completion_response(
+    *choices: tuple[int, str, str], prompt: int, completion: int
+) -> dict[str, Any]:
     """The answer to a completion: index, text and reason of each choice, and the usage."""
     return {
         "id": re.compile("cmpl-.+"),
@@ -100,7 +102,7 @@ def texts(*choices: tuple[int, str, str], prompt: int, completion: int) -> dict[
     }
 
 
-def vectors(*embeddings: Any, tokens: int) -> dict[str, Any]:
+def embeddings_response(*embeddings: Any, tokens: int) -> dict[str, Any]:
     """The answer to a request for embeddings; its usage has no completion tokens."""
     return {
         "object": "list",
@@ -119,17 +121,17 @@ def packed(*numbers: float) -> str:
     return base64.b64encode(struct.pack(f"<{len(numbers)}f", *numbers)).decode()
 
 
-def only_data(answer: Answer) -> None:
+def check_only_data(answer: Response) -> None:
     """Some clients fail on a comment, a name or an id; and all chunks are of one answer."""
     for line in answer.text.split("\n"):
         expect(not line or line.startswith("data: "), f"a line that is no data: {line!r}")
     expect(len({(one["id"], one["created"]) for one in answer.chunks}) == 1, "ids or times differ")
 
 
-def indexes(*wanted: int) -> Any:
+def check_indexes(*wanted: int) -> Any:
     """The index of each ended choice of a stream, in their order."""
 
-    def check(answer: Answer) -> None:
+    def check(answer: Response) -> None:
         ends = [one["choices"][0] for one in answer.chunks if one["choices"][0]["finish_reason"]]
         got = tuple(one["index"] for one in ends)
         expect(got == wanted, f"indexes: wanted {wanted}, got {got}")
@@ -137,12 +139,12 @@ def indexes(*wanted: int) -> Any:
     return check
 
 
-def about_80_to_20(answers: Sequence[Answer]) -> None:
+def check_80_to_20(answers: Sequence[Response]) -> None:
     """The arms' shares of 200 answers; each answer shows the model that its header names."""
     arms = Counter(answer.headers["served-model-name"] for answer in answers)
     expect(set(arms) == {"m-a", "m-b"}, f"arms: {dict(arms)}")
     share = arms["m-a"] / len(answers)
-    expect(0.7 <= share <= 0.9, f"the share of m-a: wanted 80 % to within 10, got {share:.0%}")  # noqa: PLR2004 - the case's
+    expect(0.7 <= share <= 0.9, f"the share of m-a: wanted 80 % to within 10, got {share:.0%}")
     for answer in answers:
         arm = answer.headers["served-model-name"]
         expect(answer.json["model"] == arm, f"{arm} answered as {answer.json['model']}")
@@ -166,7 +168,7 @@ ROUTES = [
 ]
 
 
-def lists_ep_ab(answer: Answer) -> None:
+def check_endpoint_list(answer: Response) -> None:
     """The list holds every endpoint; each has a task and a state."""
     found = {one["name"]: one for one in answer.json["endpoints"]}
     expect({"mock", "org/m1", "ep-ab", "ep-emb", "ep-ppt"} <= set(found), f"only {list(found)}")
@@ -177,7 +179,7 @@ def lists_ep_ab(answer: Answer) -> None:
 
 
 UNKNOWN: dict[str, Any] = {"inputs": {}}
-UNKNOWN_ENDPOINT = refused(
+UNKNOWN_ENDPOINT = client_error(
     404, "RESOURCE_DOES_NOT_EXIST", re.compile("The given endpoint does not.*")
 )
 STRICT = {"role_rules": "strict"}
@@ -185,8 +187,8 @@ AB = ["a", "b"]
 PROMPT20 = {"prompt": WORDS}
 
 CASES = (
-    chat("W84", given={}, body_is=whole(), answer_headers={"served-model-name": "1"}),
-    chat("W84 stream false", given={"stream": False}, body_is=whole()),
+    chat("W84", given={}, body_is=chat_response(), answer_headers={"served-model-name": "1"}),
+    chat("W84 stream false", given={"stream": False}, body_is=chat_response()),
     chat(
         "W85",
         given={"stream": True},
@@ -199,109 +201,117 @@ CASES = (
             "[DONE]",
         ],
         answer_headers={"served-model-name": str},
-        check=only_data,
+        check=check_only_data,
     ),
-    chat("W86", given={"temperature": 3}, **invalid("temperature must be in [0, 2], got 3")),
-    chat("W87", given={"top_p": 0}, **invalid("top_p must be in (0, 1], got 0")),
+    chat(
+        "W86", given={"temperature": 3}, **invalid_parameter("temperature must be in [0, 2], got 3")
+    ),
+    chat("W87", given={"top_p": 0}, **invalid_parameter("top_p must be in (0, 1], got 0")),
     chat(
         "W88",
         given=UNKNOWN,
-        **refused(400, "BAD_REQUEST", 'Bad request: json: unknown field "inputs"'),
+        **client_error(400, "BAD_REQUEST", 'Bad request: json: unknown field "inputs"'),
     ),
     invoke(
         "W88 alone",
         UNKNOWN,
-        **refused(400, "BAD_REQUEST", 'Bad request: json: unknown field "inputs"'),
+        **client_error(400, "BAD_REQUEST", 'Bad request: json: unknown field "inputs"'),
     ),
-    chat("W89 33 tools", given=tools(33), **invalid()),
-    chat("W89 32 tools", given=tools(32), body_is=whole()),
-    chat("W90 16 properties", given=tools(1, 16), **invalid(re.compile(".*'f0'.*16.*15.*"))),
-    chat("W90 15 properties", given=tools(1, 15), body_is=whole()),
+    chat("W89 33 tools", given=tools(33), **invalid_parameter()),
+    chat("W89 32 tools", given=tools(32), body_is=chat_response()),
+    chat(
+        "W90 16 properties", given=tools(1, 16), **invalid_parameter(re.compile(".*'f0'.*16.*15.*"))
+    ),
+    chat("W90 15 properties", given=tools(1, 15), body_is=chat_response()),
     chat(
         "W91 system twice",
         given={"messages": [SYSTEM, SYSTEM, HI]},
         needs=STRICT,
-        **invalid(re.compile(".*system.*once.*")),
+        **invalid_parameter(re.compile(".*system.*once.*")),
     ),
     chat(
         "W91 system second",
         given={"messages": [HI, SYSTEM, HI]},
         needs=STRICT,
-        **invalid(re.compile(".*system.*first.*")),
+        **invalid_parameter(re.compile(".*system.*first.*")),
     ),
     chat(
         "W91 two users",
         given={"messages": [HI, HI]},
         needs=STRICT,
-        **invalid("messages[1].role must be assistant, got user"),
+        **invalid_parameter("messages[1].role must be assistant, got user"),
     ),
     chat(
         "W91 assistant last",
         given={"messages": [HI, BOT]},
         needs=STRICT,
-        **invalid("messages must end with a message of the role user"),
+        **invalid_parameter("messages must end with a message of the role user"),
     ),
     chat("W91 in order", given={"messages": [SYSTEM, HI, BOT, HI]}, needs=STRICT),
     chat("W91 lenient", given={"messages": [HI, SYSTEM, HI]}),
-    chat("W92", given={"extra_params": {"top_k": "5"}}, body_is=whole()),
-    chat("W92 out of range", given={"extra_params": {"top_k": "0"}}, **invalid()),
+    chat("W92", given={"extra_params": {"top_k": "5"}}, body_is=chat_response()),
+    chat("W92 out of range", given={"extra_params": {"top_k": "0"}}, **invalid_parameter()),
     chat(
         "W92 takes effect",
         given={"extra_params": {"max_tokens": "1"}},
-        body_is=whole("Hello", "length", completion_tokens=1, total_tokens=3),
+        body_is=chat_response("Hello", "length", completion_tokens=1, total_tokens=3),
     ),
     chat(
         "W92 its own field wins",
         given={"max_tokens": 3, "extra_params": {"max_tokens": "1"}},
-        body_is=whole(),
+        body_is=chat_response(),
     ),
     invoke(
         "W93",
         {"prompt": AB},
-        body_is=texts(
+        body_is=completion_response(
             (0, "Hello world!", "stop"), (1, "Hello world!", "stop"), prompt=2, completion=6
         ),
     ),
     invoke(
         "W93 n 2",
         {"prompt": AB, "n": 2, "max_tokens": 1},
-        body_is=texts(*((i, "Hello", "length") for i in (0, 1, 2, 3)), prompt=2, completion=4),
+        body_is=completion_response(
+            *((i, "Hello", "length") for i in (0, 1, 2, 3)), prompt=2, completion=4
+        ),
     ),
     invoke(
         "W93 n 2, index of the prompt",
         {"prompt": AB, "n": 2, "max_tokens": 1},
         needs={"completion_index": "prompt"},
-        body_is=texts(*((i, "Hello", "length") for i in (0, 0, 1, 1)), prompt=2, completion=4),
+        body_is=completion_response(
+            *((i, "Hello", "length") for i in (0, 0, 1, 1)), prompt=2, completion=4
+        ),
     ),
     invoke(
         "W93 n 2, index of the prompt, stream",
         {"prompt": AB, "n": 2, "stream": True},
         needs={"completion_index": "prompt"},
         content_type="text/event-stream",
-        check=indexes(0, 0, 1, 1),
+        check=check_indexes(0, 0, 1, 1),
     ),
     invoke(
         "W93 n 2, stream",
         {"prompt": AB, "n": 2, "stream": True},
         content_type="text/event-stream",
-        check=indexes(0, 1, 2, 3),
+        check=check_indexes(0, 1, 2, 3),
     ),
     invoke(
         "W94",
         {"prompt": "a", "echo": True, "suffix": "<e>"},
-        body_is=texts((0, "aHello world!<e>", "stop"), prompt=1, completion=3),
+        body_is=completion_response((0, "aHello world!<e>", "stop"), prompt=1, completion=3),
     ),
     invoke(
         "W95 truncate",
         PROMPT20 | {"error_behavior": "truncate"},
         at="ep-ppt",
-        body_is=texts((0, "Hello world!", "length"), prompt=8, completion=3),
+        body_is=completion_response((0, "Hello world!", "length"), prompt=8, completion=3),
     ),
     invoke(
         "W95 error",
         PROMPT20 | {"error_behavior": "error"},
         at="ep-ppt",
-        **refused(
+        **client_error(
             400, "BAD_REQUEST", "Bad request: the prompt has 20 tokens, the model's limit is 8"
         ),
     ),
@@ -309,7 +319,7 @@ CASES = (
         "W95 silent",
         PROMPT20,
         at="mock-ctx",
-        **refused(
+        **client_error(
             400, "BAD_REQUEST", "Bad request: the prompt has 20 tokens, the model's limit is 8"
         ),
     ),
@@ -318,24 +328,29 @@ CASES = (
             f"W95 {how} on a provisioned endpoint",
             PROMPT20 | {"error_behavior": how},
             at="mock-ctx",
-            **invalid("error_behavior is accepted by pay-per-token endpoints only"),
+            **invalid_parameter("error_behavior is accepted by pay-per-token endpoints only"),
         )
         for how in ("truncate", "error")
     ),
-    chat("W95 n 2", at="ep-ppt", given={"n": 2}, **invalid(re.compile("n must be 1 .*, got 2"))),
+    chat(
+        "W95 n 2",
+        at="ep-ppt",
+        given={"n": 2},
+        **invalid_parameter(re.compile("n must be 1 .*, got 2")),
+    ),
     chat("W95 n 1", at="ep-ppt", given={"n": 1}, body_has={"object": "chat.completion"}),
     invoke(
         "W96",
         {"input": ["a b", "c"], "instruction": "q: "},
         at="ep-emb",
-        body_is=vectors([6, 3, 0.5, -0.25], [4, 2, 0.5, -0.25], tokens=5),
+        body_is=embeddings_response([6, 3, 0.5, -0.25], [4, 2, 0.5, -0.25], tokens=5),
     ),
     Case(
         "W97 chat",
         "POST",
         CHAT,
         body={"model": "mock", "messages": [HI]},
-        body_is=whole(),
+        body_is=chat_response(),
         answer_headers={"served-model-name": "1"},
     ),
     Case(
@@ -343,21 +358,21 @@ CASES = (
         "POST",
         TEXT,
         body={"model": "mock", "prompt": "a b"},
-        body_is=texts((0, "Hello world!", "stop"), prompt=2, completion=3),
+        body_is=completion_response((0, "Hello world!", "stop"), prompt=2, completion=3),
     ),
     Case(
         "W97 embeddings",
         "POST",
         EMBED,
         body={"model": "ep-emb", "input": "a b", "encoding_format": "base64"},
-        body_is=vectors(packed(3, 2, 0.5, -0.25), tokens=2),
+        body_is=embeddings_response(packed(3, 2, 0.5, -0.25), tokens=2),
     ),
     Case(
         "W97 unknown field",
         "POST",
         CHAT,
         body={"model": "mock", "messages": [HI], "inputs": {}},
-        body_is=whole(),
+        body_is=chat_response(),
     ),
     chat("W98", at="nope", given={}, **UNKNOWN_ENDPOINT),
     Case("W98 by its name", "GET", f"{LIST}/nope", **UNKNOWN_ENDPOINT),
@@ -368,9 +383,9 @@ CASES = (
         body={"model": "nope", "messages": [HI]},
         **UNKNOWN_ENDPOINT,
     ),
-    Case("W98 path", "POST", "/serving-endpoints/a/b/c", **refused(404, "ENDPOINT_NOT_FOUND")),
-    Case("W99", "GET", LIST, body_has={"endpoints": list}, check=lists_ep_ab),
-    Case("W99 slash", "GET", f"{LIST}/", body_has={"endpoints": list}, check=lists_ep_ab),
+    Case("W98 path", "POST", "/serving-endpoints/a/b/c", **client_error(404, "ENDPOINT_NOT_FOUND")),
+    Case("W99", "GET", LIST, body_has={"endpoints": list}, check=check_endpoint_list),
+    Case("W99 slash", "GET", f"{LIST}/", body_has={"endpoints": list}, check=check_endpoint_list),
     Case(
         "W100",
         "GET",
@@ -388,7 +403,7 @@ CASES = (
         "GET",
         LIST,
         headers={"authorization": None},
-        **refused(401, "UNAUTHENTICATED"),
+        **client_error(401, "UNAUTHENTICATED"),
     ),
-    chat("W102", at="ep-ab", given={}, times=200, across=about_80_to_20),
+    chat("W102", at="ep-ab", given={}, times=200, across=check_80_to_20),
 )

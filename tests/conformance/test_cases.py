@@ -8,7 +8,7 @@ import httpx
 import pytest
 from msgspec.structs import replace
 
-from gateway.conformance.cases import Answer, Case, Mismatch, judge, match, play
+from tests.conformance.cases import Case, Mismatch, Response, judge, match, play
 
 YES: list[tuple[Any, Any]] = [
     (..., None),
@@ -63,9 +63,9 @@ def test_a_part_may_stand_among_others() -> None:
 
 JSON = {"content-type": "application/json; charset=utf-8", "retry-after": "2"}
 EVENTS = {"content-type": "text/event-stream"}
-OK = Answer(200, JSON, b'{"a":1}')
-STREAM = Answer(200, EVENTS, b'data: {"a":1}\n\ndata: [DONE]\n\n')
-BAD: list[tuple[dict[str, Any], Answer, str]] = [
+OK = Response(200, JSON, b'{"a":1}')
+STREAM = Response(200, EVENTS, b'data: {"a":1}\n\ndata: [DONE]\n\n')
+BAD: list[tuple[dict[str, Any], Response, str]] = [
     ({"status": 400}, OK, "status: wanted 400, got 200"),
     ({"content_type": "text/plain"}, OK, "content-type: wanted 'text/plain', got 'application/jso"),
     ({"answer_headers": {"Retry-After": "3"}}, OK, "Retry-After: wanted '3', got '2'"),
@@ -73,15 +73,15 @@ BAD: list[tuple[dict[str, Any], Answer, str]] = [
     ({"body_is": {"a": 2}}, OK, "body.a: wanted 2, got 1"),
     ({"body_is": b'{"a": 1}'}, OK, "body: wanted b'{\"a\": 1}', got b'{\"a\":1}'"),
     ({"body_has": {"b": 2}}, OK, "body: wanted b, got only a"),
-    ({"body_has": {}}, Answer(200, JSON, b"x"), "the body is not JSON: b'x'"),
+    ({"body_has": {}}, Response(200, JSON, b"x"), "the body is not JSON: b'x'"),
     ({"events": [{"a": 1}]}, STREAM, "events: wanted 1 items, got 2; the last is '[DONE]'"),
-    ({"events": []}, Answer(200, EVENTS, b"", cut=True), "the stream broke after b''"),
+    ({"events": []}, Response(200, EVENTS, b"", cut=True), "the stream broke after b''"),
     ({"events": []}, OK, "content-type: wanted 'text/event-stream'"),
 ]
 
 
 @pytest.mark.parametrize(("row", "answer", "said"), BAD)
-def test_an_answer_that_is_not_its_cases(row: dict[str, Any], answer: Answer, said: str) -> None:
+def test_an_answer_that_is_not_its_cases(row: dict[str, Any], answer: Response, said: str) -> None:
     with pytest.raises(Mismatch) as caught:
         judge(Case("X1", "GET", "/", **row), answer)
 
@@ -91,7 +91,7 @@ def test_an_answer_that_is_not_its_cases(row: dict[str, Any], answer: Answer, sa
 def test_events_are_read_as_they_stand() -> None:
     body = b'data: {"a":1}\n\ndata:x\n\n: ping\n\nevent: e\ndata: 1\n\n{"error":"e"}'
 
-    answer = Answer(200, EVENTS, body)
+    answer = Response(200, EVENTS, body)
 
     assert answer.events == [{"a": 1}, "x", ": ping", "event: e\ndata: 1", '{"error":"e"}']
     assert answer.chunks == [{"a": 1}]

@@ -5,13 +5,14 @@ import re
 import subprocess
 import sys
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from gateway.config.dialects import Dialects
-from gateway.conformance.cases import cases_of
 from protocols import DIALECTS
+from tests.conformance.cases import cases_of
 from tests.conftest import ANYWHERE, CONFORMANCE
 from tests.socket.test_command import Command
 
@@ -19,17 +20,15 @@ pytestmark = pytest.mark.slow
 
 Outcomes = dict[str, str]
 
+ROOT = Path(__file__).parents[2]
 SPOKEN = [name for name in DIALECTS if Dialects(DIALECTS).speaks_to_clients(name)]
 """Those that clients speak."""
 
 
-def command(*arguments: str) -> list[str]:
-    return [sys.executable, "-m", "gateway", *arguments]
-
-
 def conform(url: str, *arguments: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
-        command("conform", url, *arguments),
+        [sys.executable, "-m", "tests.conformance", url, *arguments],
+        cwd=ROOT,
         capture_output=True,
         text=True,
         check=False,
@@ -44,27 +43,27 @@ def asked(told: subprocess.CompletedProcess[str]) -> dict[str, Any]:
 
 @pytest.fixture(scope="module")
 def urls() -> Iterator[list[str]]:
-    """Where ``interlingua serve conformance`` serves: every dialect, and one alone."""
+    """Where ``interlingua serve conformance`` serves: every protocol, and one alone."""
     gateway = Command("serve", "conformance", env=ANYWHERE)
     gateway.serving()
     yield re.findall(r"http://[\w.:]+", gateway.said())
     gateway.close()
 
 
-def ways(dialect: str) -> list[tuple[int, str, list[str]]]:
-    """Listener, path and arguments by which, as the configuration says, a dialect is asked."""
-    known = [(0, "/mindie" if dialect == "mindie" else "", ["--dialect", dialect])]
+def ways(protocol: str) -> list[tuple[int, str, list[str]]]:
+    """Listener, path and arguments by which, as the configuration says, a protocol is called."""
+    known = [(0, "/mindie" if protocol == "mindie" else "", ["--protocol", protocol])]
     for port, path, rest in re.findall(r"# http://127.0.0.1:800(\d)(\S*) (--.*)", CONFORMANCE):
         arguments = rest.split()
-        if arguments[1] == dialect:
+        if arguments[1] == protocol:
             known.append((int(port), path, arguments))
     return known
 
 
-@pytest.mark.parametrize("dialect", SPOKEN)
-def test_every_case_passes_somewhere_and_none_fails(urls: list[str], dialect: str) -> None:
+@pytest.mark.parametrize("protocol", SPOKEN)
+def test_every_case_passes_somewhere_and_none_fails(urls: list[str], protocol: str) -> None:
     passed = set[str]()
-    for listener, path, arguments in ways(dialect):
+    for listener, path, arguments in ways(protocol):
         told = conform(urls[listener] + path, *arguments, "--json")
 
         outcomes = {case["id"]: case["outcome"] for case in asked(told)["cases"]}
@@ -72,11 +71,11 @@ def test_every_case_passes_somewhere_and_none_fails(urls: list[str], dialect: st
         assert set(outcomes.values()) <= {"passed", "not applicable"}
         passed |= {one for one, outcome in outcomes.items() if outcome == "passed"}
 
-    assert passed == {case.id for case in cases_of(dialect)}
+    assert passed == {case.id for case in cases_of(protocol)}
 
 
 def test_the_table_tells_each_case_and_the_sum(urls: list[str]) -> None:
-    told = conform(urls[0], "--dialect", "openai", "--only", "W41", "--only", "W1")
+    told = conform(urls[0], "--protocol", "openai", "--only", "W41", "--only", "W1")
 
     *rows, last = told.stdout.splitlines()
     assert last == "2 passed, 0 failed, 2 not applicable"
@@ -86,8 +85,8 @@ def test_the_table_tells_each_case_and_the_sum(urls: list[str]) -> None:
 
 
 def test_a_wrong_gateway_fails(urls: list[str]) -> None:
-    """The cases of one dialect, where only another is spoken."""
-    told = conform(urls[1], "--dialect", "triton")
+    """The cases of one protocol, against a server of another."""
+    told = conform(urls[1], "--protocol", "triton")
 
     *rows, last = told.stdout.splitlines()
     assert told.returncode == 1
@@ -97,24 +96,24 @@ def test_a_wrong_gateway_fails(urls: list[str]) -> None:
 
 
 def test_a_wrong_key_fails(urls: list[str]) -> None:
-    told = conform(urls[0], "--dialect", "openai", "--only", "W1", "--key", "other")
+    told = conform(urls[0], "--protocol", "openai", "--only", "W1", "--key", "other")
 
     assert told.returncode == 1
     assert "wanted 200, got 401" in told.stdout
 
 
 WRONG = [
-    (["http://127.0.0.1:1", "--dialect", "openai"], "can't reach http://127.0.0.1:1"),
-    (["127.0.0.1:1", "--dialect", "openai"], "is no URL"),
-    (["http://127.0.0.1:1"], "Missing option '--dialect'"),
-    (["http://127.0.0.1:1", "--dialect", "nope"], "'nope' is not one of"),
-    (["http://127.0.0.1:1", "--dialect", "tgi"], "there are no cases of tgi"),
-    (["http://127.0.0.1:1", "--dialect", "ovms", "--only", "OV-99"], "has no case OV-99"),
-    (["http://127.0.0.1:1", "--dialect", "ovms", "--profile", "x"], "it has 2026, 2024"),
-    (["http://127.0.0.1:1", "--dialect", "ovms", "--set", "v2=true"], "it has v1, kserve"),
-    (["http://127.0.0.1:1", "--dialect", "ovms", "--set", "v1=5"], "v1 must be true or false"),
+    (["http://127.0.0.1:1", "--protocol", "openai"], "can't reach http://127.0.0.1:1"),
+    (["127.0.0.1:1", "--protocol", "openai"], "is no URL"),
+    (["http://127.0.0.1:1"], "Missing option '--protocol'"),
+    (["http://127.0.0.1:1", "--protocol", "nope"], "'nope' is not one of"),
+    (["http://127.0.0.1:1", "--protocol", "tgi"], "there are no cases of tgi"),
+    (["http://127.0.0.1:1", "--protocol", "ovms", "--only", "OV-99"], "has no case OV-99"),
+    (["http://127.0.0.1:1", "--protocol", "ovms", "--profile", "x"], "it has 2026, 2024"),
+    (["http://127.0.0.1:1", "--protocol", "ovms", "--set", "v2=true"], "it has v1, kserve"),
+    (["http://127.0.0.1:1", "--protocol", "ovms", "--set", "v1=5"], "v1 must be true or false"),
     # The cases are written for the defaults of what is not set, so here none is left to play.
-    (["http://127.0.0.1:1", "--dialect", "triton", "--set", "status=sane"], "0 passed, 0 failed"),
+    (["http://127.0.0.1:1", "--protocol", "triton", "--set", "status=sane"], "0 passed, 0 failed"),
 ]
 
 

@@ -7,9 +7,9 @@ import msgspec
 import openai
 import pytest
 
-from gateway.conformance.cases import Case
-from gateway.conformance.databricks import CASES
+from tests.conformance.cases import Case
 from tests.conformance.conftest import Play
+from tests.conformance.databricks import CASES
 from tests.conftest import Running, Serve
 from tests.fakes import ScriptedWorker, whole
 

@@ -3,9 +3,9 @@
 import httpx
 import pytest
 
-from gateway.conformance.cases import Case, play
-from gateway.conformance.mindie import CASES
+from tests.conformance.cases import Case, play
 from tests.conformance.conftest import configuration
+from tests.conformance.mindie import CASES
 from tests.conftest import Serve
 
 

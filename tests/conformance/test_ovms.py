@@ -2,9 +2,9 @@
 
 import pytest
 
-from gateway.conformance.cases import Case
-from gateway.conformance.ovms import CASES
+from tests.conformance.cases import Case
 from tests.conformance.conftest import Play
+from tests.conformance.ovms import CASES
 
 
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.id)

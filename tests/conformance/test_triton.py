@@ -7,11 +7,11 @@ from typing import Any
 import msgspec
 import pytest
 
-from gateway.conformance.cases import Case
-from gateway.conformance.triton import CASES, VLLM, events, text
 from gateway.core.context import Context
 from gateway.core.types import Done, End, Event, GenerateRequest, Text
+from tests.conformance.cases import Case
 from tests.conformance.conftest import Play
+from tests.conformance.triton import CASES, VLLM, events, text
 from tests.conftest import MOCK, Serve
 
 OURS = {"TR-34", "TR-50"}

@@ -12,7 +12,7 @@ from typing import Any
 
 import msgspec
 
-from gateway.conformance.cases import Answer, Case, expect
+from tests.conformance.cases import Case, Response, expect
 
 VLLM = "/v2/models/vllm_like"
 TRT = "/v2/models/trt_like"
@@ -68,12 +68,12 @@ def post(id: str, path: str, body: Any = b"", **rest: Any) -> Case:  # noqa: A00
     return Case(id, "POST", path, body=sent, **rest)
 
 
-def say(id: str, body: Any, model: str = VLLM, **rest: Any) -> Case:  # noqa: A002 - as above
+def generate(id: str, body: Any, model: str = VLLM, **rest: Any) -> Case:  # noqa: A002 - as above
     """A request to generate."""
     return post(id, f"{model}/generate", body, **rest)
 
 
-def stream(id: str, body: Any, model: str = VLLM, **rest: Any) -> Case:  # noqa: A002 - as above
+def generate_stream(id: str, body: Any, model: str = VLLM, **rest: Any) -> Case:  # noqa: A002 - as above
     """A request to generate_stream, whose answer is these very bytes."""
     kind = {"content-type": EVENTS}
     return post(
@@ -86,7 +86,7 @@ def stream(id: str, body: Any, model: str = VLLM, **rest: Any) -> Case:  # noqa:
 
 def trt(id: str, body: Any, **rest: Any) -> Case:  # noqa: A002 - as above
     """A request to generate of the other model."""
-    return say(id, body, TRT, profile="trtllm", **rest)
+    return generate(id, body, TRT, profile="trtllm", **rest)
 
 
 def error(status: int, text: Any, **rest: Any) -> dict[str, Any]:
@@ -123,7 +123,7 @@ def answers(said: Any, **more: Any) -> dict[str, Any]:
     return {"body_is": text(said, **more)}
 
 
-def known(answer: Answer) -> None:
+def check_server_metadata(answer: Response) -> None:
     """The server's name, its version and what it can do."""
     told = answer.json
     expect(list(told) == ["name", "version", "extensions"], f"keys: {list(told)}")
@@ -131,7 +131,7 @@ def known(answer: Answer) -> None:
     expect("binary_tensor_data" in told["extensions"], f"extensions: {told['extensions']}")
 
 
-def all_ready(answer: Answer) -> None:
+def check_all_ready(answer: Response) -> None:
     """Every model of the list can answer."""
     expect(answer.json, "no model is listed")
     for one in answer.json:
@@ -139,7 +139,7 @@ def all_ready(answer: Answer) -> None:
         expect(one["state"] == "READY", f"not ready: {one}")
 
 
-def mock_is_ready(answer: Answer) -> None:
+def check_mock_ready(answer: Response) -> None:
     """It was not unloaded."""
     expect({"name": "mock_llm", "version": "1", "state": "READY"} in answer.json, "it is not there")
 
@@ -151,8 +151,8 @@ EXPLODED = {"error": str}
 BATCH = {"max_tokens": [2, 2], "exclude_input_in_output": [True, True]}
 NO_MAX = re.compile(r".*but missing required input\(s\) \['max_tokens'\]\. Please .*")
 
-ASKING = (
-    get("TR-01", "/v2", check=known),
+SERVER = (
+    get("TR-01", "/v2", check=check_server_metadata),
     get("TR-02", "/v2/", **error(404, "Not Found", content_type=PLAIN)),
     get(
         "TR-03",
@@ -178,7 +178,7 @@ ASKING = (
         "/v2/models/nope/stats",
         **error(400, "requested model 'nope' is not available"),
     ),
-    post("TR-09", "/v2/repository/index", {"ready": True}, check=all_ready),
+    post("TR-09", "/v2/repository/index", {"ready": True}, check=check_all_ready),
     get("TR-09 GET", "/v2/repository/index", **error(405, "Method Not Allowed")),
     post("TR-10", "/v2/repository/models/nope/unload", body_is=b""),
     post(
@@ -188,91 +188,93 @@ ASKING = (
     ),
 )
 
-SAYING = (
-    say(
+GENERATE = (
+    generate(
         "TR-11",
         {"id": "42", "text_input": "hi", "parameters": {"max_tokens": 2, "temperature": 0}},
         answer_headers=CHUNKED,
         **answers("hi w0 w1", name="42"),
     ),
-    say(
+    generate(
         "TR-12",
         {"text_input": "hi", "parameters": {"max_tokens": 2, "temperature": 0}},
         **answers("hi w0 w1"),
     ),
-    say("TR-13", A | {"id": ""}, **AW),
-    say("TR-14", A | {"id": 42}, **error(500, NO_ID)),
-    say("TR-15", A | {"id": None}, **error(500, NO_ID)),
-    say("TR-16", A | {"id": 'q"b\\n\né'}, **answers("a w0 w1 w2", name='q"b\\n\né')),
-    say("TR-16 escaped", rb'{"text_input":"a","id":"\u00e9"}', **answers("a w0 w1 w2", name="é")),
-    say("TR-17", A, f"{VLLM}/versions/1", **AW),
-    say(
+    generate("TR-13", A | {"id": ""}, **AW),
+    generate("TR-14", A | {"id": 42}, **error(500, NO_ID)),
+    generate("TR-15", A | {"id": None}, **error(500, NO_ID)),
+    generate("TR-16", A | {"id": 'q"b\\n\né'}, **answers("a w0 w1 w2", name='q"b\\n\né')),
+    generate(
+        "TR-16 escaped", rb'{"text_input":"a","id":"\u00e9"}', **answers("a w0 w1 w2", name="é")
+    ),
+    generate("TR-17", A, f"{VLLM}/versions/1", **AW),
+    generate(
         "TR-18",
         A,
         f"{VLLM}/versions/2",
         **error(404, "Request for unknown model: 'vllm_like' version 2 is not found"),
     ),
-    say("TR-18 abc", A, f"{VLLM}/versions/abc", **error(404, "Not Found", content_type=PLAIN)),
-    say("TR-19", A, f"{VLLM}/versions/99999999999999999999", **error(400, NO_VERSION)),
+    generate("TR-18 abc", A, f"{VLLM}/versions/abc", **error(404, "Not Found", content_type=PLAIN)),
+    generate("TR-19", A, f"{VLLM}/versions/99999999999999999999", **error(400, NO_VERSION)),
     get("TR-20", f"{VLLM}/generate", **error(405, "Method Not Allowed")),
     Case("TR-20 PUT", "PUT", f"{VLLM}/generate", body=A, **error(405, "Method Not Allowed")),
-    say("TR-21", b"{", **parsing("Missing a name for object member. at 1")),
-    say("TR-22", b"hello", **parsing("Invalid value. at 0")),
-    say("TR-23", b"", **parsing("The document is empty. at 0")),
-    say(
+    generate("TR-21", b"{", **parsing("Missing a name for object member. at 1")),
+    generate("TR-22", b"hello", **parsing("Invalid value. at 0")),
+    generate("TR-23", b"", **parsing("The document is empty. at 0")),
+    generate(
         "TR-24",
         b'{"text_input":"a"} x',
         **parsing("The document root must not be followed by other values. at 19"),
     ),
-    say("TR-25", b"[]", **error(500, NO_MEMBERS)),
-    say("TR-25 string", b'"x"', **error(500, NO_MEMBERS)),
-    say("TR-25 null", b"null", **error(500, NO_MEMBERS)),
-    say("TR-26", b"{}", **error(400, MISSING)),
-    say("TR-27", {"text_input": None}, **error(500, NO_STRING)),
-    say("TR-27 number", {"text_input": 5}, **error(500, NO_STRING)),
-    say("TR-28", {"text_input": ["a"]}, **AW),
-    say("TR-28 two", {"text_input": ["a", "b"]}, **error(400, NO_SHAPE)),
-    say("TR-28 none", {"text_input": []}, **error(400, NO_SHAPE)),
-    say("TR-29", {"text_input": ""}, **answers(" w0 w1 w2")),
-    say("TR-30", A | {"parameters": None}, **error(500, NO_OBJECT)),
-    say("TR-30 number", A | {"parameters": 1}, **error(500, NO_OBJECT)),
-    say("TR-30 array", A | {"parameters": []}, **error(500, NO_OBJECT)),
-    say("TR-30 string", A | {"parameters": "{}"}, **error(500, NO_OBJECT)),
-    say("TR-31", A | {"parameters": {}}, **AW),
-    say("TR-32", A | {"parameters": {"x": None}}, **no_parameter("x", NESTED)),
-    say("TR-32 array", A | {"parameters": {"x": [1]}}, **no_parameter("x", NESTED)),
-    say("TR-32 object", A | {"parameters": {"x": {"y": 1}}}, **no_parameter("x", NESTED)),
-    say("TR-33", A | {"stop": ["x"]}, **no_parameter("stop")),
-    say("TR-35", {"parameters": A}, **AW),
-    say("TR-35 twice", A | {"parameters": {"text_input": "b"}}, **error(400, NESTED + TWICE)),
-    say("TR-36", b'{"text_input":"a","text_input":"b"}', **error(400, TWICE)),
-    say("TR-37", A | {"sampling_parameters": {"max_tokens": 1}}, **error(500, NO_STRING)),
-    say("TR-37 string", A | {"sampling_parameters": '{"max_tokens":1}'}, **answers("a w0")),
-    say("TR-38", A | {"stream": "true"}, **error(500, NO_BOOLEAN)),
-    say("TR-38 number", A | {"stream": 1}, **error(500, NO_BOOLEAN)),
-    say("TR-38 null", A | {"stream": None}, **error(500, NO_BOOLEAN)),
-    say("TR-39", A | {"stream": True}, why=ONE_RESPONSE, **answers(" w0 w1 w2")),
-    say("TR-39 one", A | {"stream": True, "max_tokens": 1}, **answers(" w0")),
-    say(
+    generate("TR-25", b"[]", **error(500, NO_MEMBERS)),
+    generate("TR-25 string", b'"x"', **error(500, NO_MEMBERS)),
+    generate("TR-25 null", b"null", **error(500, NO_MEMBERS)),
+    generate("TR-26", b"{}", **error(400, MISSING)),
+    generate("TR-27", {"text_input": None}, **error(500, NO_STRING)),
+    generate("TR-27 number", {"text_input": 5}, **error(500, NO_STRING)),
+    generate("TR-28", {"text_input": ["a"]}, **AW),
+    generate("TR-28 two", {"text_input": ["a", "b"]}, **error(400, NO_SHAPE)),
+    generate("TR-28 none", {"text_input": []}, **error(400, NO_SHAPE)),
+    generate("TR-29", {"text_input": ""}, **answers(" w0 w1 w2")),
+    generate("TR-30", A | {"parameters": None}, **error(500, NO_OBJECT)),
+    generate("TR-30 number", A | {"parameters": 1}, **error(500, NO_OBJECT)),
+    generate("TR-30 array", A | {"parameters": []}, **error(500, NO_OBJECT)),
+    generate("TR-30 string", A | {"parameters": "{}"}, **error(500, NO_OBJECT)),
+    generate("TR-31", A | {"parameters": {}}, **AW),
+    generate("TR-32", A | {"parameters": {"x": None}}, **no_parameter("x", NESTED)),
+    generate("TR-32 array", A | {"parameters": {"x": [1]}}, **no_parameter("x", NESTED)),
+    generate("TR-32 object", A | {"parameters": {"x": {"y": 1}}}, **no_parameter("x", NESTED)),
+    generate("TR-33", A | {"stop": ["x"]}, **no_parameter("stop")),
+    generate("TR-35", {"parameters": A}, **AW),
+    generate("TR-35 twice", A | {"parameters": {"text_input": "b"}}, **error(400, NESTED + TWICE)),
+    generate("TR-36", b'{"text_input":"a","text_input":"b"}', **error(400, TWICE)),
+    generate("TR-37", A | {"sampling_parameters": {"max_tokens": 1}}, **error(500, NO_STRING)),
+    generate("TR-37 string", A | {"sampling_parameters": '{"max_tokens":1}'}, **answers("a w0")),
+    generate("TR-38", A | {"stream": "true"}, **error(500, NO_BOOLEAN)),
+    generate("TR-38 number", A | {"stream": 1}, **error(500, NO_BOOLEAN)),
+    generate("TR-38 null", A | {"stream": None}, **error(500, NO_BOOLEAN)),
+    generate("TR-39", A | {"stream": True}, why=ONE_RESPONSE, **answers(" w0 w1 w2")),
+    generate("TR-39 one", A | {"stream": True, "max_tokens": 1}, **answers(" w0")),
+    generate(
         "TR-40",
         A | {"return_finish_reason": True, "return_num_output_tokens": True},
         **answers("a w0 w1 w2", finish_reason="length", num_output_tokens=3),
     ),
-    say("TR-41", A | {"n": 2}, **answers(["a w0 w1 w2", "a w0 w1 w2"])),
-    say("TR-42", A, "/v2/models/vllm_fails_first", **error(400, str)),
+    generate("TR-41", A | {"n": 2}, **answers(["a w0 w1 w2", "a w0 w1 w2"])),
+    generate("TR-42", A, "/v2/models/vllm_fails_first", **error(400, str)),
 )
 
-STREAMING = (
-    stream(
+GENERATE_STREAM = (
+    generate_stream(
         "TR-43",
         A | {"stream": True, "id": "s1"},
         body_is=events(*(text(f" w{k}", name="s1") for k in range(3))),
     ),
-    stream("TR-44", A, body_is=events(text("a w0 w1 w2"))),
-    stream(
+    generate_stream("TR-44", A, body_is=events(text("a w0 w1 w2"))),
+    generate_stream(
         "TR-45", A | {"stream": True}, "/v2/models/vllm_fails_first", status=400, events=[EXPLODED]
     ),
-    stream(
+    generate_stream(
         "TR-46",
         A | {"stream": True},
         "/v2/models/vllm_fails_third",
@@ -281,7 +283,7 @@ STREAMING = (
             EXPLODED,
         ],
     ),
-    stream("TR-47", A | {"stream": True, "max_tokens": 0}, body_is=b""),
+    generate_stream("TR-47", A | {"stream": True, "max_tokens": 0}, body_is=b""),
 )
 
 BATCHES = (
@@ -308,8 +310,8 @@ BATCHES = (
 )
 
 REST = (
-    say("TR-51", A, headers={"content-encoding": "gzip"}, **error(400, ENCODED)),
-    say(
+    generate("TR-51", A, headers={"content-encoding": "gzip"}, **error(400, ENCODED)),
+    generate(
         "TR-51 answer",
         A,
         headers={"accept-encoding": "gzip"},
@@ -317,7 +319,7 @@ REST = (
         **AW,
     ),
     post("TR-52", "/v2/repository/models/mock_llm/unload", why=OUR_MODELS, **error(503, FIXED)),
-    post("TR-52 index", "/v2/repository/index", why=OUR_MODELS, check=mock_is_ready),
+    post("TR-52 index", "/v2/repository/index", why=OUR_MODELS, check=check_mock_ready),
 )
 
-CASES = (*ASKING, *SAYING, *STREAMING, *BATCHES, *REST)
+CASES = (*SERVER, *GENERATE, *GENERATE_STREAM, *BATCHES, *REST)

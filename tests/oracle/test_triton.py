@@ -9,8 +9,8 @@ from pathlib import Path
 import httpx
 import pytest
 
-from gateway.conformance.cases import Case, play
-from gateway.conformance.triton import CASES
+from tests.conformance.cases import Case, play
+from tests.conformance.triton import CASES
 from tests.conftest import Serve
 from tests.oracle.rows import DIFFERENCES, Row, asking, batching, saying
 from tests.oracle.rows_infer import inferring
