@@ -119,7 +119,7 @@ site: $(VENV)/.dev
 
 ## make docs    write the reference pages anew, from the code
 docs: $(VENV)/.dev
-	@$(BIN)/interlingua docs docs/reference
+	@$(BIN)/python -m docs.generate docs/reference
 
 ## make format  mend what ruff can mend
 format: $(VENV)/.dev

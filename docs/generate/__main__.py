@@ -1,29 +1,44 @@
-"""``interlingua docs``: the reference pages, made from what the gateway runs on."""
+"""``python -m docs.generate FOLDER``: write the reference pages from the code."""
 
 import sys
 from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, cast
+from typing import cast
 
 import click
 
-if TYPE_CHECKING:
-    from gateway.reference import Carrier
+from docs.generate.commands import commands_page, metrics_page
+from docs.generate.configuration import configuration_page
+from docs.generate.protocols import (
+    LossReporter,
+    ProtocolProfiles,
+    dialects_page,
+    errors_page,
+    worker_tables,
+)
+from gateway.app import surroundings
+from gateway.cli import main as interlingua
+from gateway.commands.serve import built_in
+from gateway.config import load
+from gateway.config.dialects import Dialects
+from gateway.making import make_backend
+from gateway.measured import PARTS
+from protocols import DIALECTS
 
 
 @click.command()
 @click.argument("folder", type=click.Path(file_okay=False, path_type=Path))
-@click.option("--check", "only_check", is_flag=True, help="Write nothing; name what is stale.")
-def docs(folder: Path, *, only_check: bool) -> None:
+@click.option("--check", is_flag=True, help="Write nothing; name the stale pages.")
+def main(folder: Path, *, check: bool) -> None:
     """Write the reference pages into FOLDER.
 
     Exit codes: 0 good, 1 a page is stale, 2 wrong usage.
     """
-    pages = made(click.get_current_context().find_root().command)
-    stale = [name for name, text in pages.items() if _held(folder / name) != text]
-    if only_check:
+    pages = generate_pages()
+    stale = [name for name, text in pages.items() if _read(folder / name) != text]
+    if check:
         for name in stale:
-            click.echo(f"{folder / name} is stale; write it anew with: make docs", err=True)
+            click.echo(f"{folder / name} is stale; generate it with: make docs", err=True)
         sys.exit(1 if stale else 0)
     folder.mkdir(parents=True, exist_ok=True)
     for name in stale:
@@ -31,34 +46,33 @@ def docs(folder: Path, *, only_check: bool) -> None:
         click.echo(f"wrote {folder / name}", err=True)
 
 
-def made(command: click.Command) -> Mapping[str, str]:
-    """Every page by its file's name, of all that the registries hold, and of the whole command."""
-    from gateway.config.dialects import Dialects  # noqa: PLC0415 - no other verb needs these
-    from gateway.measured import PARTS  # noqa: PLC0415
-    from gateway.reference import Spoken, pages  # noqa: PLC0415
-    from protocols import DIALECTS  # noqa: PLC0415
-
-    known = Dialects(DIALECTS)
+def generate_pages() -> Mapping[str, str]:
+    """Every page by its file name."""
+    registry = Dialects(DIALECTS)
     every = [
-        Spoken(name, {profile: known.make(name, profile, {}) for profile in known.profiles(name)})
-        for name in known.names
+        ProtocolProfiles(
+            name, {profile: registry.make(name, profile, {}) for profile in registry.profiles(name)}
+        )
+        for name in registry.names
     ]
     workers = {
-        f"{one.name} {profile}": cast("Carrier", dialect)
+        f"{one.name} {profile}": cast("LossReporter", dialect)
         for one in every
         for profile, dialect in one.profiles.items()
     }
-    spoken = [one for one in every if known.speaks_to_clients(one.name)]
-    return pages(spoken, {**workers, **_local()}, PARTS, command)
+    clients = [one for one in every if registry.speaks_to_clients(one.name)]
+    tables = worker_tables(clients, {**workers, **_local_backends()})
+    return {
+        "dialects.md": dialects_page(clients) + "\n" + tables,
+        "errors.md": errors_page(clients),
+        "configuration.md": configuration_page(),
+        "metrics.md": metrics_page(PARTS),
+        "commands.md": commands_page(interlingua),
+    }
 
 
-def _local() -> Mapping[str, "Carrier"]:
-    """What answers in this process's own stead, as the built-in configuration has it."""
-    from gateway.app import surroundings  # noqa: PLC0415 - as above
-    from gateway.commands.serve import built_in  # noqa: PLC0415
-    from gateway.config import load  # noqa: PLC0415
-    from gateway.making import make_backend  # noqa: PLC0415
-
+def _local_backends() -> Mapping[str, LossReporter]:
+    """The backends of the built-in configuration that need no worker."""
     config = load(*built_in("local"), env={})
     return {
         settings.kind: make_backend(settings, surroundings())
@@ -66,5 +80,9 @@ def _local() -> Mapping[str, "Carrier"]:
     }
 
 
-def _held(file: Path) -> str:
+def _read(file: Path) -> str:
     return file.read_text("utf-8") if file.is_file() else ""
+
+
+if __name__ == "__main__":
+    main(prog_name="python -m docs.generate")

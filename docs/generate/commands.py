@@ -1,35 +1,74 @@
-"""The page of all commands: how each is called, and what its options mean."""
+"""The pages of the commands and of the metrics."""
 
 import inspect
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Final
 
 import click
 
-from gateway.reference.markdown import MADE, code, table
+from docs.generate.markdown import HEADER, code, table
+from gateway.told import Merged, Told
 
-_INTRO: Final = """# Commands
+_COMMANDS_INTRO: Final = """# Commands
 
 Where a command may write JSON, that is for programs: its names stay. What goes wrong is said on
 standard error, and shows in the exit code.
 """
 
 
-def page(main: click.Command) -> str:
+def commands_page(main: click.Command) -> str:
     """The page of a command and of all those below it."""
     context = click.Context(main, info_name="interlingua")
-    return "\n".join([MADE, "", _INTRO, *_sections(main, context)])
+    return "\n".join([HEADER, "", _COMMANDS_INTRO, *_command_sections(main, context)])
 
 
-def _sections(command: click.Command, context: click.Context) -> Iterator[str]:
+def _command_sections(command: click.Command, context: click.Context) -> Iterator[str]:
     yield f"## {context.command_path}\n"
     yield inspect.cleandoc(command.help or "") + "\n"
     usage = " ".join([context.command_path, *command.collect_usage_pieces(context)])
     yield f"```text\n{usage}\n```\n"
-    told = [one.get_help_record(context) for one in command.params]
-    if rows := [(code(names), meaning) for names, meaning in filter(None, told) if meaning]:
+    records = [one.get_help_record(context) for one in command.params]
+    if rows := [(code(names), meaning) for names, meaning in filter(None, records) if meaning]:
         yield table(("option", "meaning"), rows)
     if isinstance(command, click.Group):
         for name in command.list_commands(context):
             if (below := command.get_command(context, name)) is not None and not below.hidden:
-                yield from _sections(below, click.Context(below, info_name=name, parent=context))
+                yield from _command_sections(
+                    below, click.Context(below, info_name=name, parent=context)
+                )
+
+
+# --- metrics --------------------------------------------------------------------------------------
+
+
+_METRICS_INTRO: Final = """# Metrics
+
+What the admin listener tells under `/metrics`, in Prometheus's text format. Times are in seconds,
+sizes in bytes. Labels hold configured names only, never a key itself, a client or a text; a model
+`*` takes any name, and past a bound these are all `_other`.
+
+A histogram has `_bucket`, `_sum` and `_count`. What has nothing to tell yet is not there, but for
+its name.
+
+With several processes their pages are added up to one; a gauge says below where it is not.
+"""
+_MERGED: Final[Mapping[Merged, str]] = {
+    "sum": "",
+    "largest": "the largest",
+    "smallest": "the smallest",
+    "supervisor": "told by the supervisor",
+}
+
+
+def metrics_page(parts: Mapping[str, Sequence[Told]]) -> str:
+    """The page. ``parts`` are the metrics, by what they are about."""
+    head = ("name", "type", "labels", "meaning", "of several processes")
+    lines = [HEADER, "", _METRICS_INTRO]
+    for name, metrics in parts.items():
+        lines += [f"## {name}", "", table(head, map(_metric_row, metrics))]
+    return "\n".join(lines)
+
+
+def _metric_row(one: Told) -> tuple[str, ...]:
+    labels = ", ".join(map(code, one.labels))
+    return code(one.shown), one.kind, labels, one.help, _MERGED[one.merged]

@@ -8,9 +8,9 @@ import msgspec
 from msgspec import NODEFAULT, Struct
 from msgspec import inspect as types
 
+from docs.generate.markdown import HEADER, code, number, prose, table
 from gateway.config.shape import Config
 from gateway.config.units import UNITS
-from gateway.reference.markdown import MADE, code, number, prose, table
 
 _INTRO = """# The configuration
 
@@ -20,13 +20,13 @@ from the environment. Keys that begin with `x-` are the writer's own.
 """
 
 
-def page() -> str:
+def configuration_page() -> str:
     """The page."""
-    told = [MADE, "", _INTRO]
+    lines = [HEADER, "", _INTRO]
     for kind in _structs(types.type_info(Config)):
-        told.append(_struct(kind))
-    told += ["## Units", "", table(("unit", "means"), _units())]
-    return "\n".join(told)
+        lines.append(_struct(kind))
+    lines += ["## Units", "", table(("unit", "means"), _units())]
+    return "\n".join(lines)
 
 
 def _structs(kind: Any) -> list[types.StructType]:
@@ -59,11 +59,11 @@ def _inner(kind: Any) -> list[Any]:
 
 def _struct(kind: types.StructType) -> str:
     cls: Any = kind.cls
-    told = [f"## {cls.__name__}", "", prose(cls), ""]
+    lines = [f"## {cls.__name__}", "", prose(cls), ""]
     if short := getattr(cls, "short", None):
-        told += [f"A lone value is its `{short}`.", ""]
+        lines += [f"A lone value is its `{short}`.", ""]
     rows = list(_rows(kind))
-    return "\n".join([*told, table(("field", "type", "default"), rows)])
+    return "\n".join([*lines, table(("field", "type", "default"), rows)])
 
 
 def _rows(kind: types.StructType) -> Iterator[tuple[str, str, str]]:

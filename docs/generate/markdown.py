@@ -3,7 +3,7 @@
 import inspect
 from collections.abc import Iterable, Sequence
 
-MADE = "<!-- Made by `make docs` from the code. What is wrong here is mended there. -->"
+HEADER = "<!-- Made by `make docs` from the code. What is wrong here is mended there. -->"
 
 _LARGE = 2**31 - 1
 _PRECISE = 10**15

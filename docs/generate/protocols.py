@@ -1,18 +1,18 @@
-"""Which field of the internal request each worker carries: found by asking for its losses.
+"""What each protocol reads from clients, what workers support of it, and how it reports errors."""
 
-Each probe is a request that sets one field. What is told here is what a client would be told in
-``x-interlingua-loss``, so it can be no other than what happens.
-"""
-
+import inspect
+import re
 import typing
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, Final, Literal, Protocol
 
 from msgspec import Raw, Struct, structs
 
+from docs.generate.markdown import HEADER, code, number, prose, table
+from gateway.core import errors
 from gateway.core.errors import ClientError, GatewayError
 from gateway.core.loss import Loss
-from gateway.core.ports import Call, Endpoint
+from gateway.core.ports import Call, Dialect, Endpoint, Reply
 from gateway.core.request import (
     AudioPart,
     Choice,
@@ -37,11 +37,127 @@ from gateway.core.request import (
     Want,
 )
 from gateway.emulation import around, planned
-from gateway.reference.dialects import Spoken
-from gateway.reference.markdown import code, number, table
+from protocols.params import Param, Tabled
+
+_COLUMNS = ("parameter", "internal field", "type", "takes", "default", "null", "note")
+_DIALECTS_INTRO = """# The dialects
+
+What each dialect reads from its clients: scalar parameters only; messages, prompts, tools and
+output formats are read by code and stand in the last table. A parameter without an internal field
+is read together with others, or handed on as it is. *default* is what the dialect promises to a
+client that says nothing. *null* tells whether `null` is taken as if the parameter were absent, or
+refused.
+"""
+
+
+class ProtocolProfiles(Struct, frozen=True):
+    """A dialect in each of its profiles, the default one first."""
+
+    name: str
+    profiles: Mapping[str, Dialect]
+
+    @property
+    def default(self) -> Dialect:
+        """As it is without a profile."""
+        return next(iter(self.profiles.values()))
+
+    def tables(self) -> Iterator[tuple[str, str, tuple[Param, ...]]]:
+        """Profile, kind and rows of each table."""
+        for profile, dialect in self.profiles.items():
+            assert isinstance(dialect, Tabled), self.name  # noqa: S101 - a dialect's promise
+            for kind, rows in dialect.tables.items():
+                yield profile, kind, rows
+
+
+def dialects_page(spoken: Sequence[ProtocolProfiles]) -> str:
+    """The page."""
+    return "\n".join([HEADER, "", _DIALECTS_INTRO, *(_dialect_section(one) for one in spoken)])
+
+
+def _dialect_section(spoken: ProtocolProfiles) -> str:
+    """Equal tables are shown once."""
+    groups: list[tuple[tuple[Param, ...], dict[str, list[str]]]] = []
+    for profile, kind, rows in spoken.tables():
+        kinds = next((found for known, found in groups if known == rows), None)
+        if kinds is None:
+            groups.append((rows, kinds := {}))
+        kinds.setdefault(kind, []).append(profile)
+    default, *others = map(code, spoken.profiles)
+    profiles = ", ".join([f"{default} (the default)", *others])
+    lines = [f"## {spoken.name}", "", prose(type(spoken.default)), "", f"Profiles: {profiles}.", ""]
+    for rows, kinds in groups:
+        lines += [
+            _heading(spoken, kinds),
+            "",
+            _endpoints(spoken, kinds),
+            "",
+            table(_COLUMNS, map(parameter_row, rows)),
+        ]
+    return "\n".join(lines)
+
+
+def _heading(spoken: ProtocolProfiles, kinds: Mapping[str, Sequence[str]]) -> str:
+    profiles = list(dict.fromkeys(one for several in kinds.values() for one in several))
+    every = len(profiles) == len(spoken.profiles)
+    names = ", ".join(kind.replace("_", " ") for kind in kinds)
+    return f"### {spoken.name}: {names}" + ("" if every else f" ({', '.join(profiles)})")
+
+
+def _endpoints(spoken: ProtocolProfiles, kinds: Mapping[str, Sequence[str]]) -> str:
+    variants = {kind.partition(",")[0] for kind in kinds}
+    return ", ".join(code(f"{one.method} {one.path}") for one in _endpoints_of(spoken, variants))
+
+
+def _endpoints_of(spoken: ProtocolProfiles, variants: set[str]) -> list[Endpoint]:
+    return [one for one in spoken.default.endpoints if one.variant in variants]
+
+
+def parameter_row(param: Param) -> tuple[str, ...]:
+    """A row of the page."""
+    internal = "" if param.field.startswith(("asked.", "kept.")) else param.field
+    return (
+        code(param.wire),
+        code(internal),
+        param.type,
+        "; ".join(_limits(param)),
+        "" if param.default is None else code(_value(param.default)),
+        "absent" if param.null else "refused",
+        param.note,
+    )
+
+
+def _limits(param: Param) -> Iterator[str]:
+    low = None if param.low is None else number(param.low)
+    high = None if param.high is None else number(param.high)
+    match low, high:
+        case None, None:
+            pass
+        case _, None:
+            yield f"{'above' if param.above_low else 'from'} {low}"
+        case None, _:
+            yield f"{'below' if param.below_high else 'up to'} {high}"
+        case _:
+            start = "above" if param.above_low else "from"
+            yield f"{start} {low} {'to below' if param.below_high else 'to'} {high}"
+    if param.choices:
+        yield "one of " + ", ".join(map(code, param.choices))
+    if param.off:
+        yield " and ".join(map(number, param.off)) + " for off"
+    if param.min_items:
+        yield f"at least {param.min_items} items"
+    if param.max_items is not None:
+        yield f"at most {param.max_items} items"
+
+
+def _value(value: object) -> str:
+    return str(value).lower() if isinstance(value, bool) else repr(value).replace("'", '"')
+
+
+# --- what workers support -------------------------------------------------------------------------
+
 
 _FAR: Final = 10**9
-_INTRO = """## What is carried to workers
+_WORKERS_INTRO = """## What is carried to workers
 
 Left: how clients say a field, in any of a dialect's endpoints and profiles; nothing where they
 can't (the parts of `messages` are not told apart there). Right: what becomes of it on its way to
@@ -58,13 +174,13 @@ _SECTIONS: Final[Mapping[str, type[Struct]]] = {
     "templating": Templating,
     "want": Want,
 }
-_OWN: Final = frozenset(
+_EXCLUDED: Final = frozenset(
     {"model", "kind", "messages", "prompts", "inputs", "stream", "given", "client_id", "labels",
      "extra", "source", "timeout", "encoding", "tools", "tool_choice", "legacy_functions", "output",
      "templating.mode", "want.usage", "want.details", "want.timing", *_SECTIONS}
 )  # fmt: skip
 """Fields of no worker's concern, and those that are probed below."""
-_OURS: Final = "by the gateway"
+_EMULATED: Final = "by the gateway"
 _SAMPLES: Final[Mapping[str, Any]] = {
     "stopping.overflow": "truncate",
     "overflow": "truncate",
@@ -76,14 +192,14 @@ Path = str
 Kind = Literal["chat", "completion"]
 
 
-class Carrier(Protocol):
+class LossReporter(Protocol):
     """What answers requests, and tells what it can't carry of one: a worker dialect, a backend."""
 
     def losses(self, request: Request, names: Mapping[str, str]) -> tuple[Loss, ...]:
         """See ``gateway.core.ports``."""
 
 
-class Probe(Struct, frozen=True):
+class FieldSample(Struct, frozen=True):
     """A field, by itself or in one of its shapes, and a request that sets nothing else."""
 
     path: Path
@@ -92,41 +208,41 @@ class Probe(Struct, frozen=True):
     numeric: bool = False
 
 
-def section(spoken: Sequence[Spoken], carriers: Mapping[str, Carrier]) -> str:
+def worker_tables(spoken: Sequence[ProtocolProfiles], reporters: Mapping[str, LossReporter]) -> str:
     """The tables: one for text, one for embeddings."""
-    said = {one.name: _said(one) for one in spoken}
-    head = ("field", *(one.name for one in spoken), *(f"→ {name}" for name in carriers))
+    client_names = {one.name: _client_names(one) for one in spoken}
+    head = ("field", *(one.name for one in spoken), *(f"→ {name}" for name in reporters))
     text = _by_label([*_generation("chat"), *_generation("completion")])
     vectors = _by_label(_embedding())
     return "\n".join(
         [
-            _INTRO,
-            table(head, (_row(probes, said, carriers) for probes in text)),
+            _WORKERS_INTRO,
+            table(head, (_field_row(samples, client_names, reporters) for samples in text)),
             "### Embeddings\n",
-            table(head, (_row(probes, said, carriers) for probes in vectors)),
+            table(head, (_field_row(samples, client_names, reporters) for samples in vectors)),
         ]
     )
 
 
-def _by_label(probes: Iterable[Probe]) -> Sequence[Sequence[Probe]]:
-    found: dict[tuple[Path, str], list[Probe]] = {}
-    for probe in probes:
-        found.setdefault((probe.path, probe.shape), []).append(probe)
+def _by_label(samples: Iterable[FieldSample]) -> Sequence[Sequence[FieldSample]]:
+    found: dict[tuple[Path, str], list[FieldSample]] = {}
+    for sample in samples:
+        found.setdefault((sample.path, sample.shape), []).append(sample)
     return list(found.values())
 
 
-def _row(
-    probes: Sequence[Probe],
-    said: Mapping[str, Mapping[Path, str]],
-    carriers: Mapping[str, Carrier],
+def _field_row(
+    samples: Sequence[FieldSample],
+    client_names: Mapping[str, Mapping[Path, str]],
+    reporters: Mapping[str, LossReporter],
 ) -> list[str]:
-    first = probes[0]
+    first = samples[0]
     label = code(first.path) + (f": {first.shape}" if first.shape else "")
-    clients = [names.get(first.path, "") for names in said.values()]
-    return [label, *clients, *(_fate(probes, one) for one in carriers.values())]
+    clients = [names.get(first.path, "") for names in client_names.values()]
+    return [label, *clients, *(_support(samples, one) for one in reporters.values())]
 
 
-def _said(spoken: Spoken) -> Mapping[Path, str]:
+def _client_names(spoken: ProtocolProfiles) -> Mapping[Path, str]:
     """How a dialect's clients say each field."""
     wires: dict[Path, dict[str, None]] = {}
     for _, _, rows in spoken.tables():
@@ -153,14 +269,14 @@ def _names(names: Any, endpoint: Endpoint) -> Mapping[Path, str]:
 # --- the probes ----------------------------------------------------------------------------------
 
 
-def _generation(kind: Kind) -> Iterator[Probe]:
+def _generation(kind: Kind) -> Iterator[FieldSample]:
     base = _base(kind)
     for name, (value, numeric) in _values(GenerateRequest, ""):
-        yield Probe(name, "", structs.replace(base, **{name: value}), numeric)
+        yield FieldSample(name, "", structs.replace(base, **{name: value}), numeric)
     for holder, struct in _SECTIONS.items():
         for path, (value, numeric) in _values(struct, f"{holder}."):
             filled = struct(**{path.rpartition(".")[2]: value})
-            yield Probe(path, "", structs.replace(base, **{holder: filled}), numeric)
+            yield FieldSample(path, "", structs.replace(base, **{holder: filled}), numeric)
     formats: Mapping[str, Any] = {
         "a JSON object": JsonObject(),
         "a JSON Schema": JsonSchema(Raw(b"{}")),
@@ -169,18 +285,18 @@ def _generation(kind: Kind) -> Iterator[Probe]:
         "a grammar": Grammar("x"),
     }
     for shape, output in formats.items():
-        yield Probe("output", shape, structs.replace(base, output=output))
+        yield FieldSample("output", shape, structs.replace(base, output=output))
     if kind == "chat":
         yield from _conversation(base)
 
 
-def _conversation(base: GenerateRequest) -> Iterator[Probe]:
+def _conversation(base: GenerateRequest) -> Iterator[FieldSample]:
     function = (Tool("x"),)
     custom = (Tool("x", kind="custom"),)
-    yield Probe("tools", "functions", structs.replace(base, tools=function))
-    yield Probe("tools", "custom", structs.replace(base, tools=custom))
+    yield FieldSample("tools", "functions", structs.replace(base, tools=function))
+    yield FieldSample("tools", "custom", structs.replace(base, tools=custom))
     forced = structs.replace(base, tools=function, tool_choice="required")
-    yield Probe("tool_choice", "one must be called", forced)
+    yield FieldSample("tool_choice", "one must be called", forced)
     parts: Mapping[str, Any] = {
         "images": ImagePart("data:,"),
         "audio": AudioPart(""),
@@ -188,13 +304,15 @@ def _conversation(base: GenerateRequest) -> Iterator[Probe]:
         "files": FilePart("x"),
     }
     for shape, part in parts.items():
-        yield Probe("messages", shape, structs.replace(base, messages=(Message("user", (part,)),)))
+        yield FieldSample(
+            "messages", shape, structs.replace(base, messages=(Message("user", (part,)),))
+        )
 
 
-def _embedding() -> Iterator[Probe]:
+def _embedding() -> Iterator[FieldSample]:
     base = EmbedRequest(model="m", inputs=("x",))
     for name, (value, numeric) in _values(EmbedRequest, ""):
-        yield Probe(name, "", structs.replace(base, **{name: value}), numeric)
+        yield FieldSample(name, "", structs.replace(base, **{name: value}), numeric)
 
 
 def _base(kind: Kind) -> GenerateRequest:
@@ -206,7 +324,7 @@ def _base(kind: Kind) -> GenerateRequest:
 def _values(struct: type[Struct], before: str) -> Iterator[tuple[Path, tuple[Any, bool]]]:
     """A value for each field that a worker may carry, and whether it is a number."""
     for name, hint in typing.get_type_hints(struct).items():
-        if (path := before + name) in _OWN:
+        if (path := before + name) in _EXCLUDED:
             continue
         sample = _SAMPLES[path] if path in _SAMPLES else _sample(hint)
         yield path, (sample, type(sample) in (int, float))
@@ -228,31 +346,31 @@ def _sample(hint: Any) -> Any:
 # --- what becomes of them ------------------------------------------------------------------------
 
 
-def _fate(probes: Sequence[Probe], carrier: Carrier) -> str:
-    fates = {_kind(probe): _one(probe, carrier) for probe in probes}
-    if len(set(fates.values())) == 1:
-        return next(iter(fates.values()))
-    return "; ".join(f"{kind}: {fate}" for kind, fate in fates.items())
+def _support(samples: Sequence[FieldSample], reporter: LossReporter) -> str:
+    support = {_kind(sample): _support_for(sample, reporter) for sample in samples}
+    if len(set(support.values())) == 1:
+        return next(iter(support.values()))
+    return "; ".join(f"{kind}: {fate}" for kind, fate in support.items())
 
 
-def _kind(probe: Probe) -> str:
-    chat = isinstance(probe.request, GenerateRequest) and probe.request.kind == "chat"
+def _kind(sample: FieldSample) -> str:
+    chat = isinstance(sample.request, GenerateRequest) and sample.request.kind == "chat"
     return "chat" if chat else "prompts"
 
 
-def _one(probe: Probe, carrier: Carrier) -> str:
-    inner, ours = around(probe.request)
-    if ours is not None and inner != probe.request:
-        return _OURS
+def _support_for(sample: FieldSample, reporter: LossReporter) -> str:
+    inner, ours = around(sample.request)
+    if ours is not None and inner != sample.request:
+        return _EMULATED
     try:
-        found = _lost(inner, probe.path, carrier)
+        found = _find_loss(inner, sample.path, reporter)
     except ClientError:
         return "refused"
     if found is not None:
-        return _OURS if found.reason == "emulated" else found.reason
-    if not probe.numeric:
+        return _EMULATED if found.reason == "emulated" else found.reason
+    if not sample.numeric:
         return "carried"
-    match _limit(probe, -_FAR, carrier), _limit(probe, _FAR, carrier):
+    match _limit(sample, -_FAR, reporter), _limit(sample, _FAR, reporter):
         case "", "":
             return "carried"
         case low, "":
@@ -263,24 +381,114 @@ def _one(probe: Probe, carrier: Carrier) -> str:
             return f"clamped from {low} to {high}"
 
 
-def _limit(probe: Probe, value: int, carrier: Carrier) -> str:
+def _limit(sample: FieldSample, value: int, reporter: LossReporter) -> str:
     """What becomes of a value far out; "" where it stays as it is."""
-    found = _lost(_with(probe, value), probe.path, carrier)
+    found = _find_loss(_with(sample, value), sample.path, reporter)
     if found is None or found.reason != "clamped":
         return ""
     return number(float(found.detail.rpartition(" ")[2]))
 
 
-def _with(probe: Probe, value: int) -> Request:
-    holder, _, name = probe.path.rpartition(".")
+def _with(sample: FieldSample, value: int) -> Request:
+    holder, _, name = sample.path.rpartition(".")
     if not holder:
-        return structs.replace(probe.request, **{name: value})
-    part = structs.replace(getattr(probe.request, holder), **{name: value})
-    return structs.replace(probe.request, **{holder: part})
+        return structs.replace(sample.request, **{name: value})
+    part = structs.replace(getattr(sample.request, holder), **{name: value})
+    return structs.replace(sample.request, **{holder: part})
 
 
-def _lost(request: Request, path: Path, carrier: Carrier) -> Loss | None:
+def _find_loss(request: Request, path: Path, reporter: LossReporter) -> Loss | None:
     """The loss of this path; the carrier is told that every field is called by its path."""
-    names = {one: one for one in (path, *_OWN)}
-    losses = planned(request, carrier.losses(request, names)).losses
+    names = {one: one for one in (path, *_EXCLUDED)}
+    losses = planned(request, reporter.losses(request, names)).losses
     return next((loss for loss in losses if loss.field == path), None)
+
+
+# --- errors ---------------------------------------------------------------------------------------
+
+
+_ERRORS_INTRO = """# Errors
+
+Whatever goes wrong is one of these, in the gateway's own words. *retryable*: the same request may
+be sent again. Each dialect tells it in its own way: with a status and a body before the first byte
+of an answer, as shown here, and as the last thing in a stream that has begun.
+"""
+_MESSAGE: Final = "MESSAGE"
+_ARGUMENTS: Final[Mapping[str, Any]] = {
+    "param": "FIELD",
+    "model": "MODEL",
+    "version": "2",
+    "id": "ID",
+    "allowed": ("POST",),
+    "limit": 1024,
+    "missing": True,
+    "retry_after": 2.0,
+    "method": "POST",
+    "path": "/PATH",
+}
+"""By a parameter's name: what an error's constructor is given."""
+_PARAM: Final = re.compile(r"\{(\w+)\}")
+
+
+def errors_page(spoken: Sequence[ProtocolProfiles]) -> str:
+    """The page."""
+    kinds = list(_leaves(GatewayError))
+    drawing = (errors.__doc__ or "").split("\n\n")[1]
+    lines = [HEADER, "", _ERRORS_INTRO, "```text", drawing, "```", ""]
+    lines += [table(("error", "to blame", "retryable", "meaning"), map(_error_meaning, kinds))]
+    for one in spoken:
+        lines += [
+            f"## {one.name}",
+            "",
+            _error_heading(one.default),
+            _error_table(one.default, kinds),
+        ]
+    return "\n".join(lines)
+
+
+def _leaves(kind: type[GatewayError]) -> Iterator[type[GatewayError]]:
+    """The classes that are raised, parents first: all but those that only gather others."""
+    gathers = kind in (GatewayError, errors.ClientError, errors.WorkerError)
+    if not gathers:
+        yield kind
+    for child in kind.__subclasses__():
+        yield from _leaves(child)
+
+
+def _error_meaning(kind: type[GatewayError]) -> tuple[str, ...]:
+    meaning = " ".join(prose(kind).split())
+    return code(kind.__name__), kind.blame, "yes" if kind.retryable else "no", meaning
+
+
+def _error_heading(dialect: Dialect) -> str:
+    call = _sample_call(dialect)
+    return f"As an answer to {code(f'{call.endpoint.method} {call.endpoint.path}')}:\n"
+
+
+def _error_table(dialect: Dialect, kinds: Sequence[type[GatewayError]]) -> str:
+    replies = {kind: dialect.refuse(_build_error(kind), _sample_call(dialect)) for kind in kinds}
+    shared = set.intersection(*(set(reply.headers) for reply in replies.values()))
+    head = ("error", "status", "body", "headers")
+    return table(head, (_error_row(kind, reply, shared) for kind, reply in replies.items()))
+
+
+def _error_row(
+    kind: type[GatewayError], reply: Reply, shared: set[tuple[str, str]]
+) -> tuple[str, ...]:
+    headers = ", ".join(code(f"{n}: {v}") for n, v in reply.headers if (n, v) not in shared)
+    body = reply.body.decode().replace("\n", " ")
+    return code(kind.__name__), str(reply.status), code(body), headers
+
+
+def _sample_call(dialect: Dialect) -> Call:
+    """A call of the first endpoint that generates."""
+    endpoint = next(one for one in dialect.endpoints if one.task == "generate")
+    params = dict.fromkeys(_PARAM.findall(endpoint.path), "MODEL")
+    path = _PARAM.sub("MODEL", endpoint.path)
+    return Call(endpoint, params, {}, "", b"{}", path, id="ID")
+
+
+def _build_error(kind: type[GatewayError]) -> GatewayError:
+    """An error of this class, with whatever it may carry."""
+    known = inspect.signature(kind).parameters
+    return kind(_MESSAGE, **{name: _ARGUMENTS[name] for name in known if name in _ARGUMENTS})

@@ -7,24 +7,23 @@ from typing import Any
 import pytest
 from click.testing import CliRunner
 
-from gateway.cli import main
-from gateway.commands.docs import made
+from docs.generate.__main__ import generate_pages, main
+from docs.generate.configuration import configuration_page
+from docs.generate.markdown import number
+from docs.generate.protocols import ProtocolProfiles, errors_page, parameter_row, worker_tables
 from gateway.config.dialects import Dialects
 from gateway.core.loss import Carry, Loss, losses
 from gateway.core.request import GenerateRequest, Request
-from gateway.reference import Spoken, carrying, configuration, errors
-from gateway.reference.dialects import row
-from gateway.reference.markdown import number
 from protocols import DIALECTS
 from protocols.params import Param, Tabled
 
 SPOKEN = list(filter(Dialects(DIALECTS).speaks_to_clients, DIALECTS))
-PAGES = Path(__file__).parents[3] / "docs" / "reference"
+PAGES = Path(__file__).parents[2] / "docs" / "reference"
 
 
 @pytest.fixture(scope="module")
 def pages() -> Mapping[str, str]:
-    return made(main)
+    return generate_pages()
 
 
 @pytest.mark.parametrize(
@@ -56,11 +55,11 @@ def test_the_command_writes_and_checks(tmp_path: Path) -> None:
     folder = tmp_path / "reference"
     run = CliRunner().invoke
 
-    before = run(main, ["docs", str(folder), "--check"])
-    written = run(main, ["docs", str(folder)])
-    fresh = run(main, ["docs", str(folder), "--check"])
+    before = run(main, [str(folder), "--check"])
+    written = run(main, [str(folder)])
+    fresh = run(main, [str(folder), "--check"])
     (folder / "errors.md").write_text("old")
-    stale = run(main, ["docs", str(folder), "--check"])
+    stale = run(main, [str(folder), "--check"])
 
     assert (before.exit_code, written.exit_code, fresh.exit_code, stale.exit_code) == (1, 0, 0, 1)
     assert not fresh.output
@@ -110,7 +109,7 @@ ROWS: list[tuple[dict[str, Any], tuple[str, ...]]] = [
 def test_a_row_of_a_table(given: dict[str, Any], shown: tuple[str, ...]) -> None:
     param: dict[str, Any] = {"wire": "w", "field": "n", "type": "int", **given}
 
-    assert row(Param(**param)) == shown
+    assert parameter_row(Param(**param)) == shown
 
 
 @pytest.mark.parametrize(
@@ -147,8 +146,8 @@ FATES = {
 
 def test_what_becomes_of_a_field() -> None:
     dialects = Dialects(DIALECTS)
-    spoken = [Spoken("ovms", {"2026": dialects.make("ovms", None, {})})]
-    text, vectors = carrying.section(spoken, {"narrow": Narrow()}).split("### Embeddings")
+    spoken = [ProtocolProfiles("ovms", {"2026": dialects.make("ovms", None, {})})]
+    text, vectors = worker_tables(spoken, {"narrow": Narrow()}).split("### Embeddings")
 
     told = {cells[1]: cells[-2] for cells in map(cells_of, text.splitlines()) if len(cells) > 2}
     assert {field: told[field] for field in FATES} == FATES
@@ -172,13 +171,13 @@ def test_each_error_is_told_by_each_dialect(pages: Mapping[str, str]) -> None:
 
 def test_a_text_with_marks_of_code_stays_one() -> None:
     dialects = Dialects(DIALECTS)
-    page = errors.page([Spoken("openai", {"openai": dialects.make("openai", None, {})})])
+    page = errors_page([ProtocolProfiles("openai", {"openai": dialects.make("openai", None, {})})])
 
     assert '| `VersionNotFound` | 404 | `` {"error":{"message":"The model `MODEL`' in page
 
 
 def test_the_configuration_says_how_a_field_is_written() -> None:
-    page = configuration.page()
+    page = configuration_page()
 
     assert "| `drain` | [duration](#units) | `1m` |" in page
     assert "| `kind` | `pool` | implied by `workers` |" in page
