@@ -5,13 +5,12 @@ import click
 from gateway import __version__
 from gateway.commands.ab import ab
 from gateway.commands.check import check, schema
-from gateway.commands.conform import conform
 from gateway.commands.diff import diff
-from gateway.commands.docs import docs
 from gateway.commands.doctor import doctor
 from gateway.commands.explain import explain_
 from gateway.commands.keys import keys
 from gateway.commands.migrate import migrate
+from gateway.commands.probe import probe
 from gateway.commands.serve import serve
 from gateway.commands.usage import usage
 from gateway.commands.worker import worker
@@ -27,7 +26,8 @@ def main() -> None:
 
 
 _VERBS = (
-    serve, worker, check, schema, conform, diff, docs, ab, explain_, keys, usage, migrate, doctor,
+    serve, worker, check, schema, diff, ab, explain_, keys, usage, migrate, doctor,
+    probe,
 )  # fmt: skip
 
 for command in _VERBS:

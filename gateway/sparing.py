@@ -1,6 +1,6 @@
 """A worker dialect for workers that do less than it says: some fields are kept from them.
 
-Which these are, ``interlingua conform URL --worker --write FILE`` finds out, and a pool's
+Which these are, ``interlingua probe URL --write FILE`` finds out, and a pool's
 ``capabilities`` names. What is kept back is reported as lost, so that the gateway does it itself
 where it can.
 """

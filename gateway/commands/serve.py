@@ -63,8 +63,8 @@ def serve(what: str | None, port: int | None, log_level: str, **told: Any) -> No
     """Serve a configuration (FILE), a worker (http://…), a local MODEL, or the built-in model.
 
     A model is a folder, a hub's name or package:NAME. With nothing given, a small built-in model
-    answers where torch is installed, and an echo where it is not. The word conformance serves what
-    `interlingua conform` asks for.
+    answers where torch is installed, and an echo where it is not. The word conformance serves the
+    models of the conformance cases (tests/conformance in a checkout).
 
     Several processes share each limit of FILE, and one more looks after them.
 

@@ -1,4 +1,4 @@
-"""What a file says that ``interlingua conform --worker --write`` has found of a pool's workers."""
+"""What a file says that ``interlingua probe --write`` has found of a pool's workers."""
 
 from collections.abc import Mapping
 from typing import Annotated, Final

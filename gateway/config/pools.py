@@ -135,7 +135,7 @@ class Pool(Settings, frozen=True, tag=str.lower):
     fields: Mapping[str, Text] | None = None
     """The names by which workers take parameters, where no profile has them."""
     capabilities: FilePath | None = None
-    """What `interlingua conform --worker --write` found that the workers don't do."""
+    """What the workers do not support, as `interlingua probe --write` found it."""
     template: TemplatePath | None = None
     policy: Literal["round_robin", "least_load", "two_choices", "prefix", "session"] = "least_load"
     max_concurrency: Several | None = None

@@ -142,7 +142,7 @@ def _judged(asked: _Asked, wire: WireRequest, answer: httpx.Response) -> Finding
         said = "its key is no good there" if asked.bearer else "it wants a key"
         return bad(asked.what, f"{place} is {status}: {said}", "say `auth: {bearer: …}` of it")
     if not answer.is_success:
-        mend = f"is it {spoken}? interlingua conform {asked.url} --worker --dialect {spoken}"
+        mend = f"is it {spoken}? interlingua probe {asked.url} --protocol {spoken}"
         return bad(asked.what, f"{place} is {status}", mend)
     if answer.content[:_LOOK].lstrip().startswith(b"<"):
         mend = f"is it {spoken}? look what listens there"

@@ -44,7 +44,7 @@ STANDS_IN: Final[Mapping[str, str]] = {
     "docs/howto/before-ovms.md": _OVMS,
     "docs/howto/before-triton.md": _TRITON,
     "docs/howto/before-vllm.md": _VLLM,
-    "docs/howto/conform.md": _VLLM,
+    "docs/howto/probe.md": _VLLM,
     "docs/howto/migrate-databricks.md": _VLLM,
     "docs/howto/migrate-openai.md": _VLLM,
     "docs/howto/workers.md": _VLLM,

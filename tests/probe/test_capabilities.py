@@ -7,8 +7,6 @@ import msgspec
 import pytest
 
 from gateway.config import ConfigError, capabilities, load
-from gateway.conformance.worker import found as finds
-from gateway.conformance.worker.probing import Found
 from gateway.core.errors import Malformed
 from gateway.core.ports import Cancelling, Learning, Relaying, WorkerDialect
 from gateway.core.types import (
@@ -23,11 +21,13 @@ from gateway.core.types import (
 )
 from gateway.making import make_dialect
 from gateway.sparing import PATHS, Sparing, without
+from gateway.tools.probe import report
+from gateway.tools.probe.runner import ProbeResult
 from protocols import DIALECTS
-from tests.conformance.test_worker_conform import Answering, found, spoken
-from tests.conformance.test_worker_conform_bad import Worker
 from tests.conftest import Running, Serve
 from tests.fakes import Received
+from tests.probe.test_flawed_workers import Worker
+from tests.probe.test_probes import Answering, found, spoken
 
 Asked = dict[str, Any]
 CHAT: Asked = {"model": "m", "messages": [{"role": "user", "content": "one two three four"}]}
@@ -64,15 +64,15 @@ async def test_what_is_found_makes_a_gateway_do_it_itself(serve: Serve, tmp_path
     async with Answering(Worker("leaves the stop")).serving() as worker:
         told = list((await found(worker.url, spoken("openai"))).values())
         file = tmp_path / "found.yaml"
-        whom = finds.Worker(worker.url, "openai", "openai", "parrot")
-        file.write_text(finds.capabilities(whom, told), "utf-8")
+        whom = report.ProbedWorker(worker.url, "openai", "openai", "parrot")
+        file.write_text(report.encode_capabilities(whom, told), "utf-8")
 
         before = await serve(gateway(worker.url, "null"))
         after = await serve(gateway(worker.url, str(file)))
         bad, _ = await chat(before, stop=["three"])
         good, lost = await chat(after, stop=["three"])
 
-    assert "stopping.stop" in finds.fields(told)
+    assert "stopping.stop" in report.unsupported_fields(told)
     assert texts(bad) == ["one two three"]
     assert texts(good) == ["one two "]
     assert good["choices"][0]["finish_reason"] == "stop"
@@ -299,14 +299,14 @@ def test_what_is_written_is_read_again() -> None:
     """Whatever a worker has said."""
     odd = "cost: $5 ${HOME} \"quoted\" 'and' {braces} # x\\n é 日本"
     told = [
-        Found("whole", "w", "passed"),
-        Found("n", "w", "failed", odd, ("n",), ("a: b",)),
-        Found("seed", "w", "failed", "differs", ("sampling.seed",)),
-        Found("stop", "w", "passed", "fine", (), ("- blanks",)),
+        ProbeResult("whole", "w", "passed"),
+        ProbeResult("n", "w", "failed", odd, ("n",), ("a: b",)),
+        ProbeResult("seed", "w", "failed", "differs", ("sampling.seed",)),
+        ProbeResult("stop", "w", "passed", "fine", (), ("- blanks",)),
     ]
-    worker = finds.Worker("http://w:1", "openai", "vllm", "org/m: 1")
+    worker = report.ProbedWorker("http://w:1", "openai", "vllm", "org/m: 1")
 
-    read = capabilities(finds.capabilities(worker, told).encode(), "f.yaml")
+    read = capabilities(report.encode_capabilities(worker, told).encode(), "f.yaml")
 
     assert (read.dialect, read.profile, read.model) == ("openai", "vllm", "org/m: 1")
     assert read.fields == ("n", "sampling.seed")

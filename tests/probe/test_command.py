@@ -3,6 +3,7 @@
 import json
 import re
 import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -10,9 +11,8 @@ from typing import Any
 import pytest
 
 from gateway.config import capabilities
-from gateway.conformance.worker.probes import PROBES
-from tests.conformance.test_command import conform
-from tests.conformance.test_worker_conform import PARROT
+from gateway.tools.probe.runner import PROBES
+from tests.probe.test_probes import PARROT
 from tests.socket.test_command import Command
 
 pytestmark = pytest.mark.slow
@@ -31,8 +31,18 @@ def url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     worker.close()
 
 
+def run(url: str, *arguments: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-m", "gateway", "probe", url, *arguments],
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=100,
+    )
+
+
 def probe(url: str, *arguments: str) -> subprocess.CompletedProcess[str]:
-    return conform(url, "--dialect", "openai", "--worker", *arguments)
+    return run(url, "--protocol", "openai", *arguments)
 
 
 def test_the_table_tells_each_probe_and_the_sum(url: str) -> None:
@@ -52,7 +62,7 @@ def test_json_tells_the_same(url: str) -> None:
 
     found: dict[str, Any] = json.loads(told.stdout)
     assert told.returncode == 0
-    assert (found["dialect"], found["model"], found["url"]) == ("openai", "parrot", url)
+    assert (found["protocol"], found["model"], found["url"]) == ("openai", "parrot", url)
     assert (found["passed"], found["failed"], found["not_offered"]) == (1, 0, 1)
     assert [(one["name"], one["outcome"]) for one in found["probes"]] == [
         ("stop", "passed"),
@@ -64,11 +74,10 @@ def test_what_a_worker_does_not_do_is_saved_for_a_pool(url: str, tmp_path: Path)
     """What speaks the dialect of another kind of worker does not honour all of it."""
     file = tmp_path / "found.yaml"
 
-    told = conform(
+    told = run(
         f"{url}/mindie",
-        "--dialect",
+        "--protocol",
         "openai",
-        "--worker",
         "--model",
         "parrot",
         "--write",
@@ -102,7 +111,7 @@ def test_a_key_comes_from_elsewhere_and_is_never_shown(
 WRONG = [
     ([], "name the worker's model: --model NAME"),
     (["--model", "m", "--only", "nope"], "there is no probe nope; there are health, capacity"),
-    (["--model", "m", "--alone"], "--alone is for gateways"),
+    (["--model", "m", "--alone"], "No such option"),
     (["--model", "m", "--profile", "x"], "openai has no profile x"),
     (["--model", "m", "--set", "nope=1"], "openai has no setting nope"),
     (["--model", "m", "--field", "a=b"], "openai has no use for --field"),
@@ -120,16 +129,9 @@ def test_wrong_usage(arguments: list[str], said: str) -> None:
     assert "Traceback" not in told.stderr
 
 
-def test_what_is_a_workers_is_not_a_gateways(url: str) -> None:
-    told = conform(url, "--dialect", "openai", "--model", "parrot")
-
-    assert told.returncode == 2
-    assert "--model goes with --worker" in told.stderr
-
-
 def test_a_field_has_a_name_of_its_own(url: str) -> None:
-    told = conform(
-        url, "--dialect", "triton", "--worker", "--model", "m", "--field", "nope=PROMPT"
+    told = run(
+        url, "--protocol", "triton", "--model", "m", "--field", "nope=PROMPT"
     )  # fmt: skip
 
     assert told.returncode == 2

@@ -9,9 +9,9 @@ import msgspec
 import pytest
 from msgspec import Struct
 
-from gateway.conformance.worker import found as finds
-from tests.conformance.test_worker_conform import Answering, found, outcomes, spoken
+from gateway.tools.probe import report
 from tests.fakes import CHUNKED, Received, chunk, chunked, whole
+from tests.probe.test_probes import Answering, found, outcomes, spoken
 
 Asked = dict[str, Any]
 _encode = msgspec.json.encode
@@ -33,7 +33,7 @@ class Worker(Struct):
             case "POST", "/v1/embeddings":
                 return self._vectors(msgspec.json.decode(request.body))
             case _:
-                return self._refuse("no such path", "404 Not Found")
+                return self._refuse("no such path", "404 Not ProbeResult")
 
     def _chat(self, request: Received) -> bytes:
         try:
@@ -49,7 +49,7 @@ class Worker(Struct):
             if self.flaw == f"refuses {field}" and field in asked:
                 return self._refuse(f"there is no {field} here")
         if asked["model"] != "parrot":
-            return self._refuse("no such model", "404 Not Found")
+            return self._refuse("no such model", "404 Not ProbeResult")
         return self._answer(asked, [f" {one}" if i else one for i, one in enumerate(words)])
 
     def _refuse(self, text: str, status: str = "400 Bad Request") -> bytes:
@@ -210,7 +210,7 @@ async def test_what_is_refused_is_no_fault_and_not_asked_for(
 
     assert told[probe].outcome == "passed"
     assert told[probe].detail.startswith("refused: 400: ")
-    assert finds.fields(list(told.values())) == [path]
+    assert report.unsupported_fields(list(told.values())) == [path]
 
 
 async def test_nothing_is_said_of_fields_where_nothing_is_answered() -> None:
@@ -221,7 +221,7 @@ async def test_nothing_is_said_of_fields_where_nothing_is_answered() -> None:
         told = await found(worker.url, spoken("openai"))
 
     assert not outcomes(told, "passed").keys() - {"wrong-path"}
-    assert finds.fields(list(told.values())) == []
+    assert report.unsupported_fields(list(told.values())) == []
 
 
 async def test_answers_that_are_mixed_up_are_found() -> None:
@@ -298,7 +298,9 @@ async def test_a_worker_that_serves_one_model_under_any_name_is_told_of() -> Non
         told = await found(worker.url, spoken("openai"), only="model-unknown")
 
     assert told["model-unknown"].outcome == "passed"
-    assert finds.quirks(list(told.values())) == {"model-unknown": "every model's name is answered"}
+    assert report.collect_quirks(list(told.values())) == {
+        "model-unknown": "every model's name is answered"
+    }
 
 
 async def test_no_wrong_answer_of_a_worker_ends_the_probes() -> None:
@@ -315,4 +317,4 @@ async def test_no_wrong_answer_of_a_worker_ends_the_probes() -> None:
 
     assert {one.outcome for one in told.values()} <= {"passed", "failed", "not offered"}
     assert told["stream-is-whole"].outcome == "failed"
-    assert finds.fields(list(told.values())) == []
+    assert report.unsupported_fields(list(told.values())) == []

@@ -9,11 +9,10 @@ import httpx
 import msgspec
 import pytest
 
-from gateway.conformance.worker.line import Line, Unreachable, Whom
-from gateway.conformance.worker.probes import PROBES
-from gateway.conformance.worker.probing import Found, probed
 from gateway.core.ports import WorkerDialect
 from gateway.making import make_dialect
+from gateway.tools.probe.client import Unreachable, WorkerClient, WorkerTarget
+from gateway.tools.probe.runner import PROBES, ProbeResult, run_probes
 from tests.conftest import Serve
 from tests.fakes import Received, chunked, whole
 from tests.serving import serving
@@ -59,15 +58,15 @@ class Answering:
 
 
 async def found(
-    url: str, dialect: WorkerDialect, *, only: str = "", way: str = "chat", **whom: Any
-) -> dict[str, Found]:
+    url: str, dialect: WorkerDialect, *, only: str = "", mode: str = "chat", **target: Any
+) -> dict[str, ProbeResult]:
     """What each probe finds; ``only`` those of these names."""
     chosen = [one for one in PROBES if not only or one.name in only.split()]
     assert len(chosen) == len(only.split()) or not only
-    told = Whom(url, way=way, **{"model": "parrot"} | whom)  # type: ignore[arg-type]
+    told = WorkerTarget(url, mode=mode, **{"model": "parrot"} | target)  # type: ignore[arg-type]
     async with httpx.AsyncClient(timeout=None, trust_env=False) as http:  # noqa: S113 - probes have one
-        line = Line(http, dialect, told)
-        return {one.name: one async for one in probed(chosen, line, seconds=20, total=100)}
+        worker = WorkerClient(http, dialect, told)
+        return {one.name: one async for one in run_probes(chosen, worker, seconds=20, total=100)}
 
 
 def spoken(name: str, profile: str | None = None) -> WorkerDialect:
@@ -75,7 +74,7 @@ def spoken(name: str, profile: str | None = None) -> WorkerDialect:
     return dialect  # type: ignore[no-any-return]
 
 
-def outcomes(told: dict[str, Found], outcome: str) -> dict[str, str]:
+def outcomes(told: dict[str, ProbeResult], outcome: str) -> dict[str, str]:
     return {name: one.detail for name, one in told.items() if one.outcome == outcome}
 
 
@@ -104,7 +103,9 @@ async def test_a_gateway_passes_as_a_worker(
     dialect, profile, prefix, said, least = way
     gateway = await serve(PARROT)
 
-    told = await found(gateway.url + prefix, spoken(dialect, profile), way=said, embedder="vectors")
+    told = await found(
+        gateway.url + prefix, spoken(dialect, profile), mode=said, embedder="vectors"
+    )
 
     assert not outcomes(told, "failed")
     assert len(outcomes(told, "passed")) >= least
@@ -117,7 +118,7 @@ async def test_what_a_dialect_can_not_carry_is_not_offered(serve: Serve) -> None
     told = await found(gateway.url, spoken("openai"), only="top-k n embedding")
 
     assert told["top-k"].outcome == "not offered"
-    assert told["top-k"].detail == "the dialect can't carry sampling.top_k: dropped"
+    assert told["top-k"].detail == "the protocol can't carry sampling.top_k: dropped"
     assert told["embedding"].detail == "no model of embeddings was named (--embedder)"
     assert told["n"].outcome == "passed"
 
@@ -126,8 +127,8 @@ async def test_the_probes_have_a_time(serve: Serve) -> None:
     gateway = await serve(PARROT.replace("context: 5000", "delay: 2s"))
     chosen = [one for one in PROBES if one.name in ("health", "whole", "stream")]
     async with httpx.AsyncClient(timeout=None) as http:  # noqa: S113 - what is tested
-        line = Line(http, spoken("openai"), Whom(gateway.url, "parrot"))
-        told = [one async for one in probed(chosen, line, seconds=1, total=1.5)]
+        worker = WorkerClient(http, spoken("openai"), WorkerTarget(gateway.url, "parrot"))
+        told = [one async for one in run_probes(chosen, worker, seconds=1, total=1.5)]
 
     details = [one.detail for one in told]
     assert details[1].startswith("no answer within")
@@ -170,7 +171,7 @@ def tgi(request: Received) -> bytes:
         case "PUT", _:
             return whole(b"{}", "405 Method Not Allowed")
         case _:
-            return whole(b"{}", "404 Not Found")
+            return whole(b"{}", "404 Not ProbeResult")
 
 
 def _generate(request: Received, *, stream: bool) -> bytes:
@@ -235,7 +236,7 @@ def _told(
 
 async def test_a_worker_that_no_client_speaks_to_passes() -> None:
     async with Answering(tgi).serving() as worker:
-        told = await found(worker.url, spoken("tgi"), way="prompt")
+        told = await found(worker.url, spoken("tgi"), mode="prompt")
 
     assert outcomes(told, "failed") == {}
     assert len(outcomes(told, "passed")) >= 50

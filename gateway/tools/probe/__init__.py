@@ -1,8 +1,11 @@
-"""Probes of a worker, in whatever dialect it speaks: what it does of all that it may be asked.
+"""Probes of a worker: which of the things that its protocol promises it really does.
 
-line        asks a worker as a pool would, and tells all that was heard
-probing     what a probe is, how it is run, and what was found
-ideal       what the dialect has a place for
-probes      all of them; each topic has a module
-found       what was found, for people, programs and a pool
+client        sends requests as a pool would; what a probe is
+basic         probes: availability, responses and their usage, messages and texts, embeddings
+stopping      probes: finish reasons, token limits and stop strings; sampling, choices and prompts
+structured    probes: structured output, tool calls, log probabilities, reasoning
+errors        probes: invalid requests
+concurrency   probes: connections, concurrent requests, clients that disconnect
+runner        runs them
+report        the results as a table, as JSON, and as a pool's capabilities
 """

@@ -1,101 +1,128 @@
-"""Probes: is it there, does it answer, whole and in pieces, and does it count."""
+"""Probes: availability, responses and their usage, messages and texts, embeddings."""
 
+import math
+from collections.abc import Sequence
+from functools import partial
 from typing import Final
 
 import msgspec
 from msgspec.structs import replace
 
-from gateway.conformance.cases import Mismatch, expect
-from gateway.conformance.worker import ideal
-from gateway.conformance.worker.line import Heard, Line, NotOffered, Refused
-from gateway.conformance.worker.probing import Probe
+from gateway.core.errors import ContextTooLong, GatewayError
 from gateway.core.ports import Learning
-from gateway.core.types import GenerateRequest, PromptEcho, Start, Stopping, Text, Usage
+from gateway.core.types import (
+    GenerateRequest,
+    Message,
+    PromptEcho,
+    Role,
+    Start,
+    Stopping,
+    Text,
+    TextPart,
+    Usage,
+)
+from gateway.tools.probe.client import (
+    NotOffered,
+    Probe,
+    UnexpectedResponse,
+    WorkerClient,
+    WorkerRefused,
+    WorkerResponse,
+    expect,
+    fold_events,
+    reports_usage,
+)
 
 COUNT: Final = "Count from one to twenty in words, with a space between them and nothing else."
-_LINES: Final = "The capital of France is\nParis. The capital of Italy is"
+ACCENTS: Final = "Say this back, letter by letter: Grüße, crème brûlée, smörgåsbord, jalapeño"
+_TWO_LINES: Final = "The capital of France is\nParis. The capital of Italy is"
 """A prompt in two lines, which nobody says back by chance."""
-_SLACK: Final = 8
+_EXTRA_TOKENS: Final = 8
 """Tokens that a text may have beside its characters: begins, ends, a template's."""
 
 
-async def _health(line: Line) -> str:
-    heard = await line.fetch(line.dialect.probe)
-    expect(heard.status in range(200, 300), f"{line.dialect.probe.path} is answered {heard.status}")
-    return f"{line.dialect.probe.path} is answered {heard.status}"
+async def _health(worker: WorkerClient) -> str:
+    response = await worker.fetch(worker.adapter.probe)
+    expect(
+        response.status in range(200, 300),
+        f"{worker.adapter.probe.path} is answered {response.status}",
+    )
+    return f"{worker.adapter.probe.path} is answered {response.status}"
 
 
-async def _capacity(line: Line) -> str:
-    if not isinstance(line.dialect, Learning):
-        raise NotOffered("the dialect asks nothing")
-    model = line.whom.model or line.whom.embedder or ""
-    heard = [await line.fetch(wire) for wire in line.dialect.questions(model)]
-    bodies = [one.body if one.status in range(200, 300) else None for one in heard]
-    most = line.dialect.learn(model, bodies)
+async def _capacity(worker: WorkerClient) -> str:
+    if not isinstance(worker.adapter, Learning):
+        raise NotOffered("the protocol asks nothing")
+    model = worker.target.model or worker.target.embedder or ""
+    response = [await worker.fetch(wire) for wire in worker.adapter.questions(model)]
+    bodies = [one.body if one.status in range(200, 300) else None for one in response]
+    most = worker.adapter.learn(model, bodies)
     had = sum(body is not None for body in bodies)
-    expect(had, f"none of {len(bodies)} questions is answered: {[one.status for one in heard]}")
+    expect(had, f"none of {len(bodies)} questions is answered: {[one.status for one in response]}")
     told = "tells no number" if most is None else f"takes {most} at a time"
     return f"{had} of {len(bodies)} questions answered; {told}"
 
 
-async def _unknown(line: Line) -> str:
-    request = replace(line.say("hi"), model="interlingua-no-such-model")
-    heard = await line.ask(request)
-    if heard.whole is not None:
-        line.quirks.append("every model's name is answered")
+async def _unknown_model(worker: WorkerClient) -> str:
+    request = replace(worker.text_request("hi"), model="interlingua-no-such-model")
+    response = await worker.send(request)
+    if response.result is not None:
+        worker.quirks.append("every model's name is answered")
         return "every name is answered: it serves one model"
-    expect(heard.refused, f"wanted a refusal, got {heard.told}")
-    return f"refused: {heard.told}"
+    expect(response.is_refused, f"wanted a refusal, got {response.summary}")
+    return f"refused: {response.summary}"
 
 
-async def _whole(line: Line) -> str:
-    choice = (await line.ask(line.say(COUNT))).choice
+async def _unary(worker: WorkerClient) -> str:
+    choice = (await worker.send(worker.text_request(COUNT))).choice
     expect(choice.text.strip() or choice.thought, "the text is empty")
     return f"{len(choice.text)} characters"
 
 
-async def _stream(line: Line) -> str:
-    heard = await line.ask(line.say(COUNT, stream=True))
-    said = heard.choice
+async def _stream(worker: WorkerClient) -> str:
+    response = await worker.send(worker.text_request(COUNT, stream=True))
+    said = response.choice
     expect(said.text.strip() or said.thought, "the text is empty")
-    pieces = sum(isinstance(event, Text) for event in heard.events)
+    pieces = sum(isinstance(event, Text) for event in response.events)
     if pieces == 1:
-        line.quirks.append("a stream has its whole text in one piece")
-    return f"{pieces} pieces in {len(heard.pieces)} reads"
+        worker.quirks.append("a stream has its whole text in one piece")
+    return f"{pieces} pieces in {len(response.chunks)} reads"
 
 
-async def _same(line: Line) -> str:
-    whole = await line.base(COUNT)
-    said = (await line.ask(line.say(COUNT, stream=True))).choice.text
+async def _same_text(worker: WorkerClient) -> str:
+    whole = await worker.baseline(COUNT)
+    said = (await worker.send(worker.text_request(COUNT, stream=True))).choice.text
     if said != whole:
         place = next((i for i, (a, b) in enumerate(zip(said, whole, strict=False)) if a != b), None)
         at = min(len(said), len(whole)) if place is None else place
-        raise Mismatch(
+        raise UnexpectedResponse(
             f"they differ from character {at}: {whole[at : at + 20]!r}, {said[at : at + 20]!r}"
         )
     return "the same text"
 
 
-async def _prompt(line: Line) -> str:
-    choice = (await line.ask(line.prompt("The days of the week are Monday, Tuesday,"))).choice
+async def _prompt(worker: WorkerClient) -> str:
+    choice = (
+        await worker.send(worker.prompt_request("The days of the week are Monday, Tuesday,"))
+    ).choice
     return f"{len(choice.text)} characters"
 
 
-async def _usage_whole(line: Line) -> str:
-    return _counted(await line.ask(_countable(line, stream=False)))
+async def _usage_whole(worker: WorkerClient) -> str:
+    return _check_usage(await worker.send(_usage_request(worker, stream=False)))
 
 
-async def _usage_stream(line: Line) -> str:
-    heard = await line.ask(_countable(line, stream=True))
-    counted = _counted(heard)
-    places = [i for i, event in enumerate(heard.events) if isinstance(event, Usage)]
-    last = max(i for i, event in enumerate(heard.events) if isinstance(event, Text))
+async def _usage_stream(worker: WorkerClient) -> str:
+    response = await worker.send(_usage_request(worker, stream=True))
+    counted = _check_usage(response)
+    places = [i for i, event in enumerate(response.events) if isinstance(event, Usage)]
+    last = max(i for i, event in enumerate(response.events) if isinstance(event, Text))
     return f"{counted}; {'before' if places[0] < last else 'after'} the last text"
 
 
-async def _usage_same(line: Line) -> str:
-    whole = (await line.ask(line.say(COUNT))).answer.usage
-    stream = (await line.ask(line.say(COUNT, stream=True))).answer.usage
+async def _usage_same(worker: WorkerClient) -> str:
+    whole = (await worker.send(worker.text_request(COUNT))).answer.usage
+    stream = (await worker.send(worker.text_request(COUNT, stream=True))).answer.usage
     if whole is None or stream is None:
         raise NotOffered("the worker does not tell usage both ways")
     got = [(one.prompt_tokens, one.completion_tokens) for one in (whole, stream)]
@@ -103,23 +130,23 @@ async def _usage_same(line: Line) -> str:
     return f"{got[0]} (prompt, completion)"
 
 
-def _countable(line: Line, *, stream: bool) -> GenerateRequest:
-    """Raises NotOffered where the dialect has no place for usage."""
-    request = line.say(COUNT, stream=stream)
-    if not ideal.tells_usage(line.dialect, request):
-        raise NotOffered("the dialect has no place for it")
+def _usage_request(worker: WorkerClient, *, stream: bool) -> GenerateRequest:
+    """Raises NotOffered where the protocol has no place for usage."""
+    request = worker.text_request(COUNT, stream=stream)
+    if not reports_usage(worker.adapter, request):
+        raise NotOffered("the protocol has no place for it")
     return request
 
 
-def _counted(heard: Heard) -> str:
+def _check_usage(response: WorkerResponse) -> str:
     """Usage that can be true of the answer."""
-    answer = heard.answer
+    answer = response.answer
     usage = answer.usage
     text = answer.choices[0].text + answer.choices[0].thought
     if usage is None or usage.source != "worker":
-        raise Mismatch("no usage came")
+        raise UnexpectedResponse("no usage came")
     expect(usage.prompt_tokens > 0, f"a prompt of {usage.prompt_tokens} tokens")
-    most = len(text.encode()) + _SLACK
+    most = len(text.encode()) + _EXTRA_TOKENS
     expect(
         0 < usage.completion_tokens <= most,
         f"{usage.completion_tokens} completion tokens for {len(text)} characters",
@@ -127,30 +154,30 @@ def _counted(heard: Heard) -> str:
     return f"{usage.prompt_tokens} prompt tokens, {usage.completion_tokens} completion tokens"
 
 
-async def _no_echo(line: Line) -> str:
+async def _no_echo(worker: WorkerClient) -> str:
     for stream in (False, True):
-        heard = await line.ask(line.prompt(_LINES, stream=stream))
-        text = heard.choice.text
-        expect(not text.startswith(_LINES), "the prompt stands before the text")
-        expect(not any(isinstance(e, PromptEcho) for e in heard.events), "the prompt is told")
+        response = await worker.send(worker.prompt_request(_TWO_LINES, stream=stream))
+        text = response.choice.text
+        expect(not text.startswith(_TWO_LINES), "the prompt stands before the text")
+        expect(not any(isinstance(e, PromptEcho) for e in response.events), "the prompt is told")
     return "only what is new"
 
 
-async def _begins_once(line: Line) -> str:
-    heard = await line.ask(line.say(COUNT, stream=True))
-    expect(heard.answer.choices, "there is no choice")
-    starts = sum(isinstance(event, Start) for event in heard.events)
+async def _single_start(worker: WorkerClient) -> str:
+    response = await worker.send(worker.text_request(COUNT, stream=True))
+    expect(response.answer.choices, "there is no choice")
+    starts = sum(isinstance(event, Start) for event in response.events)
     expect(starts <= 1, f"it begins {starts} times")
     return "one beginning, one end"
 
 
-async def _types(line: Line) -> str:
+async def _content_types(worker: WorkerClient) -> str:
     kinds = []
     for stream in (False, True):
-        heard = await line.ask(line.say("Say hi.", stream=stream))
-        expect(heard.whole is not None, heard.told)
-        kind = heard.headers.get("content-type", "")
-        events = not heard.body.lstrip().startswith((b"{", b"["))
+        response = await worker.send(worker.text_request("Say hi.", stream=stream))
+        expect(response.result is not None, response.summary)
+        kind = response.headers.get("content-type", "")
+        events = not response.body.lstrip().startswith((b"{", b"["))
         wanted = "text/event-stream" if events else "application/json"
         got = kind.partition(";")[0].strip().lower()
         expect(got == wanted, f"a body of {wanted} is called {kind!r}")
@@ -160,40 +187,280 @@ async def _types(line: Line) -> str:
     return ", ".join(kinds)
 
 
-async def _unknown_field(line: Line) -> str:
-    request = line.say("Say hi.")
-    wire = line.encoded(request)
+async def _unknown_field(worker: WorkerClient) -> str:
+    request = worker.text_request("Say hi.")
+    wire = worker.encode(request)
     fields = msgspec.json.decode(wire.body)
     body = msgspec.json.encode(fields | {"interlingua_probe": 1})
-    heard = await line.send(replace(wire, body=body), request)
+    response = await worker.send_encoded(replace(wire, body=body), request)
     try:
-        heard.choice  # noqa: B018 - what it raises tells
-    except Refused:
-        line.quirks.append("a parameter that it does not know is refused")
-        return f"refused: {heard.told}"
+        response.choice  # noqa: B018 - what it raises tells
+    except WorkerRefused:
+        worker.quirks.append("a parameter that it does not know is refused")
+        return f"refused: {response.summary}"
     return "taken and ignored"
 
 
-async def _one_token(line: Line) -> str:
-    request = line.say(COUNT, stream=True, stopping=Stopping(max_tokens=1))
-    choice = (await line.ask(request)).choice
+async def _single_token(worker: WorkerClient) -> str:
+    request = worker.text_request(COUNT, stream=True, stopping=Stopping(max_tokens=1))
+    choice = (await worker.send(request)).choice
     return f"{choice.text!r}, {choice.reason}"
 
 
-PROBES: Final = (
-    Probe("health", "The dialect's probe is answered with 200.", _health),
-    Probe("capacity", "What the dialect asks before it sends requests is answered.", _capacity),
-    Probe("whole", "A whole answer comes, in the dialect.", _whole),
-    Probe("stream", "A streamed answer comes, with the dialect's end.", _stream),
+RESPONSE_PROBES: Final = (
+    Probe("health", "The protocol's probe is answered with 200.", _health),
+    Probe("capacity", "What the protocol asks before it sends requests is answered.", _capacity),
+    Probe("whole", "A whole answer comes, in the protocol.", _unary),
+    Probe("stream", "A streamed answer comes, with the protocol's end.", _stream),
     Probe("prompt", "A prompt is gone on with.", _prompt),
-    Probe("model-unknown", "A model that is not there is refused.", _unknown),
-    Probe("stream-is-whole", "A greedy stream has the text of the whole answer.", _same),
-    Probe("stream-begins-once", "A stream begins once, and nothing follows its end.", _begins_once),
-    Probe("stream-one-token", "A stream of one token has its end, too.", _one_token),
+    Probe("model-unknown", "A model that is not there is refused.", _unknown_model),
+    Probe("stream-is-whole", "A greedy stream has the text of the whole answer.", _same_text),
+    Probe(
+        "stream-begins-once", "A stream begins once, and nothing follows its end.", _single_start
+    ),
+    Probe("stream-one-token", "A stream of one token has its end, too.", _single_token),
     Probe("usage-whole", "A whole answer tells its tokens.", _usage_whole),
     Probe("usage-stream", "A stream tells its tokens.", _usage_stream),
     Probe("usage-same", "Both tell the same number of tokens.", _usage_same),
     Probe("no-echo", "The prompt is not given back unasked.", _no_echo),
-    Probe("content-types", "Bodies are called what they are.", _types),
+    Probe("content-types", "Bodies are called what they are.", _content_types),
     Probe("field-unknown", "A parameter it does not know is ignored or refused.", _unknown_field),
+)
+
+
+# --- messages and texts ---------------------------------------------------------------------------
+
+
+_EMOJI: Final = "Say this back: 👩‍👩‍👧‍👦 🇫🇷 🏳️‍🌈 日本語 한국어 עברית 𠮷"
+_CONTROLS: Final = "a\x00b\x07c\x1bd\x7fe\u2028f\ufefff"
+_REPLACEMENT: Final = "\ufffd"
+_OVERSIZED_WORDS: Final = 400_000
+"""Of a prompt that is too long for almost any model: 2 MB."""
+
+
+async def _round_trip(worker: WorkerClient, text: str, *, stream: bool) -> str:
+    response = await worker.send(worker.text_request(text, stream=stream))
+    said = response.choice.text + response.choice.thought
+    expect(_REPLACEMENT not in said, f"characters are broken: {said!r}")
+    expect(not _is_double_encoded(said), f"characters are encoded twice: {said!r}")
+    if stream:
+        _check_split_bytes(worker, text, response, said)
+    rare = sum(not char.isascii() for char in said)
+    return f"{rare} characters of several bytes" if rare else "the model said none of them"
+
+
+def _is_double_encoded(text: str) -> bool:
+    """Whether it is UTF-8 that was taken for Latin-1."""
+    if text.isascii():
+        return False
+    try:
+        text.encode("latin-1").decode("utf-8")
+    except UnicodeError:
+        return False
+    return True
+
+
+def _check_split_bytes(
+    worker: WorkerClient, text: str, response: WorkerResponse, said: str
+) -> None:
+    """The same bytes one by one, as a network might bring them."""
+    decoder = worker.adapter.decoder(worker.text_request(text, stream=True))
+    body = response.body
+    try:
+        events = [event for i in range(len(body)) for event in decoder.feed(body[i : i + 1])]
+        answer = fold_events([*events, *decoder.close()])
+    except GatewayError as error:
+        expect(False, f"byte by byte: {error}")  # noqa: FBT003 - it is the only positional one
+    else:
+        choice = answer.choices[0]
+        expect(choice.text + choice.thought == said, "byte by byte it is another text")
+
+
+async def _answered_or_refused(worker: WorkerClient, text: str) -> str:
+    """Answered, or refused as the client's fault."""
+    try:
+        return f"answered: {(await worker.send(worker.text_request(text))).choice.reason}"
+    except WorkerRefused as error:
+        return f"refused: {error}"
+
+
+async def _oversized_prompt(worker: WorkerClient) -> str:
+    request = worker.text_request("word " * _OVERSIZED_WORDS, stopping=Stopping(max_tokens=1))
+    response = await worker.send(request)
+    try:
+        usage = response.answer.usage
+    except WorkerRefused:
+        if not isinstance(response.error, ContextTooLong):
+            worker.quirks.append("a prompt that is too long is refused in words nobody knows")
+        return f"refused: {response.summary}"
+    read = f"; it says it has read {usage.prompt_tokens} tokens" if usage is not None else ""
+    return f"{_OVERSIZED_WORDS} words are taken{read}"
+
+
+async def _long_prompt(worker: WorkerClient) -> str:
+    text = "word " * 300 + "Say hi."
+    usage = (await worker.send(worker.text_request(text))).answer.usage
+    return "answered" if usage is None else f"answered: {usage.prompt_tokens} tokens"
+
+
+def _message(role: Role, text: str) -> Message:
+    return Message(role, (TextPart(text),))
+
+
+async def _system_message(worker: WorkerClient) -> str:
+    turns = (
+        _message("system", "Answer in one word."),
+        _message("user", "What is the capital of Italy?"),
+    )
+    return repr((await worker.send(worker.chat_request(*turns))).choice.text[:40])
+
+
+async def _several_messages(worker: WorkerClient) -> str:
+    turns = (
+        _message("user", "My name is Ada."),
+        _message("assistant", "Hello Ada."),
+        _message("user", "What is my name?"),
+    )
+    return repr((await worker.send(worker.chat_request(*turns))).choice.text[:40])
+
+
+async def _text_parts(worker: WorkerClient) -> str:
+    turn = Message("user", (TextPart("Say "), TextPart("hi.")))
+    return repr((await worker.send(worker.chat_request(turn))).choice.text[:40])
+
+
+async def _assistant_first(worker: WorkerClient) -> str:
+    turns = (_message("assistant", "Hello."), _message("user", "Say hi."))
+    try:
+        return f"answered: {(await worker.send(worker.chat_request(*turns))).choice.reason}"
+    except WorkerRefused as error:
+        return f"refused: {error}"
+
+
+MESSAGE_PROBES: Final = (
+    Probe("system", "A system message is taken.", _system_message),
+    Probe("turns", "Earlier turns are taken.", _several_messages),
+    Probe("text-parts", "A message of several texts is taken.", _text_parts),
+    Probe("assistant-first", "An assistant may speak first, or is refused.", _assistant_first),
+    Probe("empty", "Nothing said is answered or refused.", partial(_answered_or_refused, text="")),
+    Probe(
+        "controls",
+        "NUL and its like are answered or refused.",
+        partial(_answered_or_refused, text=_CONTROLS),
+    ),
+    Probe(
+        "accents",
+        "Letters of two bytes come through.",
+        partial(_round_trip, text=ACCENTS, stream=False),
+    ),
+    Probe(
+        "accents-stream",
+        "The same in a stream, wherever its packets end.",
+        partial(_round_trip, text=ACCENTS, stream=True),
+    ),
+    Probe(
+        "emoji",
+        "Signs of many bytes come through.",
+        partial(_round_trip, text=_EMOJI, stream=False),
+    ),
+    Probe(
+        "emoji-stream",
+        "The same in a stream, wherever its packets end.",
+        partial(_round_trip, text=_EMOJI, stream=True),
+    ),
+    Probe("prompt-long", "A page of text is taken.", _long_prompt),
+    Probe(
+        "prompt-too-long",
+        "A prompt over any limit is refused as the client's fault, or taken.",
+        _oversized_prompt,
+    ),
+)
+
+
+# --- embeddings -----------------------------------------------------------------------------------
+
+
+_TEXTS: Final = ("a cat", "the stock exchange fell by three percent", "ein Löwe")
+_SAME_COSINE: Final = 0.999
+_TOLERANCE: Final = 1e-3
+
+
+async def _single_embedding(worker: WorkerClient) -> str:
+    [vector] = await _vectors(worker, _TEXTS[0])
+    expect(vector, "it is empty")
+    expect(all(math.isfinite(one) for one in vector), "it has what is no number")
+    return f"{len(vector)} numbers"
+
+
+async def _embedding_batch(worker: WorkerClient) -> str:
+    found = await _vectors(worker, *_TEXTS)
+    expect(len(found) == len(_TEXTS), f"wanted {len(_TEXTS)}, got {len(found)}")
+    sizes = {len(one) for one in found}
+    expect(len(sizes) == 1, f"of different lengths: {sorted(sizes)}")
+    return f"{len(found)} of {sizes.pop()} numbers"
+
+
+async def _embedding_order(worker: WorkerClient) -> str:
+    alone = [(await _vectors(worker, one))[0] for one in _TEXTS]
+    found = await _vectors(worker, *_TEXTS)
+    expect(len(found) == len(_TEXTS), f"wanted {len(_TEXTS)}, got {len(found)}")
+    near = [max(range(len(alone)), key=lambda n: _cosine(alone[n], one)) for one in found]
+    good = all(_cosine(a, b) > _SAME_COSINE for a, b in zip(alone, found, strict=True))
+    expect(good or near == [*range(len(alone))], f"they come in another order: {near}")
+    return "as each alone" if good else "in their order, though not as each alone"
+
+
+async def _base64_embedding(worker: WorkerClient) -> str:
+    [plain] = await _vectors(worker, _TEXTS[0])
+    response = await worker.send(worker.embedding_request(_TEXTS[0], encoding="base64"))
+    [packed] = response.answer.vectors
+    expect(len(plain) == len(packed), f"{len(packed)} numbers for {len(plain)}")
+    apart = max(abs(a - b) for a, b in zip(plain, packed, strict=True))
+    expect(apart <= _TOLERANCE, f"they are {apart:g} apart")
+    return "the same numbers"
+
+
+async def _embedding_usage(worker: WorkerClient) -> str:
+    usage = (await worker.send(worker.embedding_request(*_TEXTS))).answer.usage
+    told = usage is not None and usage.source == "worker" and usage.prompt_tokens > 0
+    expect(told, "no usage came")
+    return f"{usage.prompt_tokens if usage else 0} tokens"
+
+
+async def _empty_embedding(worker: WorkerClient) -> str:
+    try:
+        [vector] = await _vectors(worker, "")
+    except WorkerRefused as error:
+        return f"refused: {error}"
+    return f"{len(vector)} numbers"
+
+
+async def _vectors(worker: WorkerClient, *texts: str) -> list[tuple[float, ...]]:
+    return (await worker.send(worker.embedding_request(*texts))).answer.vectors
+
+
+def _cosine(a: Sequence[float], b: Sequence[float]) -> float:
+    if len(a) != len(b):
+        return 0.0
+    size = math.hypot(*a) * math.hypot(*b)
+    return sum(x * y for x, y in zip(a, b, strict=True)) / size if size else 0.0
+
+
+EMBEDDING_PROBES: Final = (
+    Probe("embedding", "A text has its vector.", _single_embedding),
+    Probe(
+        "embedding-batch",
+        "Several texts have as many vectors, of one length.",
+        _embedding_batch,
+        ("inputs",),
+    ),
+    Probe(
+        "embedding-order",
+        "Vectors come in the order of their texts.",
+        _embedding_order,
+        ("inputs",),
+    ),
+    Probe("embedding-base64", "Packed vectors are the same.", _base64_embedding, ("encoding",)),
+    Probe("embedding-usage", "Their tokens are told.", _embedding_usage),
+    Probe("embedding-empty", "A text of nothing has a vector, or is refused.", _empty_embedding),
 )

@@ -1,263 +1,296 @@
-"""Asking a worker as a pool would: through its dialect, over HTTP, and no further than is safe."""
+"""The client of a worker: sends requests as a pool would, and reads bounded responses."""
 
 import asyncio
 import itertools
-from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager, suppress
-from typing import Any, Final, Literal
+from typing import Any, Final, Literal, cast
 
 import httpx
 from msgspec import Struct, field
 from msgspec.structs import replace
 
-from gateway.conformance.cases import Mismatch
-from gateway.core.aggregate import Answer, ChoiceAnswer, Fold
+from gateway.core.aggregate import Answer, ChoiceAnswer, Fold, folded
+from gateway.core.context import Context, Deadline
 from gateway.core.errors import (
     ClientError,
     GatewayError,
+    InvalidParameter,
+    Malformed,
     Overloaded,
     RateLimited,
     StreamBroken,
     Unsupported,
     WorkerFailed,
 )
-from gateway.core.ports import Cancelling, Decoder, WireRequest, WorkerDialect
+from gateway.core.ports import (
+    About,
+    Call,
+    Cancelling,
+    Decoder,
+    Dialect,
+    WireRequest,
+    WorkerDialect,
+)
 from gateway.core.types import (
     Done,
     EmbedRequest,
+    End,
     Event,
     GenerateRequest,
     Message,
     Request,
     Sampling,
     Stopping,
+    Text,
     TextPart,
+    Usage,
     apart,
 )
+from gateway.paths import Mount, Paths
 
-_LARGEST: Final = 8 << 20
-"""Bytes of an answer that are read."""
+_MAX_BODY: Final = 8 << 20
+"""Bytes of a response body."""
 _PORT: Final = 1
-"""Where the port is in an address."""
+"""The index of the port in an address."""
+
+
+class UnexpectedResponse(Exception):
+    """The response is not what the probe requires; the text says how it differs."""
 
 
 class NotOffered(Exception):
-    """The dialect, or what is asked for, can't have it; the text says why."""
+    """The probe can't run: the protocol or the given options don't allow it; the text says why."""
 
 
-class Refused(Exception):
-    """The worker would not take it, and says so as it should."""
+class WorkerRefused(Exception):
+    """The worker rejected the request as a client error, as it may."""
 
 
-class Unsure(Exception):
-    """It went wrong, for a reason that need not be the one that was looked for."""
+class Inconclusive(Exception):
+    """The probe failed, possibly for another reason than the one that it tests."""
 
 
 class Unreachable(Exception):
-    """Nobody listens there."""
+    """The worker accepts no connection."""
 
 
-class Whom(Struct, frozen=True):
-    """The worker: its base URL, the models it is asked for, and how.
+class WorkerTarget(Struct, frozen=True):
+    """The worker: its base URL, the models to request, and how.
 
-    ``way``: whether it is told texts as a conversation or as a prompt.
+    ``mode``: whether texts are sent as chat messages or as prompts.
     """
 
     url: str
     model: str | None = None
     embedder: str | None = None
     key: str | None = None
-    way: Literal["chat", "prompt"] = "chat"
+    mode: Literal["chat", "prompt"] = "chat"
 
 
-class Heard(Struct):
-    """What came back. ``error`` is what the dialect reads in it, if it is no good answer."""
+class WorkerResponse(Struct):
+    """A worker's response. ``error``: what the adapter makes of a response that is no success."""
 
     status: int = 0
     headers: Mapping[str, str] = {}
-    pieces: list[bytes] = field(default_factory=list[bytes])
+    chunks: list[bytes] = field(default_factory=list[bytes])
     events: list[Event] = field(default_factory=list[Event])
     error: GatewayError | None = None
-    whole: Answer | None = None
+    result: Answer | None = None
     port: int | None = None
-    """Ours, by which connections are told apart."""
+    """The local port, which identifies the connection."""
 
     @property
     def body(self) -> bytes:
-        """All that was read."""
-        return b"".join(self.pieces)
+        """The bytes that were read."""
+        return b"".join(self.chunks)
 
     @property
-    def refused(self) -> bool:
-        """Whether it says that the request is to blame, by its status or in its words."""
+    def is_refused(self) -> bool:
+        """Whether it is a client error, by its status or its error code."""
         if self.error is None or isinstance(self.error, RateLimited):
             return False
         return self.status in range(400, 500) or isinstance(self.error, ClientError)
 
     @property
     def answer(self) -> Answer:
-        """The answer. Raises Mismatch, Refused or Unsure where there is none."""
+        """The answer. Raises UnexpectedResponse, WorkerRefused or Inconclusive without one."""
         if isinstance(self.error, RateLimited | Overloaded):
-            raise Unsure(f"the worker is busy ({self.status})")
-        if self.refused:
-            raise Refused(self.told)
-        if self.error is not None or self.whole is None:
-            raise Mismatch(self.told)
-        return self.whole
+            raise Inconclusive(f"the worker is busy ({self.status})")
+        if self.is_refused:
+            raise WorkerRefused(self.summary)
+        if self.error is not None or self.result is None:
+            raise UnexpectedResponse(self.summary)
+        return self.result
 
     @property
     def choice(self) -> ChoiceAnswer:
         """The only choice. Raises as ``answer`` does."""
         choices = self.answer.choices
         if len(choices) != 1:
-            raise Mismatch(f"wanted one choice, got {len(choices)}")
+            raise UnexpectedResponse(f"wanted one choice, got {len(choices)}")
         return choices[0]
 
     @property
-    def told(self) -> str:
-        """What went wrong, in short."""
+    def summary(self) -> str:
+        """What went wrong, in one line."""
         said = str(self.error) if self.error is not None else "no answer"
         notes = "; ".join(getattr(self.error, "__notes__", ()))
         status = f"{self.status}: " if self.status not in (0, 200) else ""
         return f"{status}{said}" + (f" ({notes})" if notes else "")
 
 
-class Line:
-    """The way to one worker, for one probe. ``needs``: the fields that the probe is about."""
+class WorkerClient:
+    """Sends the requests of one probe to a worker. ``needs``: the fields that the probe needs."""
 
     def __init__(
         self,
         http: httpx.AsyncClient,
-        dialect: WorkerDialect,
-        whom: Whom,
+        adapter: WorkerDialect,
+        target: WorkerTarget,
         *,
         needs: Sequence[str] = (),
-        known: dict[str, str] | None = None,
+        baselines: dict[str, str] | None = None,
     ) -> None:
         self.http = http
-        self.dialect = dialect
-        self.whom = whom
+        self.adapter = adapter
+        self.target = target
         self.quirks: list[str] = []
         self._needs = needs
-        self._known = {} if known is None else known
-        self._numbers = itertools.count()
+        self._baselines = {} if baselines is None else baselines
+        self._request_numbers = itertools.count()
 
-    def about(self, needs: Sequence[str]) -> "Line":
-        """The same way for another probe."""
-        return Line(self.http, self.dialect, self.whom, needs=needs, known=self._known)
+    def for_probe(self, needs: Sequence[str]) -> "WorkerClient":
+        """A client for another probe of the same worker."""
+        return WorkerClient(
+            self.http, self.adapter, self.target, needs=needs, baselines=self._baselines
+        )
 
-    # --- what is asked ----------------------------------------------------------------------------
+    # --- requests ---------------------------------------------------------------------------------
 
-    def say(self, text: str, **more: Any) -> GenerateRequest:
-        """A request that tells the model ``text``, greedy and short unless ``more`` says else."""
-        if self.whom.way == "prompt":
-            return self.prompt(text, **more)
-        return self.turns(Message("user", (TextPart(text),)), **more)
+    def text_request(self, text: str, **more: Any) -> GenerateRequest:
+        """A request with ``text``, greedy and short unless ``more`` says otherwise."""
+        if self.target.mode == "prompt":
+            return self.prompt_request(text, **more)
+        return self.chat_request(Message("user", (TextPart(text),)), **more)
 
-    def turns(self, *messages: Message, **more: Any) -> GenerateRequest:
-        """A conversation. Raises NotOffered where the worker is asked by prompts."""
-        if self.whom.way == "prompt":
+    def chat_request(self, *messages: Message, **more: Any) -> GenerateRequest:
+        """A chat request. Raises NotOffered if texts are to be sent as prompts."""
+        if self.target.mode == "prompt":
             raise NotOffered("the worker is asked by prompts")
         return self._request(kind="chat", messages=messages, **more)
 
-    def prompt(self, *prompts: str | tuple[int, ...], **more: Any) -> GenerateRequest:
-        """Prompts, as they are."""
+    def prompt_request(self, *prompts: str | tuple[int, ...], **more: Any) -> GenerateRequest:
+        """A completion request."""
         return self._request(kind="completion", prompts=prompts, **more)
 
     def _request(self, **fields: Any) -> GenerateRequest:
-        if self.whom.model is None:
+        if self.target.model is None:
             raise NotOffered("no model of texts was named (--model)")
         usual = {"sampling": Sampling(temperature=0.0), "stopping": Stopping(max_tokens=48)}
-        return GenerateRequest(model=self.whom.model, **(usual | fields))
+        return GenerateRequest(model=self.target.model, **(usual | fields))
 
-    def embed(self, *inputs: str, **more: Any) -> EmbedRequest:
-        """A request for vectors. Raises NotOffered."""
-        if self.whom.embedder is None:
+    def embedding_request(self, *inputs: str, **more: Any) -> EmbedRequest:
+        """An embeddings request. Raises NotOffered without a model for it."""
+        if self.target.embedder is None:
             raise NotOffered("no model of embeddings was named (--embedder)")
-        return EmbedRequest(model=self.whom.embedder, inputs=inputs, **more)
+        return EmbedRequest(model=self.target.embedder, inputs=inputs, **more)
 
-    # --- asking -----------------------------------------------------------------------------------
+    # --- responses --------------------------------------------------------------------------------
 
-    async def ask(self, request: Request, until: Callable[[Heard], bool] | None = None) -> Heard:
-        """What comes of a request, as far as ``until`` says. Raises NotOffered and Unreachable."""
-        request = self._own(request)
-        return await self.send(self.encoded(request), request, until)
+    async def send(
+        self, request: Request, until: Callable[[WorkerResponse], bool] | None = None
+    ) -> WorkerResponse:
+        """Send a request; stop reading when ``until`` holds. Raises NotOffered and Unreachable."""
+        request = self._with_client_id(request)
+        return await self.send_encoded(self.encode(request), request, until)
 
-    async def base(self, text: str) -> str:
-        """What the model says to ``text`` by itself, asked once. Raises Unsure without it."""
-        if text not in self._known:
+    async def baseline(self, text: str) -> str:
+        """The plain answer to ``text``, requested once. Raises Inconclusive without one."""
+        if text not in self._baselines:
             try:
-                self._known[text] = (await self.ask(self.say(text))).choice.text
-            except (Mismatch, Refused) as error:
-                raise Unsure(f"plainly asked: {error}") from None
-        return self._known[text]
+                self._baselines[text] = (await self.send(self.text_request(text))).choice.text
+            except (UnexpectedResponse, WorkerRefused) as error:
+                raise Inconclusive(f"plainly asked: {error}") from None
+        return self._baselines[text]
 
-    def encoded(self, request: Request) -> WireRequest:
-        """The request for the worker. Raises NotOffered for what the dialect can't carry."""
+    def encode(self, request: Request) -> WireRequest:
+        """The HTTP request. Raises NotOffered if the protocol can't express a needed field."""
         try:
-            for loss in self.dialect.losses(request, {}):
+            for loss in self.adapter.losses(request, {}):
                 if loss.path in self._needs:
                     why = f" ({loss.detail})" if loss.detail else ""
-                    raise NotOffered(f"the dialect can't carry {loss.path}: {loss.reason}{why}")
-            return self.dialect.encode(request)
+                    raise NotOffered(f"the protocol can't carry {loss.path}: {loss.reason}{why}")
+            return self.adapter.encode(request)
         except Unsupported as error:
             raise NotOffered(error.message) from None
 
-    async def send(
-        self, wire: WireRequest, request: Request, until: Callable[[Heard], bool] | None = None
-    ) -> Heard:
-        """What comes of these bytes, read as the answer to ``request``. Raises Unreachable."""
-        heard = Heard()
+    async def send_encoded(
+        self,
+        wire: WireRequest,
+        request: Request,
+        until: Callable[[WorkerResponse], bool] | None = None,
+    ) -> WorkerResponse:
+        """Send these bytes; decode the response as one to ``request``. Raises Unreachable."""
+        response = WorkerResponse()
         try:
-            async with self._open(wire, heard) as response:
-                if response.status_code == httpx.codes.OK:
-                    await _listen(response, heard, self.dialect.decoder(request), until)
+            async with self._open(wire, response) as http_response:
+                if http_response.status_code == httpx.codes.OK:
+                    await _read_stream(
+                        http_response, response, self.adapter.decoder(request), until
+                    )
                 else:
-                    await _gather(response, heard)
-                    headers = heard.headers
-                    heard.error = self.dialect.read_error(heard.status, headers, heard.body)
+                    await _read_body(http_response, response)
+                    headers = response.headers
+                    response.error = self.adapter.read_error(
+                        response.status, headers, response.body
+                    )
         except GatewayError as error:
-            heard.error = error
-        return heard
+            response.error = error
+        return response
 
-    async def fetch(self, wire: WireRequest) -> Heard:
-        """What comes of these bytes, not read any further; no error tells of a bad status."""
-        heard = Heard()
+    async def fetch(self, wire: WireRequest) -> WorkerResponse:
+        """Send these bytes; do not decode the response, whatever its status."""
+        response = WorkerResponse()
         with suppress(StreamBroken):
-            async with self._open(wire, heard) as response:
-                await _gather(response, heard)
-        return heard
+            async with self._open(wire, response) as http_response:
+                await _read_body(http_response, response)
+        return response
 
-    async def leave(self, request: Request) -> Heard:
-        """Ask, and go away as soon as something has been said, as a pool does."""
-        request = self._own(request)
-        heard = await self.send(self.encoded(request), request, lambda got: bool(got.events))
-        if isinstance(self.dialect, Cancelling) and heard.error is None:
-            await self.fetch(self.dialect.cancel(request))
-        return heard
+    async def send_and_disconnect(self, request: Request) -> WorkerResponse:
+        """Send a request and disconnect after the first event, as a pool does."""
+        request = self._with_client_id(request)
+        response = await self.send_encoded(
+            self.encode(request), request, lambda got: bool(got.events)
+        )
+        if isinstance(self.adapter, Cancelling) and response.error is None:
+            await self.fetch(self.adapter.cancel(request))
+        return response
 
-    def _own(self, request: Request) -> Request:
-        """With a name of its own, for a dialect that stops requests by their names."""
-        if not isinstance(self.dialect, Cancelling):
+    def _with_client_id(self, request: Request) -> Request:
+        """The request with an id of its own, if the protocol cancels requests by id."""
+        if not isinstance(self.adapter, Cancelling):
             return request
-        return replace(request, client_id=f"probe-{id(self):x}-{next(self._numbers)}")
+        return replace(request, client_id=f"probe-{id(self):x}-{next(self._request_numbers)}")
 
     @asynccontextmanager
-    async def _open(self, wire: WireRequest, heard: Heard) -> AsyncIterator[httpx.Response]:
+    async def _open(
+        self, wire: WireRequest, response: WorkerResponse
+    ) -> AsyncIterator[httpx.Response]:
         headers = [("Accept-Encoding", "identity"), *wire.headers]
-        if self.whom.key is not None:
-            headers.append(("Authorization", f"Bearer {self.whom.key}"))
-        url = self.whom.url + wire.path
+        if self.target.key is not None:
+            headers.append(("Authorization", f"Bearer {self.target.key}"))
+        url = self.target.url + wire.path
         try:
             async with self.http.stream(
                 wire.method, url, content=wire.body, headers=headers
-            ) as response:
-                heard.status = response.status_code
-                heard.headers = {k.lower(): v for k, v in response.headers.items()}
-                stream = response.extensions.get("network_stream")
+            ) as http_response:
+                response.status = http_response.status_code
+                response.headers = {k.lower(): v for k, v in http_response.headers.items()}
+                stream = http_response.extensions.get("network_stream")
                 address = stream.get_extra_info("client_addr") if stream is not None else None
-                heard.port = address[_PORT] if address else None
-                yield response
+                response.port = address[_PORT] if address else None
+                yield http_response
         except (httpx.ConnectError, httpx.ConnectTimeout) as error:
             raise Unreachable(str(error)) from None
         except httpx.TransportError as error:
@@ -266,36 +299,39 @@ class Line:
             ) from None
 
 
-async def _gather(response: httpx.Response, heard: Heard) -> None:
+async def _read_chunks(
+    http_response: httpx.Response, response: WorkerResponse
+) -> AsyncIterator[bytes]:
     size = 0
-    async for piece in response.aiter_raw():
-        heard.pieces.append(piece)
-        size += len(piece)
-        if size > _LARGEST:
-            raise WorkerFailed(f"the answer is larger than {_LARGEST} bytes")
+    async for chunk in http_response.aiter_raw():
+        response.chunks.append(chunk)
+        size += len(chunk)
+        if size > _MAX_BODY:
+            raise WorkerFailed(f"the answer is larger than {_MAX_BODY} bytes")
+        yield chunk
 
 
-async def _listen(
-    response: httpx.Response,
-    heard: Heard,
+async def _read_body(http_response: httpx.Response, response: WorkerResponse) -> None:
+    async for _ in _read_chunks(http_response, response):
+        pass
+
+
+async def _read_stream(
+    http_response: httpx.Response,
+    response: WorkerResponse,
     decoder: Decoder,
-    until: Callable[[Heard], bool] | None,
+    until: Callable[[WorkerResponse], bool] | None,
 ) -> None:
-    size = 0
-    async for piece in response.aiter_raw():
-        heard.pieces.append(piece)
-        size += len(piece)
-        if size > _LARGEST:
-            raise WorkerFailed(f"the answer is larger than {_LARGEST} bytes")
-        heard.events += apart(decoder.feed(piece))
-        if until is not None and until(heard):
+    async for chunk in _read_chunks(http_response, response):
+        response.events += apart(decoder.feed(chunk))
+        if until is not None and until(response):
             return
-    heard.events += decoder.close()
-    heard.whole = folded(heard.events)
+    response.events += decoder.close()
+    response.result = fold_events(response.events)
 
 
-def folded(events: Sequence[Event]) -> Answer:
-    """The answer of a body's events. Raises StreamBroken."""
+def fold_events(events: Sequence[Event]) -> Answer:
+    """The answer from the events of a body. Raises StreamBroken."""
     fold = Fold()
     fold.add(events)
     if not any(isinstance(event, Done) for event in events):
@@ -303,8 +339,83 @@ def folded(events: Sequence[Event]) -> Answer:
     return fold.result()
 
 
-async def together(*asked: Any) -> list[Heard]:
-    """All of them at a time."""
+async def run_concurrently(*requests: Any) -> list[WorkerResponse]:
+    """The responses to requests that run at the same time."""
     async with asyncio.TaskGroup() as group:
-        tasks = [group.create_task(one) for one in asked]
+        tasks = [group.create_task(one) for one in requests]
     return [task.result() for task in tasks]
+
+
+def expect(condition: object, otherwise: str) -> None:
+    """Raises UnexpectedResponse ``otherwise``."""
+    if not condition:
+        raise UnexpectedResponse(otherwise)
+
+
+class Probe(Struct, frozen=True):
+    """A test of one property of a worker.
+
+    ``run`` returns what it observed, or raises NotOffered, WorkerRefused, UnexpectedResponse or
+    Inconclusive. ``fields`` are those that it tests: a worker that rejects or ignores them does not
+    support them. Without ``fields``, a rejection is a failure. ``needs`` are further fields that
+    the probe can't do without.
+    """
+
+    name: str
+    what: str
+    """The property, as a sentence."""
+    run: Callable[[WorkerClient], Awaitable[str]]
+    fields: tuple[str, ...] = ()
+    needs: tuple[str, ...] = ()
+
+
+# --- what the protocol itself can express ---------------------------------------------------------
+
+_INVALID: Final = (
+    Malformed("the body is no JSON"),
+    InvalidParameter("a field is of another type", param="prompt", problem="type"),
+)
+_EVENTS: Final[tuple[Event, ...]] = (Text("hi"), End("eos"), Usage(3, 1), Done())
+
+
+def reports_usage(adapter: WorkerDialect, request: GenerateRequest) -> bool:
+    """Whether a response to ``request`` can hold usage."""
+    client = _client_adapter(adapter)
+    if client is None:
+        return True
+    try:
+        decoder = adapter.decoder(request)
+        read = [*decoder.feed(_encode_response(client, adapter, request)), *decoder.close()]
+    except GatewayError:
+        return True
+    return any(isinstance(event, Usage) for event in read)
+
+
+def error_statuses(adapter: WorkerDialect) -> frozenset[int]:
+    """The statuses of the protocol for a request that can't be decoded."""
+    client = _client_adapter(adapter)
+    if client is None:
+        return frozenset()
+    return frozenset(client.refuse(fault, None).status for fault in _INVALID)
+
+
+def _client_adapter(adapter: WorkerDialect) -> Dialect | None:
+    """The same adapter if clients speak the protocol, too: then it can write a response."""
+    return cast("Dialect", adapter) if hasattr(adapter, "peek") else None
+
+
+def _encode_response(client: Dialect, adapter: WorkerDialect, request: GenerateRequest) -> bytes:
+    wire = adapter.encode(request)
+    match = Paths([Mount(client)]).find(wire.method, wire.path)
+    headers = {name.lower(): value for name, value in wire.headers}
+    call = Call(match.endpoint, match.params, headers, "", wire.body, wire.path)
+    context = Context("probe", Deadline(_frozen_clock, 60.0), _frozen_clock)
+    about = About("probe", 1, request.model, "1", request.model, context)
+    encoder = client.encoder(call, client.decode(call), about)
+    if request.stream:
+        return encoder.write(_EVENTS)
+    return encoder.whole(folded(_EVENTS)).body
+
+
+def _frozen_clock() -> float:
+    return 0.0

@@ -4,55 +4,64 @@ import re
 from collections.abc import Sequence
 from typing import Final
 
-from gateway.conformance.cases import expect
-from gateway.conformance.worker.line import Heard, Line, NotOffered, Refused, Unsure, together
-from gateway.conformance.worker.probing import Probe
 from gateway.core.types import Stopping
+from gateway.tools.probe.client import (
+    Inconclusive,
+    NotOffered,
+    Probe,
+    WorkerClient,
+    WorkerRefused,
+    WorkerResponse,
+    expect,
+    run_concurrently,
+)
 
 _AT_ONCE: Final = 8
 _ANIMALS: Final = ("cat dog", "cow hen", "owl bat", "fox elk")
 _PLENTY: Final = 400
 
 
-async def _kept(line: Line) -> str:
-    first = await line.ask(line.say("Say hi."))
+async def _keep_alive(worker: WorkerClient) -> str:
+    first = await worker.send(worker.text_request("Say hi."))
     expect(first.choice.text, "nothing is said")
-    second = await line.ask(line.say("Say hi."))
+    second = await worker.send(worker.text_request("Say hi."))
     expect(second.choice.text, "nothing is said the second time")
     if first.port == second.port:
         return "two requests on one connection"
     said = "close" in first.headers.get("connection", "").lower()
     expect(said, "the connection is closed, though no word of it was said")
-    line.quirks.append("every answer closes its connection")
+    worker.quirks.append("every answer closes its connection")
     return "each answer says that it closes its connection"
 
 
-async def _at_once(line: Line) -> str:
-    asked = line.say("Say hi.")
-    found = await together(*(line.ask(asked) for _ in range(_AT_ONCE)))
-    answered = sum(heard.whole is not None for heard in found)
-    if busy := [heard for heard in found if heard.status in (429, 503)]:
-        line.quirks.append(f"of {_AT_ONCE} requests at once {len(busy)} are turned away")
+async def _simultaneous(worker: WorkerClient) -> str:
+    asked = worker.text_request("Say hi.")
+    found = await run_concurrently(*(worker.send(asked) for _ in range(_AT_ONCE)))
+    answered = sum(response.result is not None for response in found)
+    if busy := [response for response in found if response.status in (429, 503)]:
+        worker.quirks.append(f"of {_AT_ONCE} requests at once {len(busy)} are turned away")
         return f"{answered} answered, {len(busy)} turned away as they should be"
-    bad = next((heard for heard in found if heard.whole is None), None)
-    expect(bad is None, f"{answered} of {_AT_ONCE} answered; {bad.told if bad else ''}")
+    bad = next((response for response in found if response.result is None), None)
+    expect(bad is None, f"{answered} of {_AT_ONCE} answered; {bad.summary if bad else ''}")
     return f"{_AT_ONCE} answered"
 
 
-async def _apart(line: Line, *, stream: bool = True) -> str:
+async def _isolation(worker: WorkerClient, *, stream: bool = True) -> str:
     """Each answer is the one to its own question, as asked alone."""
     questions = [f"Say these words and nothing else: {one} {one}" for one in _ANIMALS]
-    alone = [_text(await line.ask(line.say(one, stream=stream))) for one in questions]
+    alone = [_text(await worker.send(worker.text_request(one, stream=stream))) for one in questions]
     if len(set(alone)) < len(alone):
         raise NotOffered(f"the model says the same to all: {alone[0]!r}")
-    found = await together(*(line.ask(line.say(one, stream=stream)) for one in questions))
-    texts = [_text(heard) for heard in found]
-    _judge(alone, texts)
+    found = await run_concurrently(
+        *(worker.send(worker.text_request(one, stream=stream)) for one in questions)
+    )
+    texts = [_text(response) for response in found]
+    _check_isolation(alone, texts)
     same = sum(a == b for a, b in zip(alone, texts, strict=True))
     return f"{same} of {len(texts)} exactly as alone"
 
 
-def _judge(alone: Sequence[str], texts: Sequence[str]) -> None:
+def _check_isolation(alone: Sequence[str], texts: Sequence[str]) -> None:
     for n, text in enumerate(texts):
         if text == alone[n]:
             continue
@@ -68,50 +77,50 @@ def _judge(alone: Sequence[str], texts: Sequence[str]) -> None:
         expect(not strange, f"the answer to question {n} has words of others: {sorted(strange)}")
 
 
-def _text(heard: Heard) -> str:
-    return heard.choice.text
+def _text(response: WorkerResponse) -> str:
+    return response.choice.text
 
 
-async def _left(line: Line) -> str:
+async def _disconnect(worker: WorkerClient) -> str:
     """A client that leaves costs the next one nothing."""
     stopping = Stopping(max_tokens=_PLENTY)
-    asked = line.say("Count from one to a thousand.", stream=True, stopping=stopping)
+    asked = worker.text_request("Count from one to a thousand.", stream=True, stopping=stopping)
     for _ in range(3):
-        heard = await line.leave(asked)
-        if heard.error is not None:
-            raise Unsure(heard.told)
-    choice = (await line.ask(line.say("Say hi."))).choice
+        response = await worker.send_and_disconnect(asked)
+        if response.error is not None:
+            raise Inconclusive(response.summary)
+    choice = (await worker.send(worker.text_request("Say hi."))).choice
     return f"left three times, and answered: {choice.reason}"
 
 
-async def _left_together(line: Line) -> str:
+async def _simultaneous_disconnects(worker: WorkerClient) -> str:
     stopping = Stopping(max_tokens=_PLENTY)
-    asked = line.say("Count from one to a thousand.", stream=True, stopping=stopping)
-    left = await together(*(line.leave(asked) for _ in range(_AT_ONCE)))
-    heard = await line.ask(line.say("Say hi."))
+    asked = worker.text_request("Count from one to a thousand.", stream=True, stopping=stopping)
+    left = await run_concurrently(*(worker.send_and_disconnect(asked) for _ in range(_AT_ONCE)))
+    response = await worker.send(worker.text_request("Say hi."))
     try:
-        heard.choice  # noqa: B018 - what it raises tells
-    except Refused:
-        raise Unsure(heard.told) from None
+        response.choice  # noqa: B018 - what it raises tells
+    except WorkerRefused:
+        raise Inconclusive(response.summary) from None
     return f"{sum(one.error is None for one in left)} left at once, and answered"
 
 
-async def _whole_bodies(line: Line) -> str:
+async def _complete_bodies(worker: WorkerClient) -> str:
     """No answer without its end, however many are asked for one after the other."""
     for stream in (True, False, True, False):
-        heard = await line.ask(line.say("Say hi.", stream=stream))
-        heard.choice  # noqa: B018 - what it raises tells
-        length = heard.headers.get("content-length")
+        response = await worker.send(worker.text_request("Say hi.", stream=stream))
+        response.choice  # noqa: B018 - what it raises tells
+        length = response.headers.get("content-length")
         if length is not None:
-            expect(int(length) == len(heard.body), f"{len(heard.body)} bytes of {length}")
+            expect(int(length) == len(response.body), f"{len(response.body)} bytes of {length}")
     return "four answers, each with its end"
 
 
 PROBES: Final = (
-    Probe("keep-alive", "A second request goes over the same connection.", _kept),
-    Probe("ends", "No answer is without its end.", _whole_bodies),
-    Probe("at-once", "Eight requests at once are answered, or turned away in time.", _at_once),
-    Probe("apart", "Streams at the same time are kept apart.", _apart),
-    Probe("left", "A client that leaves costs the next nothing.", _left),
-    Probe("left-at-once", "The same when eight leave.", _left_together),
+    Probe("keep-alive", "A second request goes over the same connection.", _keep_alive),
+    Probe("ends", "No answer is without its end.", _complete_bodies),
+    Probe("at-once", "Eight requests at once are answered, or turned away in time.", _simultaneous),
+    Probe("apart", "Streams at the same time are kept apart.", _isolation),
+    Probe("left", "A client that leaves costs the next nothing.", _disconnect),
+    Probe("left-at-once", "The same when eight leave.", _simultaneous_disconnects),
 )

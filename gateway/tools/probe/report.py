@@ -1,64 +1,53 @@
-"""What was found of a worker: for people, for programs, and for the pool that will ask it."""
+"""The results of probing a worker: a table, JSON, and the capabilities file of a pool."""
 
-import sys
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
 import msgspec
 from msgspec import Struct
 
-from gateway.conformance.worker.probing import Found
 from gateway.sparing import PATHS
+from gateway.tools.probe.runner import ProbeResult
 
 _BASIS: Final = "whole"
-"""Without it nothing is known of a field: whatever was asked may have failed for another reason."""
+"""If this probe fails, all others may have failed for its reason, and say nothing of a field."""
 _HEAD: Final = """\
-# What a worker does not do, found by interlingua conform --worker.
+# What a worker does not support, found by interlingua probe.
 # For a pool of such workers, as capabilities: FILE.
 """
 
 
-class Worker(Struct, frozen=True):
-    """What was probed."""
+class ProbedWorker(Struct, frozen=True):
+    """The worker that was probed."""
 
     url: str
-    dialect: str
+    protocol: str
     profile: str
     model: str | None
 
 
-def fields(found: Sequence[Found]) -> list[str]:
-    """The fields that were seen not to be honoured, or refused."""
-    basis = [one for one in found if one.name == _BASIS] or found
+def unsupported_fields(results: Sequence[ProbeResult]) -> list[str]:
+    """The fields of the internal request that the worker rejects or ignores."""
+    basis = [one for one in results if one.name == _BASIS] or results
     if not any(one.outcome == "passed" for one in basis):
         return []
-    return sorted({path for one in found for path in one.fields} & PATHS)
+    return sorted({path for one in results for path in one.fields} & PATHS)
 
 
-def quirks(found: Sequence[Found]) -> dict[str, str]:
-    """What else is known, by the probe's name."""
-    told = {}
-    for one in found:
+def collect_quirks(results: Sequence[ProbeResult]) -> dict[str, str]:
+    """Failures and other observations, by the probe's name."""
+    quirks = {}
+    for one in results:
         notes = ([one.detail] if one.outcome == "failed" else []) + list(one.quirks)
         if notes:
-            told[one.name] = "; ".join(notes)
-    return told
+            quirks[one.name] = "; ".join(notes)
+    return quirks
 
 
-def row(one: Found, width: int) -> str:
-    """A line of the table."""
-    return f"{one.name.ljust(width)}  {one.outcome:11}  {_told(one)}".rstrip()
-
-
-def _told(one: Found) -> str:
-    promised = f"{one.what} " if one.outcome == "failed" else ""
-    return f"{promised}{'; '.join(filter(None, (one.detail, *one.quirks)))}"
-
-
-def sums(found: Sequence[Found]) -> Mapping[str, int]:
-    """How many went how."""
-    count = Counter(one.outcome for one in found)
+def count_outcomes(results: Sequence[ProbeResult]) -> Mapping[str, int]:
+    """How many probes had which outcome."""
+    count = Counter(one.outcome for one in results)
     return {
         "passed": count["passed"],
         "failed": count["failed"],
@@ -66,45 +55,59 @@ def sums(found: Sequence[Found]) -> Mapping[str, int]:
     }
 
 
-def document(worker: Worker, found: Sequence[Found]) -> bytes:
-    """All of it, as JSON."""
-    told = msgspec.structs.asdict(worker) | {"probes": found} | dict(sums(found))
-    return msgspec.json.encode(told | {"fields": fields(found), "quirks": quirks(found)})
+def exit_code(results: Sequence[ProbeResult]) -> int:
+    """0 if none failed, 1 if some did, 2 if none could be tried."""
+    count = count_outcomes(results)
+    return 1 if count["failed"] else 0 if count["passed"] else 2
 
 
-def capabilities(worker: Worker, found: Sequence[Found]) -> str:
-    """The list for a pool, as YAML."""
-    told: dict[str, Any] = {
+# --- for people and programs ----------------------------------------------------------------------
+
+
+def format_row(result: ProbeResult, width: int) -> str:
+    """A row of the table."""
+    promise = f"{result.what} " if result.outcome == "failed" else ""
+    detail = promise + "; ".join(filter(None, (result.detail, *result.quirks)))
+    return f"{result.name.ljust(width)}  {result.outcome:11}  {detail}".rstrip()
+
+
+def format_summary(results: Sequence[ProbeResult]) -> str:
+    """The lines below the table."""
+    lines = []
+    if unsupported := unsupported_fields(results):
+        lines.append(f"not done: {', '.join(unsupported)}")
+    counts = count_outcomes(results).items()
+    lines.append(", ".join(f"{number} {name.replace('_', ' ')}" for name, number in counts))
+    return "\n".join(lines)
+
+
+def encode_json(worker: ProbedWorker, results: Sequence[ProbeResult]) -> str:
+    """Everything, as JSON."""
+    document = msgspec.structs.asdict(worker) | {"probes": results} | dict(count_outcomes(results))
+    document |= {"fields": unsupported_fields(results), "quirks": collect_quirks(results)}
+    return msgspec.json.encode(document).decode()
+
+
+# --- for a pool -----------------------------------------------------------------------------------
+
+
+def encode_capabilities(worker: ProbedWorker, results: Sequence[ProbeResult]) -> str:
+    """The capabilities file of a pool of such workers, as YAML."""
+    head: dict[str, Any] = {
         "version": 1,
-        "dialect": worker.dialect,
+        "dialect": worker.protocol,
         "profile": worker.profile,
         "model": worker.model,
     }
-    lines = [f"{key}: {_scalar(value)}" for key, value in told.items() if value is not None]
-    lines.append(f"fields: [{', '.join(fields(found))}]")
-    if known := quirks(found):
+    lines = [f"{key}: {_encode_scalar(value)}" for key, value in head.items() if value is not None]
+    lines.append(f"fields: [{', '.join(unsupported_fields(results))}]")
+    if quirks := collect_quirks(results):
         lines.append("quirks:")
-        lines += [f"  {name}: {_scalar(text)}" for name, text in known.items()]
+        lines += [f"  {name}: {_encode_scalar(text)}" for name, text in quirks.items()]
     return _HEAD + "\n".join(lines) + "\n"
 
 
-def _scalar(value: Any) -> str:
-    """A value that reads the same to every reader of YAML; a dollar sign is not a reference."""
-    written = value.replace("$", "$$") if isinstance(value, str) else value
-    return msgspec.json.encode(written).decode()
-
-
-Say = Callable[[str], None]
-
-
-def conclude(worker: Worker, found: Sequence[Found], say: Say, *, as_json: bool) -> None:
-    """Tell the sum, and end with its exit code."""
-    count = sums(found)
-    if as_json:
-        say(document(worker, found).decode())
-    else:
-        if unkept := fields(found):
-            say(f"not done: {', '.join(unkept)}")
-        shown = (f"{number} {name.replace('_', ' ')}" for name, number in count.items())
-        say(", ".join(shown))
-    sys.exit(1 if count["failed"] else 0 if count["passed"] else 2)
+def _encode_scalar(value: Any) -> str:
+    """A scalar that every YAML parser reads alike; a dollar sign is not a reference."""
+    escaped = value.replace("$", "$$") if isinstance(value, str) else value
+    return msgspec.json.encode(escaped).decode()

@@ -1,57 +1,59 @@
-"""What a probe is, how all of them are run, and what each has found."""
+"""Runs the probes, and collects the result of each."""
 
 import asyncio
 import re
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from collections.abc import AsyncIterator, Sequence
 from typing import Final, Literal
 
 from msgspec import Struct
 
-from gateway.conformance.cases import Mismatch
-from gateway.conformance.worker.line import Line, NotOffered, Refused, Unreachable, Unsure
+from gateway.tools.probe import basic, concurrency, errors, stopping, structured
+from gateway.tools.probe.client import (
+    Inconclusive,
+    NotOffered,
+    Probe,
+    UnexpectedResponse,
+    Unreachable,
+    WorkerClient,
+    WorkerRefused,
+)
 
-Outcome = Literal["passed", "failed", "not offered"]
+ProbeOutcome = Literal["passed", "failed", "not offered"]
 
+PROBES: Final = (
+    *basic.RESPONSE_PROBES,
+    *stopping.STOPPING_PROBES,
+    *stopping.SAMPLING_PROBES,
+    *basic.MESSAGE_PROBES,
+    *structured.PROBES,
+    *errors.PROBES,
+    *concurrency.PROBES,
+    *basic.EMBEDDING_PROBES,
+)
+"""In the order in which they run."""
 _CONTROL: Final = re.compile(r"[\x00-\x1f\x7f-\x9f\u2028\u2029]+")
-_LONGEST: Final = 240
-_NOBODY: Final = "it can't be reached"
+_MAX_LENGTH: Final = 240
+_UNREACHABLE: Final = "it can't be reached"
 
 
-class Probe(Struct, frozen=True):
-    """One thing that is tried.
-
-    ``run`` gives what it has seen, and raises NotOffered, Refused, Mismatch or Unsure. ``fields``
-    are what the probe is about: a worker that refuses them, or does not honour them, is not to be
-    asked for them. Without any, a refusal is a failure. ``needs`` are further ones, without which
-    there is nothing to try.
-    """
+class ProbeResult(Struct, frozen=True):
+    """How one probe went. ``fields``: the worker rejects them, or ignores them."""
 
     name: str
     what: str
-    """What is promised, as a sentence."""
-    run: Callable[[Line], Awaitable[str]]
-    fields: tuple[str, ...] = ()
-    needs: tuple[str, ...] = ()
-
-
-class Found(Struct, frozen=True):
-    """How one probe went. ``fields`` are those that the worker was seen not to honour."""
-
-    name: str
-    what: str
-    outcome: Outcome
+    outcome: ProbeOutcome
     detail: str = ""
     fields: tuple[str, ...] = ()
     quirks: tuple[str, ...] = ()
 
 
-async def probed(
-    probes: Sequence[Probe], line: Line, *, seconds: float, total: float
-) -> AsyncIterator[Found]:
-    """One for each probe, as they come.
+async def run_probes(
+    probes: Sequence[Probe], worker: WorkerClient, *, seconds: float, total: float
+) -> AsyncIterator[ProbeResult]:
+    """A result for each probe, as it comes.
 
-    A probe has ``seconds``, and all of them have ``total``; those for which no time is left are not
-    offered. Raises Unreachable when nobody listens.
+    A probe may take ``seconds``, and all of them together ``total``; a probe for which no time is
+    left is not offered. Raises Unreachable if the worker accepts no connection.
     """
     loop = asyncio.get_running_loop()
     end = loop.time() + total
@@ -59,52 +61,54 @@ async def probed(
     for probe in probes:
         left = end - loop.time()
         if left <= 0:
-            yield Found(probe.name, probe.what, "not offered", "no time was left for it")
+            yield ProbeResult(probe.name, probe.what, "not offered", "no time was left for it")
         else:
-            found = await _run(probe, line.about(probe.fields + probe.needs), min(seconds, left))
-            if found.detail.startswith(_NOBODY) and not answered:
-                raise Unreachable(found.detail)
+            result = await _run(
+                probe, worker.for_probe(probe.fields + probe.needs), min(seconds, left)
+            )
+            if result.detail.startswith(_UNREACHABLE) and not answered:
+                raise Unreachable(result.detail)
             answered = True
-            yield found
+            yield result
 
 
-async def _run(probe: Probe, line: Line, seconds: float) -> Found:
-    outcome: Outcome = "failed"
+async def _run(probe: Probe, worker: WorkerClient, seconds: float) -> ProbeResult:
+    outcome: ProbeOutcome = "failed"
     fields: tuple[str, ...] = ()
     try:
         async with asyncio.timeout(seconds):
-            detail = await probe.run(line)
+            detail = await probe.run(worker)
         outcome = "passed"
     except* NotOffered as group:
-        outcome, detail = "not offered", _first(group)
-    except* Refused as group:
+        outcome, detail = "not offered", _message(group)
+    except* WorkerRefused as group:
         outcome = "passed" if probe.fields else "failed"
-        detail, fields = f"refused: {_first(group)}", probe.fields
-    except* Mismatch as group:
-        detail, fields = _first(group), probe.fields
-    except* Unsure as group:
-        detail = _first(group)
+        detail, fields = f"refused: {_message(group)}", probe.fields
+    except* UnexpectedResponse as group:
+        detail, fields = _message(group), probe.fields
+    except* Inconclusive as group:
+        detail = _message(group)
     except* TimeoutError:
         detail = f"no answer within {seconds:.0f} s"
     except* Unreachable as group:
-        detail = f"{_NOBODY}: {_first(group)}"
-    except* Exception as group:  # noqa: BLE001 - a check may trip over a foreign answer
-        detail = f"{type(group.exceptions[0]).__name__} {_first(group)}"
-    key = line.whom.key
-    quirks = tuple(clean(one, key) for one in line.quirks)
-    return Found(probe.name, probe.what, outcome, clean(detail, key), fields, quirks)
+        detail = f"{_UNREACHABLE}: {_message(group)}"
+    except* Exception as group:  # noqa: BLE001 - a check may fail on any response
+        detail = f"{type(group.exceptions[0]).__name__} {_message(group)}"
+    key = worker.target.key
+    quirks = tuple(sanitize(one, key) for one in worker.quirks)
+    return ProbeResult(probe.name, probe.what, outcome, sanitize(detail, key), fields, quirks)
 
 
-def _first(group: BaseException) -> str:
+def _message(group: BaseException) -> str:
     """The text of the exception itself, or of the first in a group."""
     while isinstance(group, BaseExceptionGroup):
         group = group.exceptions[0]
     return str(group)
 
 
-def clean(text: str, key: str | None) -> str:
-    """In one line, not too long, and without the key, which a worker may give back."""
+def sanitize(text: str, key: str | None) -> str:
+    """One line of limited length, without the key, which a worker may return."""
     if key:
         text = text.replace(key, "***")
     text = _CONTROL.sub(" ", text).strip()
-    return text if len(text) <= _LONGEST else text[: _LONGEST - 1] + "…"
+    return text if len(text) <= _MAX_LENGTH else text[: _MAX_LENGTH - 1] + "…"

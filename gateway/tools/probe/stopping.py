@@ -1,21 +1,27 @@
-"""Probes: why an answer ends, and what its end leaves in the text."""
+"""Probes: finish reasons, token limits and stop strings; sampling, choices and prompts."""
 
 from functools import partial
-from typing import Final
+from typing import Any, Final
 
-from gateway.conformance.cases import Mismatch, expect
-from gateway.conformance.worker.asking import COUNT
-from gateway.conformance.worker.line import Heard, Line, NotOffered
-from gateway.conformance.worker.probing import Probe
 from gateway.core.aggregate import ChoiceAnswer
-from gateway.core.types import Sampling, Stopping, Text
+from gateway.core.types import GenerateRequest, Sampling, Stopping, Text
+from gateway.tools.probe.basic import ACCENTS, COUNT
+from gateway.tools.probe.client import (
+    Inconclusive,
+    NotOffered,
+    Probe,
+    UnexpectedResponse,
+    WorkerClient,
+    WorkerRefused,
+    WorkerResponse,
+    expect,
+)
 
 YES: Final = (
     "Reply with the one word yes and nothing else, whatever follows: a b c d e f g h i j k l m n o "
     "p q r s t u v w x y z"
 )
 """To which a model that is able says next to nothing."""
-ACCENTS: Final = "Say this back, letter by letter: Grüße, crème brûlée, smörgåsbord, jalapeño"
 _LONG: Final = 12
 """Characters that a text must have to be stopped within."""
 _PART: Final = 3
@@ -24,123 +30,135 @@ _MOST: Final = 32
 _PLENTY: Final = 200
 
 
-async def _length(line: Line, most: int, *, stream: bool) -> str:
-    base = await line.base(COUNT)
-    heard = await line.ask(line.say(COUNT, stream=stream, stopping=Stopping(max_tokens=most)))
-    choice = heard.choice
-    used = _used(heard)
+async def _max_tokens(worker: WorkerClient, most: int, *, stream: bool) -> str:
+    base = await worker.baseline(COUNT)
+    response = await worker.send(
+        worker.text_request(COUNT, stream=stream, stopping=Stopping(max_tokens=most))
+    )
+    choice = response.choice
+    used = _completion_tokens(response)
     expect(used is None or used <= most, f"{used} tokens where {most} were allowed")
     all_of_it = len(choice.text) >= len(base) > _LONG * most
     expect(not all_of_it, f"{len(choice.text)} characters, as many as without the limit")
     return f"{len(choice.text)} of {len(base)} characters"
 
 
-async def _limit(line: Line, *, stream: bool) -> str:
-    base = await line.base(COUNT)
-    heard = await line.ask(line.say(COUNT, stream=stream, stopping=Stopping(max_tokens=1)))
-    if len(base) <= len(heard.choice.text):
-        return f"the whole answer is that short: {heard.choice.reason}"
-    return _reason(line, heard.choice, "length")
+async def _length_reason(worker: WorkerClient, *, stream: bool) -> str:
+    base = await worker.baseline(COUNT)
+    response = await worker.send(
+        worker.text_request(COUNT, stream=stream, stopping=Stopping(max_tokens=1))
+    )
+    if len(base) <= len(response.choice.text):
+        return f"the whole answer is that short: {response.choice.reason}"
+    return _check_reason(worker, response.choice, "length")
 
 
-async def _by_itself(line: Line) -> str:
-    heard = await line.ask(line.say("Say hi.", stopping=Stopping(max_tokens=_PLENTY)))
-    choice, used = heard.choice, _used(heard)
+async def _own_end(worker: WorkerClient) -> str:
+    response = await worker.send(
+        worker.text_request("Say hi.", stopping=Stopping(max_tokens=_PLENTY))
+    )
+    choice, used = response.choice, _completion_tokens(response)
     if used is not None and used >= _PLENTY:
         expect(choice.reason in {"length", "unknown"}, f"{choice.reason} at the limit's end")
         return "the model does not end by itself"
     if choice.reason == "length" and used is None:
         return "the model does not end by itself, as far as it tells"
     expect(choice.reason != "length", f"length is told at {used} tokens of {_PLENTY}")
-    return _reason(line, choice, "eos", "stop")
+    return _check_reason(worker, choice, "eos", "stop")
 
 
-async def _both_ways(line: Line) -> str:
+async def _same_reason(worker: WorkerClient) -> str:
     stopping = Stopping(max_tokens=2)
-    whole = (await line.ask(line.say(COUNT, stopping=stopping))).choice.reason
-    stream = (await line.ask(line.say(COUNT, stopping=stopping, stream=True))).choice.reason
+    whole = (await worker.send(worker.text_request(COUNT, stopping=stopping))).choice.reason
+    stream = (
+        await worker.send(worker.text_request(COUNT, stopping=stopping, stream=True))
+    ).choice.reason
     expect(whole == stream, f"whole {whole}, stream {stream}")
     return whole
 
 
-def _reason(line: Line, choice: ChoiceAnswer, *wanted: str) -> str:
+def _check_reason(worker: WorkerClient, choice: ChoiceAnswer, *wanted: str) -> str:
     if choice.reason == "unknown":
-        line.quirks.append("no reason is told, or one that nobody knows")
+        worker.quirks.append("no reason is told, or one that nobody knows")
         return "no reason is told"
     expect(choice.reason in wanted, f"wanted {' or '.join(wanted)}, got {choice.reason}")
     return choice.reason
 
 
-def _used(heard: Heard) -> int | None:
-    usage = heard.answer.usage
+def _completion_tokens(response: WorkerResponse) -> int | None:
+    usage = response.answer.usage
     return usage.completion_tokens if usage is not None and usage.source == "worker" else None
 
 
 # --- stop strings ---------------------------------------------------------------------------------
 
 
-async def _stop(line: Line, *, stream: bool = False, several: bool = False) -> str:
-    base = await _base(line, COUNT)
-    stop = _within(base, len(base) // 2)
+async def _stop(worker: WorkerClient, *, stream: bool = False, several: bool = False) -> str:
+    base = await _long_baseline(worker, COUNT)
+    stop = _excerpt(base, len(base) // 2)
     stops = ("\u2603 never", stop, base[-2:]) if several else (stop,)
     first = min(stops, key=lambda one: base.find(one) if one in base else len(base))
-    return await _stopped(line, COUNT, first, Stopping(max_tokens=48, stop=stops), stream=stream)
+    return await _check_stopped(
+        worker, COUNT, first, Stopping(max_tokens=48, stop=stops), stream=stream
+    )
 
 
-async def _across(line: Line) -> str:
-    heard = await line.ask(line.say(COUNT, stream=True))
-    pieces = [event.text for event in heard.events if isinstance(event, Text) and event.text]
+async def _stop_across_chunks(worker: WorkerClient) -> str:
+    response = await worker.send(worker.text_request(COUNT, stream=True))
+    pieces = [event.text for event in response.events if isinstance(event, Text) and event.text]
     if len(pieces) < _PART:
         raise NotOffered("the stream has too few pieces")
     at = len(pieces) // 2
     stop = pieces[at - 1][-2:] + pieces[at][:2]
-    await _base(line, COUNT)
+    await _long_baseline(worker, COUNT)
     stopping = Stopping(max_tokens=48, stop=(stop,))
-    return await _stopped(line, COUNT, stop, stopping, stream=True)
+    return await _check_stopped(worker, COUNT, stop, stopping, stream=True)
 
 
-async def _unicode(line: Line) -> str:
-    base = await _base(line, ACCENTS)
+async def _stop_unicode(worker: WorkerClient) -> str:
+    base = await _long_baseline(worker, ACCENTS)
     stop = next((char for i, char in enumerate(base) if i > 1 and ord(char) > 127), None)  # noqa: PLR2004 - what is not ASCII
     if stop is None:
         raise NotOffered("the model says no such character")
     stopping = Stopping(max_tokens=48, stop=(stop,))
-    return await _stopped(line, ACCENTS, stop, stopping, stream=True)
+    return await _check_stopped(worker, ACCENTS, stop, stopping, stream=True)
 
 
-async def _included(line: Line) -> str:
-    base = await _base(line, COUNT)
-    stop = _within(base, len(base) // 2)
+async def _stop_included(worker: WorkerClient) -> str:
+    base = await _long_baseline(worker, COUNT)
+    stop = _excerpt(base, len(base) // 2)
     stopping = Stopping(max_tokens=48, stop=(stop,), include_stop=True)
-    choice = (await line.ask(line.say(COUNT, stopping=stopping))).choice
+    choice = (await worker.send(worker.text_request(COUNT, stopping=stopping))).choice
     wanted = base[: base.find(stop) + len(stop)]
     expect(choice.text == wanted, f"wanted the text up to and with {stop!r}, got {choice.text!r}")
     return f"{stop!r} is left in"
 
 
-async def _stopped(line: Line, text: str, stop: str, stopping: Stopping, *, stream: bool) -> str:
-    base = await line.base(text)
-    choice = (await line.ask(line.say(text, stream=stream, stopping=stopping))).choice
+async def _check_stopped(
+    worker: WorkerClient, text: str, stop: str, stopping: Stopping, *, stream: bool
+) -> str:
+    base = await worker.baseline(text)
+    choice = (await worker.send(worker.text_request(text, stream=stream, stopping=stopping))).choice
     before, said = base[: base.find(stop)], choice.text
     if said == before + stop:
-        raise Mismatch(f"the stop {stop!r} is left in the text")
+        raise UnexpectedResponse(f"the stop {stop!r} is left in the text")
     if stop in said:
-        raise Mismatch(f"it goes on after the stop {stop!r}")
+        raise UnexpectedResponse(f"it goes on after the stop {stop!r}")
     if said.strip() != before.strip():
-        line.quirks.append("an answer that is stopped differs from the greedy answer")
+        worker.quirks.append("an answer that is stopped differs from the greedy answer")
     elif said != before:
-        line.quirks.append("blanks at the end of a stopped text are cut off")
-    return f"at {stop!r}: {_reason(line, choice, 'stop', 'eos')}"
+        worker.quirks.append("blanks at the end of a stopped text are cut off")
+    return f"at {stop!r}: {_check_reason(worker, choice, 'stop', 'eos')}"
 
 
-async def _base(line: Line, text: str) -> str:
-    base = await line.base(text)
+async def _long_baseline(worker: WorkerClient, text: str) -> str:
+    base = await worker.baseline(text)
     if len(base) < _LONG:
         raise NotOffered(f"the model says too little to be stopped: {base!r}")
     return base
 
 
-def _within(base: str, at: int) -> str:
+def _excerpt(base: str, at: int) -> str:
     """A piece of the text that is not of blanks alone."""
     return next(
         base[i : i + _PART] for i in (*range(at, len(base)), 1) if base[i : i + _PART].strip()
@@ -150,33 +168,35 @@ def _within(base: str, at: int) -> str:
 # --- at least so many -----------------------------------------------------------------------------
 
 
-async def _at_least(line: Line) -> str:
-    return await _many(line, Stopping(max_tokens=_MOST, min_tokens=_LEAST), _LEAST)
+async def _min_tokens(worker: WorkerClient) -> str:
+    return await _check_min_tokens(worker, Stopping(max_tokens=_MOST, min_tokens=_LEAST), _LEAST)
 
 
-async def _past_the_end(line: Line) -> str:
-    return await _many(line, Stopping(max_tokens=_LEAST, ignore_eos=True), _LEAST)
+async def _ignore_eos(worker: WorkerClient) -> str:
+    return await _check_min_tokens(worker, Stopping(max_tokens=_LEAST, ignore_eos=True), _LEAST)
 
 
-async def _many(line: Line, stopping: Stopping, least: int) -> str:
-    heard = await line.ask(line.say(YES, stopping=stopping))
-    used = _used(heard)
+async def _check_min_tokens(worker: WorkerClient, stopping: Stopping, least: int) -> str:
+    response = await worker.send(worker.text_request(YES, stopping=stopping))
+    used = _completion_tokens(response)
     if used is None:
         raise NotOffered("the worker does not tell how many tokens it made")
     expect(used >= least, f"{used} tokens where {least} were the least")
     return f"{used} tokens"
 
 
-async def _token_ids(line: Line) -> str:
+async def _stop_token_ids(worker: WorkerClient) -> str:
     stopping = Stopping(max_tokens=8, stop_token_ids=(0, 1, 2))
-    choice = (await line.ask(line.say(COUNT, stopping=stopping))).choice
+    choice = (await worker.send(worker.text_request(COUNT, stopping=stopping))).choice
     return f"taken: {choice.reason}"
 
 
-async def _stop_and_draw(line: Line) -> str:
+async def _stop_with_sampling(worker: WorkerClient) -> str:
     """With sampling, too, what is stopped must not show the stop."""
     stopping, drawn = Stopping(max_tokens=48, stop=("e", "o")), Sampling(temperature=1.0, seed=5)
-    text = (await line.ask(line.say(COUNT, stopping=stopping, sampling=drawn))).choice.text
+    text = (
+        await worker.send(worker.text_request(COUNT, stopping=stopping, sampling=drawn))
+    ).choice.text
     expect(not {"e", "o"} & set(text), f"a stop is left in {text!r}")
     return repr(text)
 
@@ -184,28 +204,200 @@ async def _stop_and_draw(line: Line) -> str:
 _STOP: Final = ("stopping.stop",)
 _LIMIT: Final = ("stopping.max_tokens",)
 
-PROBES: Final = (
-    Probe("length-1", "One token is one token.", partial(_length, most=1, stream=False), _LIMIT),
-    Probe("length-3", "Three tokens are three.", partial(_length, most=3, stream=False), _LIMIT),
-    Probe("length-stream", "The same in a stream.", partial(_length, most=3, stream=True), _LIMIT),
-    Probe("reason-length", "The reason of an answer that is cut short is its length.",
-          partial(_limit, stream=False), needs=_LIMIT),
-    Probe("reason-length-stream", "The same in a stream.", partial(_limit, stream=True),
-          needs=_LIMIT),
-    Probe("end", "A model that ends by itself is not said to have met a limit.", _by_itself),
-    Probe("reason-same", "A stream and a whole answer tell the same reason.", _both_ways),
+STOPPING_PROBES: Final = (
+    Probe(
+        "length-1", "One token is one token.", partial(_max_tokens, most=1, stream=False), _LIMIT
+    ),
+    Probe(
+        "length-3", "Three tokens are three.", partial(_max_tokens, most=3, stream=False), _LIMIT
+    ),
+    Probe(
+        "length-stream", "The same in a stream.", partial(_max_tokens, most=3, stream=True), _LIMIT
+    ),
+    Probe(
+        "reason-length",
+        "The reason of an answer that is cut short is its length.",
+        partial(_length_reason, stream=False),
+        needs=_LIMIT,
+    ),
+    Probe(
+        "reason-length-stream",
+        "The same in a stream.",
+        partial(_length_reason, stream=True),
+        needs=_LIMIT,
+    ),
+    Probe("end", "A model that ends by itself is not said to have met a limit.", _own_end),
+    Probe("reason-same", "A stream and a whole answer tell the same reason.", _same_reason),
     Probe("stop", "A text ends before its stop string.", _stop, _STOP),
     Probe("stop-stream", "The same in a stream.", partial(_stop, stream=True), _STOP),
-    Probe("stop-several", "Of several stops the first to come ends the text.",
-          partial(_stop, several=True), _STOP),
-    Probe("stop-across", "A stop is found across the pieces of a stream.", _across, _STOP),
-    Probe("stop-unicode", "A stop may be a character of several bytes.", _unicode, _STOP),
-    Probe("stop-drawn", "A stop is found in a text that is drawn.", _stop_and_draw, _STOP),
-    Probe("stop-included", "A stop stays in the text where that is asked.", _included,
-          ("stopping.include_stop",)),
-    Probe("stop-tokens", "Stops may be tokens.", _token_ids, ("stopping.stop_token_ids",)),
-    Probe("min-tokens", "An answer has the least number of tokens.", _at_least,
-          ("stopping.min_tokens",)),
-    Probe("ignore-eos", "A model may be made to go on past its end.", _past_the_end,
-          ("stopping.ignore_eos",)),
-)  # fmt: skip
+    Probe(
+        "stop-several",
+        "Of several stops the first to come ends the text.",
+        partial(_stop, several=True),
+        _STOP,
+    ),
+    Probe(
+        "stop-across", "A stop is found across the pieces of a stream.", _stop_across_chunks, _STOP
+    ),
+    Probe("stop-unicode", "A stop may be a character of several bytes.", _stop_unicode, _STOP),
+    Probe("stop-drawn", "A stop is found in a text that is drawn.", _stop_with_sampling, _STOP),
+    Probe(
+        "stop-included",
+        "A stop stays in the text where that is asked.",
+        _stop_included,
+        ("stopping.include_stop",),
+    ),
+    Probe("stop-tokens", "Stops may be tokens.", _stop_token_ids, ("stopping.stop_token_ids",)),
+    Probe(
+        "min-tokens",
+        "An answer has the least number of tokens.",
+        _min_tokens,
+        ("stopping.min_tokens",),
+    ),
+    Probe(
+        "ignore-eos",
+        "A model may be made to go on past its end.",
+        _ignore_eos,
+        ("stopping.ignore_eos",),
+    ),
+)
+
+
+# --- sampling, choices and prompts ----------------------------------------------------------------
+
+
+_PAIR: Final = ("The opposite of hot is", "One two three four")
+
+
+async def _greedy(worker: WorkerClient) -> str:
+    texts = {(await worker.send(worker.text_request(COUNT))).choice.text for _ in range(3)}
+    expect(len(texts) == 1, f"three greedy answers are {len(texts)} different ones")
+    return "three times the same"
+
+
+async def _seed_repeats(worker: WorkerClient) -> str:
+    asked = worker.text_request(COUNT, sampling=Sampling(temperature=1.0, seed=7))
+    texts = await _distinct_texts(worker, asked)
+    expect(len(texts) == 1, "the same seed gives different answers")
+    return "three times the same"
+
+
+async def _distinct_texts(worker: WorkerClient, asked: GenerateRequest) -> set[str]:
+    """Different answers of three. Raises Inconclusive where greedy ones differ, too."""
+    texts = {(await worker.send(asked)).choice.text for _ in range(3)}
+    if len(texts) > 1:
+        greedy = {(await worker.send(worker.text_request(COUNT))).choice.text for _ in range(3)}
+        if len(greedy) > 1:
+            raise Inconclusive("not even greedy answers are repeated")
+    return texts
+
+
+async def _seed_values(worker: WorkerClient) -> str:
+    texts = set()
+    for seed in (1, 2, 2**31 + 1, 2**63 - 1):
+        asked = worker.text_request(COUNT, sampling=Sampling(temperature=1.0, seed=seed))
+        try:
+            texts.add((await worker.send(asked)).choice.text)
+        except WorkerRefused as error:
+            worker.quirks.append(f"the seed {seed} is refused")
+            return f"{seed} is refused: {error}"
+    return f"{len(texts)} different answers to 4 seeds"
+
+
+async def _single_candidate(worker: WorkerClient, **only: Any) -> str:
+    """What leaves one token to pick makes any temperature greedy."""
+    asked = worker.text_request(COUNT, sampling=Sampling(temperature=1.5, **only))
+    texts = await _distinct_texts(worker, asked)
+    expect(len(texts) == 1, f"with one token to pick from, {len(texts)} different answers of three")
+    return "three times the same at a high temperature"
+
+
+async def _accepted(worker: WorkerClient, **one: Any) -> str:
+    sampling = Sampling(**({"temperature": 0.7} | one))
+    choice = (await worker.send(worker.text_request(COUNT, sampling=sampling))).choice
+    return f"taken: {len(choice.text)} characters"
+
+
+async def _choices(worker: WorkerClient, *, stream: bool) -> str:
+    drawn = Sampling(temperature=1.0)
+    answer = (
+        await worker.send(worker.text_request(COUNT, n=2, sampling=drawn, stream=stream))
+    ).answer
+    got = [choice.index for choice in answer.choices]
+    expect(got == [0, 1], f"wanted the choices 0 and 1, got {got}")
+    expect(all(one.text for one in answer.choices), "a choice is empty")
+    return "two choices"
+
+
+async def _best_of(worker: WorkerClient) -> str:
+    drawn = Sampling(temperature=1.0)
+    request: GenerateRequest = worker.prompt_request(_PAIR[0], n=1, best_of=2, sampling=drawn)
+    return f"one choice: {(await worker.send(request)).choice.reason}"
+
+
+async def _prompts(worker: WorkerClient) -> str:
+    alone = [(await worker.send(worker.prompt_request(one))).choice.text for one in _PAIR]
+    answer = (await worker.send(worker.prompt_request(*_PAIR))).answer
+    texts = [choice.text for choice in answer.choices]
+    expect(len(texts) == len(_PAIR), f"wanted {len(_PAIR)} choices, got {len(texts)}")
+    mixed = alone[0] != alone[1] and texts == alone[::-1]
+    expect(not mixed, "the answers are in another order than the prompts")
+    return "as each alone" if texts == alone else "two choices, not those of each alone"
+
+
+async def _prompt_token_ids(worker: WorkerClient) -> str:
+    try:
+        return f"taken: {(await worker.send(worker.prompt_request((1, 2, 3)))).choice.reason}"
+    except WorkerRefused as error:
+        worker.quirks.append("token ids are refused")
+        return f"refused: {error}"
+
+
+async def _temperatures(worker: WorkerClient) -> str:
+    for temperature in (0.01, 1.0, 2.0):
+        asked = worker.text_request(COUNT, sampling=Sampling(temperature=temperature))
+        try:
+            expect((await worker.send(asked)).choice.text, f"nothing is said at {temperature}")
+        except WorkerRefused as error:
+            worker.quirks.append(f"the temperature {temperature} is refused")
+            return f"{temperature} is refused: {error}"
+    return "up to 2"
+
+
+def _accepts(name: str, field: str, value: Any) -> Probe:
+    what = f"{field} is taken, or refused as the client's fault."
+    return Probe(name, what, partial(_accepted, **{field: value}), (f"sampling.{field}",))
+
+
+def _narrows(name: str, field: str, value: Any) -> Probe:
+    what = f"{field} that leaves one token makes an answer greedy."
+    return Probe(name, what, partial(_single_candidate, **{field: value}), (f"sampling.{field}",))
+
+
+SAMPLING_PROBES: Final = (
+    Probe("greedy", "Temperature 0 repeats itself.", _greedy),
+    Probe(
+        "temperatures",
+        "A temperature may be up to 2, or is refused.",
+        _temperatures,
+        needs=("sampling.temperature",),
+    ),
+    Probe("seed", "A seed repeats an answer.", _seed_repeats, ("sampling.seed",)),
+    Probe(
+        "seeds", "A seed may be any number, or is refused.", _seed_values, needs=("sampling.seed",)
+    ),
+    _narrows("top-k", "top_k", 1),
+    _narrows("top-p", "top_p", 0.0001),
+    _narrows("min-p", "min_p", 1.0),
+    _accepts("typical-p", "typical_p", 0.9),
+    _accepts("repetition-penalty", "repetition_penalty", 1.1),
+    _accepts("presence-penalty", "presence_penalty", 0.5),
+    _accepts("frequency-penalty", "frequency_penalty", 0.5),
+    _accepts("logit-bias", "logit_bias", {5: -1.0}),
+    _accepts("bad-words", "bad_words", ("zebra",)),
+    Probe("n", "Two choices are two choices.", partial(_choices, stream=False), ("n",)),
+    Probe("n-stream", "The same in a stream.", partial(_choices, stream=True), ("n",)),
+    Probe("best-of", "The best of two is one.", _best_of, ("best_of",)),
+    Probe("prompts", "Two prompts have two answers, in their order.", _prompts, ("prompts",)),
+    Probe("prompt-ids", "A prompt may be token ids, or is refused.", _prompt_token_ids),
+)

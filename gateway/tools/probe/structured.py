@@ -6,10 +6,6 @@ from typing import Any, Final
 import msgspec
 from msgspec import Raw
 
-from gateway.conformance.cases import Mismatch, expect
-from gateway.conformance.worker.asking import COUNT
-from gateway.conformance.worker.line import Line, Refused, Unsure
-from gateway.conformance.worker.probing import Probe
 from gateway.core.aggregate import ChoiceAnswer
 from gateway.core.types import (
     JsonObject,
@@ -24,6 +20,15 @@ from gateway.core.types import (
     TextPart,
     Tool,
     ToolCall,
+)
+from gateway.tools.probe.basic import COUNT
+from gateway.tools.probe.client import (
+    Inconclusive,
+    Probe,
+    UnexpectedResponse,
+    WorkerClient,
+    WorkerRefused,
+    expect,
 )
 
 _ROOM: Final = Stopping(max_tokens=128)
@@ -41,10 +46,10 @@ _TOLERANCE: Final = 1e-6
 # --- forms ----------------------------------------------------------------------------------------
 
 
-async def _object(line: Line, output: OutputFormat, *, stream: bool) -> str:
-    asked = line.say(_JSON, output=output, stopping=_ROOM, stream=stream)
-    choice = (await line.ask(asked)).choice
-    found = _decoded(choice)
+async def _json_object(worker: WorkerClient, output: OutputFormat, *, stream: bool) -> str:
+    asked = worker.text_request(_JSON, output=output, stopping=_ROOM, stream=stream)
+    choice = (await worker.send(asked)).choice
+    found = _decode_json(choice)
     expect(isinstance(found, dict), f"wanted an object, got {choice.text!r}")
     if isinstance(output, JsonSchema):
         good = list(found) == ["city"] and isinstance(found["city"], str)
@@ -52,21 +57,21 @@ async def _object(line: Line, output: OutputFormat, *, stream: bool) -> str:
     return choice.text[:60]
 
 
-def _decoded(choice: ChoiceAnswer) -> Any:
+def _decode_json(choice: ChoiceAnswer) -> Any:
     if choice.reason == "length":
-        raise Unsure("the answer reached its limit before its end")
+        raise Inconclusive("the answer reached its limit before its end")
     try:
         return msgspec.json.decode(choice.text)
     except msgspec.DecodeError:
-        raise Mismatch(f"no JSON: {choice.text!r}") from None
+        raise UnexpectedResponse(f"no JSON: {choice.text!r}") from None
 
 
-async def _matched(line: Line) -> str:
-    asked = line.say("yes", output=Regex("(yes|no)"), stopping=_ROOM)
+async def _regex(worker: WorkerClient) -> str:
+    asked = worker.text_request("yes", output=Regex("(yes|no)"), stopping=_ROOM)
     try:
-        text = (await line.ask(asked)).choice.text
-    except Refused as error:
-        line.quirks.append("expressions are refused")
+        text = (await worker.send(asked)).choice.text
+    except WorkerRefused as error:
+        worker.quirks.append("expressions are refused")
         return f"refused: {error}"
     expect(text in {"yes", "no"}, f"wanted yes or no, got {text!r}")
     return text
@@ -75,53 +80,53 @@ async def _matched(line: Line) -> str:
 # --- tools ----------------------------------------------------------------------------------------
 
 
-async def _called(line: Line, *, stream: bool, **how: Any) -> str:
+async def _tool_calls(worker: WorkerClient, *, stream: bool, **how: Any) -> str:
     said = Message("user", (TextPart(_WEATHER),))
-    asked = line.turns(said, tools=(_TOOL,), stopping=_ROOM, stream=stream, **how)
-    choice = (await line.ask(asked)).choice
+    asked = worker.chat_request(said, tools=(_TOOL,), stopping=_ROOM, stream=stream, **how)
+    choice = (await worker.send(asked)).choice
     if not choice.calls and "tool_choice" not in how:
         return "the model calls none"
     expect(choice.calls, f"no tool is called: {choice.text!r}")
     for call in choice.calls:
-        _judge(call)
+        _check_call(call)
     good = {"tool_calls", "unknown"} | ({"eos", "stop"} if "tool_choice" in how else set())
     expect(choice.reason in good, f"the reason is {choice.reason}")
     return f"{len(choice.calls)} call(s): {choice.calls[0].name}({choice.calls[0].arguments})"[:80]
 
 
-def _judge(call: ToolCall) -> None:
+def _check_call(call: ToolCall) -> None:
     expect(call.name == _NAME, f"a tool is called that there is not: {call.name!r}")
     expect(call.id, "a call has no id")
     try:
         arguments = msgspec.json.decode(call.arguments)
     except msgspec.DecodeError:
-        raise Mismatch(f"arguments are no JSON: {call.arguments!r}") from None
+        raise UnexpectedResponse(f"arguments are no JSON: {call.arguments!r}") from None
     expect(isinstance(arguments, dict), f"arguments are no object: {call.arguments!r}")
 
 
-async def _not_called(line: Line) -> str:
+async def _no_tool_call(worker: WorkerClient) -> str:
     said = Message("user", (TextPart(_WEATHER),))
-    asked = line.turns(said, tools=(_TOOL,), tool_choice="none")
-    choice = (await line.ask(asked)).choice
+    asked = worker.chat_request(said, tools=(_TOOL,), tool_choice="none")
+    choice = (await worker.send(asked)).choice
     expect(not choice.calls, f"{len(choice.calls)} calls where none was to be")
     return "none is called"
 
 
-async def _one_at_most(line: Line) -> str:
+async def _single_tool_call(worker: WorkerClient) -> str:
     said = Message("user", (TextPart(f"{_WEATHER} And in Rome? Use it twice."),))
-    asked = line.turns(said, tools=(_TOOL,), parallel_tools=False, stopping=_ROOM)
-    choice = (await line.ask(asked)).choice
+    asked = worker.chat_request(said, tools=(_TOOL,), parallel_tools=False, stopping=_ROOM)
+    choice = (await worker.send(asked)).choice
     expect(len(choice.calls) <= 1, f"{len(choice.calls)} calls where one was the most")
     return f"{len(choice.calls)} call(s)"
 
 
-async def _told(line: Line) -> str:
+async def _tool_result(worker: WorkerClient) -> str:
     turns = (
         Message("user", (TextPart("What is the weather in Paris?"),)),
         Message("assistant", tool_calls=(ToolCall("call_abc123456", _NAME, _JSON),)),
         Message("tool", (TextPart("sunny"),), tool_call_id="call_abc123456"),
     )
-    choice = (await line.ask(line.turns(*turns, tools=(_TOOL,)))).choice
+    choice = (await worker.send(worker.chat_request(*turns, tools=(_TOOL,)))).choice
     expect(choice.text or choice.thought or choice.calls, "nothing is said to a tool's result")
     return repr(choice.text[:40])
 
@@ -129,9 +134,11 @@ async def _told(line: Line) -> str:
 # --- log probabilities ----------------------------------------------------------------------------
 
 
-async def _weighed(line: Line, top: int, *, stream: bool) -> str:
-    asked = line.say(COUNT, logprobs=Logprobs(top), stream=stream, stopping=Stopping(max_tokens=8))
-    choice = (await line.ask(asked)).choice
+async def _token_logprobs(worker: WorkerClient, top: int, *, stream: bool) -> str:
+    asked = worker.text_request(
+        COUNT, logprobs=Logprobs(top), stream=stream, stopping=Stopping(max_tokens=8)
+    )
+    choice = (await worker.send(asked)).choice
     tokens = choice.logprobs
     expect(tokens, "there are none")
     values = [one.logprob for one in tokens if one.logprob is not None]
@@ -143,13 +150,13 @@ async def _weighed(line: Line, top: int, *, stream: bool) -> str:
         expect(max(counts) >= 1, "there are no alternatives")
     joined = "".join(token.token for token in tokens)
     if choice.text not in joined:
-        line.quirks.append("the tokens of log probabilities do not join to the text")
+        worker.quirks.append("the tokens of log probabilities do not join to the text")
     return f"{len(tokens)} tokens"
 
 
-async def _joined(line: Line) -> str:
-    asked = line.say(COUNT, logprobs=Logprobs(), stopping=Stopping(max_tokens=8))
-    choice = (await line.ask(asked)).choice
+async def _logprob_text(worker: WorkerClient) -> str:
+    asked = worker.text_request(COUNT, logprobs=Logprobs(), stopping=Stopping(max_tokens=8))
+    choice = (await worker.send(asked)).choice
     joined = "".join(token.token for token in choice.logprobs)
     expect(choice.text.strip() in joined, f"{joined!r} is not {choice.text!r}")
     return repr(joined)
@@ -158,43 +165,43 @@ async def _joined(line: Line) -> str:
 # --- reasoning ------------------------------------------------------------------------------------
 
 
-async def _thought(line: Line) -> str:
-    asked = line.say("What is 2 + 2?", reasoning=Reasoning(effort="low"), stopping=_ROOM)
-    choice = (await line.ask(asked)).choice
+async def _separate_reasoning(worker: WorkerClient) -> str:
+    asked = worker.text_request("What is 2 + 2?", reasoning=Reasoning(effort="low"), stopping=_ROOM)
+    choice = (await worker.send(asked)).choice
     expect("<think>" not in choice.text, "what is thought stands in the text")
     return f"{len(choice.thought)} characters of it"
 
 
-_WEIGHED: Final = ("logprobs",)
+_LOGPROBS: Final = ("logprobs",)
 _TOOLS: Final = ("tools",)
 
 PROBES: Final = (
     Probe("json", "An answer that is to be an object is one.",
-          partial(_object, output=JsonObject(), stream=False), ("output",)),
+          partial(_json_object, output=JsonObject(), stream=False), ("output",)),
     Probe("json-schema", "An answer that is to be after a schema is.",
-          partial(_object, output=JsonSchema(_SCHEMA), stream=False), ("output",)),
+          partial(_json_object, output=JsonSchema(_SCHEMA), stream=False), ("output",)),
     Probe("json-stream", "The same in a stream.",
-          partial(_object, output=JsonSchema(_SCHEMA), stream=True), ("output",)),
-    Probe("regex", "An answer that is to match an expression does, or it is refused.", _matched,
+          partial(_json_object, output=JsonSchema(_SCHEMA), stream=True), ("output",)),
+    Probe("regex", "An answer that is to match an expression does, or it is refused.", _regex,
           needs=("output",)),
     Probe("tool", "A tool may be called, with arguments that are an object.",
-          partial(_called, stream=False), needs=_TOOLS),
+          partial(_tool_calls, stream=False), needs=_TOOLS),
     Probe("tool-required", "A tool that must be called is.",
-          partial(_called, stream=False, tool_choice="required"), _TOOLS),
+          partial(_tool_calls, stream=False, tool_choice="required"), _TOOLS),
     Probe("tool-named", "A tool that must be called by its name is.",
-          partial(_called, stream=False, tool_choice=NamedTool(_NAME)), needs=_TOOLS),
+          partial(_tool_calls, stream=False, tool_choice=NamedTool(_NAME)), needs=_TOOLS),
     Probe("tool-stream", "A call comes in pieces, too.",
-          partial(_called, stream=True, tool_choice="required"), needs=_TOOLS),
-    Probe("tool-none", "No tool is called where none may be.", _not_called, needs=_TOOLS),
-    Probe("tool-one", "One call at a time is one.", _one_at_most, ("parallel_tools",), _TOOLS),
-    Probe("tool-result", "A tool's result is answered.", _told, needs=_TOOLS),
+          partial(_tool_calls, stream=True, tool_choice="required"), needs=_TOOLS),
+    Probe("tool-none", "No tool is called where none may be.", _no_tool_call, needs=_TOOLS),
+    Probe("tool-one", "One call at a time is one.", _single_tool_call, ("parallel_tools",), _TOOLS),
+    Probe("tool-result", "A tool's result is answered.", _tool_result, needs=_TOOLS),
     Probe("logprobs", "Each token has its log probability.",
-          partial(_weighed, top=0, stream=False), _WEIGHED, ("logprobs.top",)),
+          partial(_token_logprobs, top=0, stream=False), _LOGPROBS, ("logprobs.top",)),
     Probe("logprobs-top", "Tokens have as many alternatives as were asked for.",
-          partial(_weighed, top=2, stream=False), ("logprobs.top",), _WEIGHED),
+          partial(_token_logprobs, top=2, stream=False), ("logprobs.top",), _LOGPROBS),
     Probe("logprobs-stream", "The same in a stream.",
-          partial(_weighed, top=2, stream=True), ("logprobs.top",), _WEIGHED),
-    Probe("logprobs-text", "The tokens make up the text.", _joined, needs=("logprobs.top",)),
-    Probe("reasoning", "Thoughts are kept apart from the text.", _thought,
+          partial(_token_logprobs, top=2, stream=True), ("logprobs.top",), _LOGPROBS),
+    Probe("logprobs-text", "The tokens make up the text.", _logprob_text, needs=("logprobs.top",)),
+    Probe("reasoning", "Thoughts are kept apart from the text.", _separate_reasoning,
           ("reasoning.effort",)),
 )  # fmt: skip

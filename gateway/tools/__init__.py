@@ -1,0 +1,1 @@
+"""Commands that serve no request. The server imports nothing of this."""
