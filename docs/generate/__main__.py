@@ -12,8 +12,8 @@ from docs.generate.configuration import configuration_page
 from docs.generate.protocols import (
     LossReporter,
     ProtocolProfiles,
-    dialects_page,
     errors_page,
+    parameters_page,
     worker_tables,
 )
 from gateway.app import surroundings
@@ -56,14 +56,14 @@ def generate_pages() -> Mapping[str, str]:
         for name in registry.names
     ]
     workers = {
-        f"{one.name} {profile}": cast("LossReporter", dialect)
+        f"{one.name} {profile}": cast("LossReporter", adapter)
         for one in every
-        for profile, dialect in one.profiles.items()
+        for profile, adapter in one.profiles.items()
     }
     clients = [one for one in every if registry.speaks_to_clients(one.name)]
     tables = worker_tables(clients, {**workers, **_local_backends()})
     return {
-        "dialects.md": dialects_page(clients) + "\n" + tables,
+        "dialects.md": parameters_page(clients) + "\n" + tables,
         "errors.md": errors_page(clients),
         "configuration.md": configuration_page(),
         "metrics.md": metrics_page(PARTS),

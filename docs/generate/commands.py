@@ -17,7 +17,7 @@ standard error, and shows in the exit code.
 
 
 def commands_page(main: click.Command) -> str:
-    """The page of a command and of all those below it."""
+    """The page of a command and its subcommands."""
     context = click.Context(main, info_name="interlingua")
     return "\n".join([HEADER, "", _COMMANDS_INTRO, *_command_sections(main, context)])
 

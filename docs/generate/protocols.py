@@ -40,7 +40,7 @@ from gateway.emulation import around, planned
 from protocols.params import Param, Tabled
 
 _COLUMNS = ("parameter", "internal field", "type", "takes", "default", "null", "note")
-_DIALECTS_INTRO = """# The dialects
+_PARAMETERS_INTRO = """# The dialects
 
 What each dialect reads from its clients: scalar parameters only; messages, prompts, tools and
 output formats are read by code and stand in the last table. A parameter without an internal field
@@ -51,65 +51,74 @@ refused.
 
 
 class ProtocolProfiles(Struct, frozen=True):
-    """A dialect in each of its profiles, the default one first."""
+    """A protocol's adapter in each of its profiles, the default one first."""
 
     name: str
     profiles: Mapping[str, Dialect]
 
     @property
     def default(self) -> Dialect:
-        """As it is without a profile."""
+        """The adapter of the default profile."""
         return next(iter(self.profiles.values()))
 
     def tables(self) -> Iterator[tuple[str, str, tuple[Param, ...]]]:
         """Profile, kind and rows of each table."""
-        for profile, dialect in self.profiles.items():
-            assert isinstance(dialect, Tabled), self.name  # noqa: S101 - a dialect's promise
-            for kind, rows in dialect.tables.items():
+        for profile, adapter in self.profiles.items():
+            assert isinstance(adapter, Tabled), self.name  # noqa: S101 - every adapter has tables
+            for kind, rows in adapter.tables.items():
                 yield profile, kind, rows
 
 
-def dialects_page(spoken: Sequence[ProtocolProfiles]) -> str:
-    """The page."""
-    return "\n".join([HEADER, "", _DIALECTS_INTRO, *(_dialect_section(one) for one in spoken)])
+def parameters_page(protocols: Sequence[ProtocolProfiles]) -> str:
+    """The parameters that each protocol reads from clients."""
+    return "\n".join(
+        [HEADER, "", _PARAMETERS_INTRO, *(_parameter_section(one) for one in protocols)]
+    )
 
 
-def _dialect_section(spoken: ProtocolProfiles) -> str:
-    """Equal tables are shown once."""
+def _parameter_section(protocol: ProtocolProfiles) -> str:
+    """The section of one protocol; equal tables appear once."""
     groups: list[tuple[tuple[Param, ...], dict[str, list[str]]]] = []
-    for profile, kind, rows in spoken.tables():
+    for profile, kind, rows in protocol.tables():
         kinds = next((found for known, found in groups if known == rows), None)
         if kinds is None:
             groups.append((rows, kinds := {}))
         kinds.setdefault(kind, []).append(profile)
-    default, *others = map(code, spoken.profiles)
+    default, *others = map(code, protocol.profiles)
     profiles = ", ".join([f"{default} (the default)", *others])
-    lines = [f"## {spoken.name}", "", prose(type(spoken.default)), "", f"Profiles: {profiles}.", ""]
+    lines = [
+        f"## {protocol.name}",
+        "",
+        prose(type(protocol.default)),
+        "",
+        f"Profiles: {profiles}.",
+        "",
+    ]
     for rows, kinds in groups:
         lines += [
-            _heading(spoken, kinds),
+            _heading(protocol, kinds),
             "",
-            _endpoints(spoken, kinds),
+            _endpoints(protocol, kinds),
             "",
             table(_COLUMNS, map(parameter_row, rows)),
         ]
     return "\n".join(lines)
 
 
-def _heading(spoken: ProtocolProfiles, kinds: Mapping[str, Sequence[str]]) -> str:
+def _heading(protocol: ProtocolProfiles, kinds: Mapping[str, Sequence[str]]) -> str:
     profiles = list(dict.fromkeys(one for several in kinds.values() for one in several))
-    every = len(profiles) == len(spoken.profiles)
+    every = len(profiles) == len(protocol.profiles)
     names = ", ".join(kind.replace("_", " ") for kind in kinds)
-    return f"### {spoken.name}: {names}" + ("" if every else f" ({', '.join(profiles)})")
+    return f"### {protocol.name}: {names}" + ("" if every else f" ({', '.join(profiles)})")
 
 
-def _endpoints(spoken: ProtocolProfiles, kinds: Mapping[str, Sequence[str]]) -> str:
+def _endpoints(protocol: ProtocolProfiles, kinds: Mapping[str, Sequence[str]]) -> str:
     variants = {kind.partition(",")[0] for kind in kinds}
-    return ", ".join(code(f"{one.method} {one.path}") for one in _endpoints_of(spoken, variants))
+    return ", ".join(code(f"{one.method} {one.path}") for one in _endpoints_of(protocol, variants))
 
 
-def _endpoints_of(spoken: ProtocolProfiles, variants: set[str]) -> list[Endpoint]:
-    return [one for one in spoken.default.endpoints if one.variant in variants]
+def _endpoints_of(protocol: ProtocolProfiles, variants: set[str]) -> list[Endpoint]:
+    return [one for one in protocol.default.endpoints if one.variant in variants]
 
 
 def parameter_row(param: Param) -> tuple[str, ...]:
@@ -179,7 +188,7 @@ _EXCLUDED: Final = frozenset(
      "extra", "source", "timeout", "encoding", "tools", "tool_choice", "legacy_functions", "output",
      "templating.mode", "want.usage", "want.details", "want.timing", *_SECTIONS}
 )  # fmt: skip
-"""Fields of no worker's concern, and those that are probed below."""
+"""Fields that concern no worker, and those that have samples below."""
 _EMULATED: Final = "by the gateway"
 _SAMPLES: Final[Mapping[str, Any]] = {
     "stopping.overflow": "truncate",
@@ -193,14 +202,14 @@ Kind = Literal["chat", "completion"]
 
 
 class LossReporter(Protocol):
-    """What answers requests, and tells what it can't carry of one: a worker dialect, a backend."""
+    """Reports the losses of a request: an upstream adapter or a backend."""
 
     def losses(self, request: Request, names: Mapping[str, str]) -> tuple[Loss, ...]:
         """See ``gateway.core.ports``."""
 
 
 class FieldSample(Struct, frozen=True):
-    """A field, by itself or in one of its shapes, and a request that sets nothing else."""
+    """A request that sets one field, in one of its shapes, and nothing else."""
 
     path: Path
     shape: str
@@ -208,10 +217,12 @@ class FieldSample(Struct, frozen=True):
     numeric: bool = False
 
 
-def worker_tables(spoken: Sequence[ProtocolProfiles], reporters: Mapping[str, LossReporter]) -> str:
-    """The tables: one for text, one for embeddings."""
-    client_names = {one.name: _client_names(one) for one in spoken}
-    head = ("field", *(one.name for one in spoken), *(f"→ {name}" for name in reporters))
+def worker_tables(
+    protocols: Sequence[ProtocolProfiles], reporters: Mapping[str, LossReporter]
+) -> str:
+    """What workers support: a table for text, and one for embeddings."""
+    client_names = {one.name: _client_names(one) for one in protocols}
+    head = ("field", *(one.name for one in protocols), *(f"→ {name}" for name in reporters))
     text = _by_label([*_generation("chat"), *_generation("completion")])
     vectors = _by_label(_embedding())
     return "\n".join(
@@ -242,22 +253,22 @@ def _field_row(
     return [label, *clients, *(_support(samples, one) for one in reporters.values())]
 
 
-def _client_names(spoken: ProtocolProfiles) -> Mapping[Path, str]:
-    """How a dialect's clients say each field."""
+def _client_names(protocol: ProtocolProfiles) -> Mapping[Path, str]:
+    """The names of each field in the protocol."""
     wires: dict[Path, dict[str, None]] = {}
-    for _, _, rows in spoken.tables():
+    for _, _, rows in protocol.tables():
         for param in rows:
             wires.setdefault(param.field, {})[param.wire] = None
-    for dialect in spoken.profiles.values():
-        for endpoint in dialect.endpoints:
+    for adapter in protocol.profiles.values():
+        for endpoint in adapter.endpoints:
             if endpoint.task == "generate":
-                for path, wire in _names(dialect.names, endpoint).items():
+                for path, wire in _names(adapter.names, endpoint).items():
                     wires.setdefault(path, {})[wire] = None
     return {path: ", ".join(map(code, several)) for path, several in wires.items()}
 
 
 def _names(names: Any, endpoint: Endpoint) -> Mapping[Path, str]:
-    """Some dialects tell only of a request that they could read."""
+    """The names at one endpoint; empty if the adapter reads them only from a valid request."""
     call = Call(endpoint, {}, {}, "", b"{}", endpoint.path)
     try:
         found: Mapping[Path, str] = names(call)
@@ -266,7 +277,7 @@ def _names(names: Any, endpoint: Endpoint) -> Mapping[Path, str]:
     return found
 
 
-# --- the probes ----------------------------------------------------------------------------------
+# --- the samples ---------------------------------------------------------------------------------
 
 
 def _generation(kind: Kind) -> Iterator[FieldSample]:
@@ -331,7 +342,7 @@ def _values(struct: type[Struct], before: str) -> Iterator[tuple[Path, tuple[Any
 
 
 def _sample(hint: Any) -> Any:
-    """Something of this type that says something."""
+    """A value of this type that is not its default."""
     simple: Mapping[Any, Any] = {int: 1, float: 0.5, bool: True, str: "x"}
     if hint in simple:
         return simple[hint]
@@ -382,7 +393,7 @@ def _support_for(sample: FieldSample, reporter: LossReporter) -> str:
 
 
 def _limit(sample: FieldSample, value: int, reporter: LossReporter) -> str:
-    """What becomes of a value far out; "" where it stays as it is."""
+    """The limit to which an extreme value is clamped; "" if it is not."""
     found = _find_loss(_with(sample, value), sample.path, reporter)
     if found is None or found.reason != "clamped":
         return ""
@@ -398,7 +409,7 @@ def _with(sample: FieldSample, value: int) -> Request:
 
 
 def _find_loss(request: Request, path: Path, reporter: LossReporter) -> Loss | None:
-    """The loss of this path; the carrier is told that every field is called by its path."""
+    """The loss of this path, for a client that names every field by its path."""
     names = {one: one for one in (path, *_EXCLUDED)}
     losses = planned(request, reporter.losses(request, names)).losses
     return next((loss for loss in losses if loss.field == path), None)
@@ -430,13 +441,13 @@ _ARGUMENTS: Final[Mapping[str, Any]] = {
 _PARAM: Final = re.compile(r"\{(\w+)\}")
 
 
-def errors_page(spoken: Sequence[ProtocolProfiles]) -> str:
-    """The page."""
-    kinds = list(_leaves(GatewayError))
+def errors_page(protocols: Sequence[ProtocolProfiles]) -> str:
+    """The errors, and how each protocol reports them."""
+    kinds = list(_error_classes(GatewayError))
     drawing = (errors.__doc__ or "").split("\n\n")[1]
     lines = [HEADER, "", _ERRORS_INTRO, "```text", drawing, "```", ""]
     lines += [table(("error", "to blame", "retryable", "meaning"), map(_error_meaning, kinds))]
-    for one in spoken:
+    for one in protocols:
         lines += [
             f"## {one.name}",
             "",
@@ -446,13 +457,13 @@ def errors_page(spoken: Sequence[ProtocolProfiles]) -> str:
     return "\n".join(lines)
 
 
-def _leaves(kind: type[GatewayError]) -> Iterator[type[GatewayError]]:
-    """The classes that are raised, parents first: all but those that only gather others."""
+def _error_classes(kind: type[GatewayError]) -> Iterator[type[GatewayError]]:
+    """The classes that are raised, parents first, without the abstract ones."""
     gathers = kind in (GatewayError, errors.ClientError, errors.WorkerError)
     if not gathers:
         yield kind
     for child in kind.__subclasses__():
-        yield from _leaves(child)
+        yield from _error_classes(child)
 
 
 def _error_meaning(kind: type[GatewayError]) -> tuple[str, ...]:
@@ -460,13 +471,13 @@ def _error_meaning(kind: type[GatewayError]) -> tuple[str, ...]:
     return code(kind.__name__), kind.blame, "yes" if kind.retryable else "no", meaning
 
 
-def _error_heading(dialect: Dialect) -> str:
-    call = _sample_call(dialect)
+def _error_heading(adapter: Dialect) -> str:
+    call = _sample_call(adapter)
     return f"As an answer to {code(f'{call.endpoint.method} {call.endpoint.path}')}:\n"
 
 
-def _error_table(dialect: Dialect, kinds: Sequence[type[GatewayError]]) -> str:
-    replies = {kind: dialect.refuse(_build_error(kind), _sample_call(dialect)) for kind in kinds}
+def _error_table(adapter: Dialect, kinds: Sequence[type[GatewayError]]) -> str:
+    replies = {kind: adapter.refuse(_build_error(kind), _sample_call(adapter)) for kind in kinds}
     shared = set.intersection(*(set(reply.headers) for reply in replies.values()))
     head = ("error", "status", "body", "headers")
     return table(head, (_error_row(kind, reply, shared) for kind, reply in replies.items()))
@@ -480,9 +491,9 @@ def _error_row(
     return code(kind.__name__), str(reply.status), code(body), headers
 
 
-def _sample_call(dialect: Dialect) -> Call:
+def _sample_call(adapter: Dialect) -> Call:
     """A call of the first endpoint that generates."""
-    endpoint = next(one for one in dialect.endpoints if one.task == "generate")
+    endpoint = next(one for one in adapter.endpoints if one.task == "generate")
     params = dict.fromkeys(_PARAM.findall(endpoint.path), "MODEL")
     path = _PARAM.sub("MODEL", endpoint.path)
     return Call(endpoint, params, {}, "", b"{}", path, id="ID")

@@ -112,8 +112,8 @@ def _select(protocol: str, only: Sequence[str]) -> Sequence[Case]:
     try:
         every = cases_of(protocol)
     except ModuleNotFoundError:
-        said = f"there are no cases of {protocol}; `interlingua probe` probes a worker of it"
-        raise click.UsageError(said) from None
+        message = f"there are no cases of {protocol}; `interlingua probe` probes a worker of it"
+        raise click.UsageError(message) from None
     cases = [one for one in every if not only or not {one.id, one.number}.isdisjoint(only)]
     if not cases:
         names = ", ".join(only)

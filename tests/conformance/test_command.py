@@ -36,7 +36,7 @@ def conform(url: str, *arguments: str) -> subprocess.CompletedProcess[str]:
     )
 
 
-def asked(told: subprocess.CompletedProcess[str]) -> dict[str, Any]:
+def parse_output(told: subprocess.CompletedProcess[str]) -> dict[str, Any]:
     found: dict[str, Any] = json.loads(told.stdout)
     return found
 
@@ -66,7 +66,7 @@ def test_every_case_passes_somewhere_and_none_fails(urls: list[str], protocol: s
     for listener, path, arguments in ways(protocol):
         told = conform(urls[listener] + path, *arguments, "--json")
 
-        outcomes = {case["id"]: case["outcome"] for case in asked(told)["cases"]}
+        outcomes = {case["id"]: case["outcome"] for case in parse_output(told)["cases"]}
         assert told.returncode == 0, told.stdout
         assert set(outcomes.values()) <= {"passed", "not applicable"}
         passed |= {one for one, outcome in outcomes.items() if outcome == "passed"}

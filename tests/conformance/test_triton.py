@@ -14,7 +14,7 @@ from tests.conformance.conftest import Play
 from tests.conformance.triton import CASES, VLLM, events, text
 from tests.conftest import MOCK, Serve
 
-OURS = {"TR-34", "TR-50"}
+TESTED_HERE = {"TR-34", "TR-50"}
 """The numbers whose tests stand here."""
 
 
@@ -24,7 +24,7 @@ async def test_case(play: Play, case: Case) -> None:
 
 
 def test_every_number_has_its_case() -> None:
-    assert {case.number for case in CASES} | OURS == {f"TR-{n:02}" for n in range(1, 53)}
+    assert {case.number for case in CASES} | TESTED_HERE == {f"TR-{n:02}" for n in range(1, 53)}
     assert len({case.id for case in CASES}) == len(CASES)
 
 
@@ -33,7 +33,7 @@ async def dump(request: GenerateRequest, context: Context) -> AsyncGenerator[Seq
     yield [Text(msgspec.json.encode(dict(request.extra)).decode()), End("eos"), Done()]
 
 
-TOLD = [
+PARAMETER_VALUES = [
     ("1", 1),
     ("1.5", 1.5),
     ("true", True),
@@ -44,7 +44,7 @@ TOLD = [
 ]
 
 
-@pytest.mark.parametrize(("sent", "told"), TOLD)
+@pytest.mark.parametrize(("sent", "told"), PARAMETER_VALUES)
 async def test_tr_34_parameters_keep_their_types(
     serve: Serve, monkeypatch: pytest.MonkeyPatch, sent: str, told: Any
 ) -> None:

@@ -27,7 +27,7 @@ from protocols import DIALECTS
 from tests.conftest import Running, Serve
 from tests.fakes import Received
 from tests.probe.test_flawed_workers import Worker
-from tests.probe.test_probes import Answering, found, spoken
+from tests.probe.test_probes import Answering, probe_worker, spoken
 
 Asked = dict[str, Any]
 CHAT: Asked = {"model": "m", "messages": [{"role": "user", "content": "one two three four"}]}
@@ -62,7 +62,7 @@ def texts(answer: Asked) -> list[str]:
 async def test_what_is_found_makes_a_gateway_do_it_itself(serve: Serve, tmp_path: Path) -> None:
     """From the probes to the answer: a worker that leaves its stops in the text."""
     async with Answering(Worker("leaves the stop")).serving() as worker:
-        told = list((await found(worker.url, spoken("openai"))).values())
+        told = list((await probe_worker(worker.url, spoken("openai"))).values())
         file = tmp_path / "found.yaml"
         whom = report.ProbedWorker(worker.url, "openai", "openai", "parrot")
         file.write_text(report.encode_capabilities(whom, told), "utf-8")

@@ -89,7 +89,7 @@ def test_what_a_worker_does_not_do_is_saved_for_a_pool(url: str, tmp_path: Path)
     assert told.returncode == 1
     assert found.quirks
     assert set(found.fields) == set(
-        re.search(r"^not done: (.*)$", told.stdout, re.MULTILINE)[1].split(", ")  # type: ignore[index]
+        re.search(r"^not supported: (.*)$", told.stdout, re.MULTILINE)[1].split(", ")  # type: ignore[index]
     )
 
 

@@ -11,7 +11,7 @@ from msgspec import Struct
 
 from gateway.tools.probe import report
 from tests.fakes import CHUNKED, Received, chunk, chunked, whole
-from tests.probe.test_probes import Answering, found, outcomes, spoken
+from tests.probe.test_probes import Answering, outcomes, probe_worker, spoken
 
 Asked = dict[str, Any]
 _encode = msgspec.json.encode
@@ -154,7 +154,7 @@ FLAWS: list[tuple[str, str, str, str]] = [
     ("counts wrong", "usage-whole", "completion tokens for", ""),
     ("always says stop", "reason-length", "wanted length, got (stop|eos)", ""),
     ("always says stop", "reason-length-stream", "wanted length, got (stop|eos)", ""),
-    ("always says length", "end", "length is told at 2 tokens of 200", ""),
+    ("always says length", "end", "finish reason length at 2 tokens of 200", ""),
     ("knows no limit", "length-3", "15 tokens where 3 were allowed", "stopping.max_tokens"),
     ("leaves the stop", "stop", "is left in the text", "stopping.stop"),
     ("knows no stop", "stop-stream", "goes on after the stop", "stopping.stop"),
@@ -173,7 +173,7 @@ FLAWS: list[tuple[str, str, str, str]] = [
     ("knows no n", "n", "wanted the choices 0 and 1, got", "n"),
     ("knows no n", "n-stream", "wanted the choices 0 and 1, got", "n"),
     ("weighs above one", "logprobs", "one is above 0", "logprobs"),
-    ("writes broken arguments", "tool-required", "arguments are no JSON", "tools"),
+    ("writes broken arguments", "tool-required", "arguments are not JSON", "tools"),
     ("calls it text", "content-types", "is called 'text/plain'", ""),
     ("mixes vectors", "embedding-order", "they come in another order", "inputs"),
     ("loses vectors", "embedding-batch", "did not answer each input", "inputs"),
@@ -183,7 +183,7 @@ FLAWS: list[tuple[str, str, str, str]] = [
 @pytest.mark.parametrize(("flaw", "probe", "said", "fields"), FLAWS)
 async def test_a_flaw_is_found(flaw: str, probe: str, said: str, fields: str) -> None:
     async with Answering(Worker(flaw)).serving() as worker:
-        told = await found(worker.url, spoken("openai"), only=probe, embedder="parrot")
+        told = await probe_worker(worker.url, spoken("openai"), only=probe, embedder="parrot")
 
     assert told[probe].outcome == "failed"
     assert re.search(said, told[probe].detail)
@@ -193,7 +193,7 @@ async def test_a_flaw_is_found(flaw: str, probe: str, said: str, fields: str) ->
 @pytest.mark.parametrize("probe", sorted({probe for _, probe, _, _ in FLAWS}))
 async def test_it_is_not_found_where_it_is_not(probe: str) -> None:
     async with Answering(Worker()).serving() as worker:
-        told = await found(worker.url, spoken("openai"), only=probe, embedder="parrot")
+        told = await probe_worker(worker.url, spoken("openai"), only=probe, embedder="parrot")
 
     assert told[probe].outcome == "passed", told[probe].detail
 
@@ -206,7 +206,7 @@ async def test_what_is_refused_is_no_fault_and_not_asked_for(
     field: str, probe: str, path: str
 ) -> None:
     async with Answering(Worker(f"refuses {field}")).serving() as worker:
-        told = await found(worker.url, spoken("openai"), only=f"whole {probe}")
+        told = await probe_worker(worker.url, spoken("openai"), only=f"whole {probe}")
 
     assert told[probe].outcome == "passed"
     assert told[probe].detail.startswith("refused: 400: ")
@@ -218,7 +218,7 @@ async def test_nothing_is_said_of_fields_where_nothing_is_answered() -> None:
         return whole(b"oops", "500 Internal Server Error")
 
     async with Answering(broken).serving() as worker:
-        told = await found(worker.url, spoken("openai"))
+        told = await probe_worker(worker.url, spoken("openai"))
 
     assert not outcomes(told, "passed").keys() - {"wrong-path"}
     assert report.unsupported_fields(list(told.values())) == []
@@ -234,7 +234,7 @@ async def test_answers_that_are_mixed_up_are_found() -> None:
         return good(asked[-1] if len(asked) <= 4 else asked[-2])
 
     async with Answering(mixed).serving() as worker:
-        told = await found(worker.url, spoken("openai"), only="apart")
+        told = await probe_worker(worker.url, spoken("openai"), only="apart")
 
     assert told["apart"].outcome == "failed"
     assert re.search("is the one to question|has words of others", told["apart"].detail)
@@ -250,11 +250,11 @@ async def test_a_worker_that_turns_requests_away_is_no_bad_one() -> None:
         return good(request)
 
     async with Answering(turns_away).serving() as worker:
-        told = await found(worker.url, spoken("openai"), only="at-once")
+        told = await probe_worker(worker.url, spoken("openai"), only="at-once")
 
     assert told["at-once"].outcome == "passed"
-    assert told["at-once"].detail == "4 answered, 4 turned away as they should be"
-    assert told["at-once"].quirks == ("of 8 requests at once 4 are turned away",)
+    assert told["at-once"].detail == "4 answered, 4 rejected as overload"
+    assert told["at-once"].quirks == ("of 8 requests at once 4 are rejected",)
 
 
 Respond = Callable[[Received], bytes]
@@ -272,7 +272,7 @@ async def test_a_worker_that_closes_its_connections_is_told_of() -> None:
 
     for respond, outcome in ((once, "passed"), (silently, "failed")):
         async with Answering(respond).serving() as worker:
-            told = await found(worker.url, spoken("openai"), only="keep-alive")
+            told = await probe_worker(worker.url, spoken("openai"), only="keep-alive")
         assert told["keep-alive"].outcome == outcome
 
 
@@ -281,7 +281,7 @@ async def test_an_answer_that_is_too_large_is_not_read_to_its_end() -> None:
         return whole(b'{"x":"' + b"a" * (9 << 20) + b'"}')
 
     async with Answering(endless).serving() as worker:
-        told = await found(worker.url, spoken("openai"), only="whole health")
+        told = await probe_worker(worker.url, spoken("openai"), only="whole health")
 
     assert told["whole"].outcome == "failed"
     assert "larger than" in told["whole"].detail
@@ -295,11 +295,11 @@ async def test_a_worker_that_serves_one_model_under_any_name_is_told_of() -> Non
         return good(msgspec.structs.replace(request, body=named))
 
     async with Answering(any_name).serving() as worker:
-        told = await found(worker.url, spoken("openai"), only="model-unknown")
+        told = await probe_worker(worker.url, spoken("openai"), only="model-unknown")
 
     assert told["model-unknown"].outcome == "passed"
     assert report.collect_quirks(list(told.values())) == {
-        "model-unknown": "every model's name is answered"
+        "model-unknown": "any model name is accepted"
     }
 
 
@@ -313,7 +313,7 @@ async def test_no_wrong_answer_of_a_worker_ends_the_probes() -> None:
         return replies[next(numbers) % len(replies)]
 
     async with Answering(odd).serving() as worker:
-        told = await found(worker.url, spoken("openai"), embedder="parrot")
+        told = await probe_worker(worker.url, spoken("openai"), embedder="parrot")
 
     assert {one.outcome for one in told.values()} <= {"passed", "failed", "not offered"}
     assert told["stream-is-whole"].outcome == "failed"

@@ -57,7 +57,7 @@ class Answering:
                 break  # cut in the middle
 
 
-async def found(
+async def probe_worker(
     url: str, dialect: WorkerDialect, *, only: str = "", mode: str = "chat", **target: Any
 ) -> dict[str, ProbeResult]:
     """What each probe finds; ``only`` those of these names."""
@@ -103,7 +103,7 @@ async def test_a_gateway_passes_as_a_worker(
     dialect, profile, prefix, said, least = way
     gateway = await serve(PARROT)
 
-    told = await found(
+    told = await probe_worker(
         gateway.url + prefix, spoken(dialect, profile), mode=said, embedder="vectors"
     )
 
@@ -115,11 +115,11 @@ async def test_a_gateway_passes_as_a_worker(
 async def test_what_a_dialect_can_not_carry_is_not_offered(serve: Serve) -> None:
     gateway = await serve(PARROT)
 
-    told = await found(gateway.url, spoken("openai"), only="top-k n embedding")
+    told = await probe_worker(gateway.url, spoken("openai"), only="top-k n embedding")
 
     assert told["top-k"].outcome == "not offered"
     assert told["top-k"].detail == "the protocol can't carry sampling.top_k: dropped"
-    assert told["embedding"].detail == "no model of embeddings was named (--embedder)"
+    assert told["embedding"].detail == "no embedding model given (--embedder)"
     assert told["n"].outcome == "passed"
 
 
@@ -140,7 +140,7 @@ async def test_the_probes_have_a_time(serve: Serve) -> None:
 
 async def test_nobody_listens() -> None:
     with pytest.raises(Unreachable, match="can't be reached"):
-        await found("http://127.0.0.1:1", spoken("openai"), only="whole")
+        await probe_worker("http://127.0.0.1:1", spoken("openai"), only="whole")
 
 
 async def test_a_key_is_shown_and_never_told(serve: Serve) -> None:
@@ -150,7 +150,7 @@ async def test_a_key_is_shown_and_never_told(serve: Serve) -> None:
         return whole(msgspec.json.encode(told), "400 Bad Request")
 
     async with Answering(refuse).serving() as worker:
-        told = await found(worker.url, spoken("openai"), only="whole", key="sk-very-secret")
+        told = await probe_worker(worker.url, spoken("openai"), only="whole", key="sk-very-secret")
 
     assert told["whole"].outcome == "failed"
     assert "Bearer *** may not" in told["whole"].detail
@@ -193,10 +193,10 @@ def _generate(request: Received, *, stream: bool) -> bytes:
         )
     tokens = [word if i == 0 else f" {word}" for i, word in enumerate(words)]
     reason = "length" if len(tokens) > most else "eos_token"
-    return _told(words, tokens[:most], reason, given, stream=stream)
+    return _generate_response(words, tokens[:most], reason, given, stream=stream)
 
 
-def _told(
+def _generate_response(
     words: list[str], tokens: list[str], reason: str, given: dict[str, Any], *, stream: bool
 ) -> bytes:
     for n in range(1, len(tokens) + 1):
@@ -236,7 +236,7 @@ def _told(
 
 async def test_a_worker_that_no_client_speaks_to_passes() -> None:
     async with Answering(tgi).serving() as worker:
-        told = await found(worker.url, spoken("tgi"), mode="prompt")
+        told = await probe_worker(worker.url, spoken("tgi"), mode="prompt")
 
     assert outcomes(told, "failed") == {}
     assert len(outcomes(told, "passed")) >= 50

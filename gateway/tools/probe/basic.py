@@ -52,14 +52,14 @@ async def _health(worker: WorkerClient) -> str:
 
 async def _capacity(worker: WorkerClient) -> str:
     if not isinstance(worker.adapter, Learning):
-        raise NotOffered("the protocol asks nothing")
+        raise NotOffered("the protocol has no metadata endpoints")
     model = worker.target.model or worker.target.embedder or ""
     response = [await worker.fetch(wire) for wire in worker.adapter.questions(model)]
     bodies = [one.body if one.status in range(200, 300) else None for one in response]
     most = worker.adapter.learn(model, bodies)
     had = sum(body is not None for body in bodies)
     expect(had, f"none of {len(bodies)} questions is answered: {[one.status for one in response]}")
-    told = "tells no number" if most is None else f"takes {most} at a time"
+    told = "without a limit of requests" if most is None else f"takes {most} at a time"
     return f"{had} of {len(bodies)} questions answered; {told}"
 
 
@@ -67,8 +67,8 @@ async def _unknown_model(worker: WorkerClient) -> str:
     request = replace(worker.text_request("hi"), model="interlingua-no-such-model")
     response = await worker.send(request)
     if response.result is not None:
-        worker.quirks.append("every model's name is answered")
-        return "every name is answered: it serves one model"
+        worker.quirks.append("any model name is accepted")
+        return "any model name is accepted"
     expect(response.is_refused, f"wanted a refusal, got {response.summary}")
     return f"refused: {response.summary}"
 
@@ -85,7 +85,7 @@ async def _stream(worker: WorkerClient) -> str:
     expect(said.text.strip() or said.thought, "the text is empty")
     pieces = sum(isinstance(event, Text) for event in response.events)
     if pieces == 1:
-        worker.quirks.append("a stream has its whole text in one piece")
+        worker.quirks.append("a stream has its text in one chunk")
     return f"{pieces} pieces in {len(response.chunks)} reads"
 
 
@@ -124,7 +124,7 @@ async def _usage_same(worker: WorkerClient) -> str:
     whole = (await worker.send(worker.text_request(COUNT))).answer.usage
     stream = (await worker.send(worker.text_request(COUNT, stream=True))).answer.usage
     if whole is None or stream is None:
-        raise NotOffered("the worker does not tell usage both ways")
+        raise NotOffered("the worker does not report usage in both modes")
     got = [(one.prompt_tokens, one.completion_tokens) for one in (whole, stream)]
     expect(got[0] == got[1], f"whole {got[0]}, stream {got[1]} (prompt, completion)")
     return f"{got[0]} (prompt, completion)"
@@ -134,7 +134,7 @@ def _usage_request(worker: WorkerClient, *, stream: bool) -> GenerateRequest:
     """Raises NotOffered where the protocol has no place for usage."""
     request = worker.text_request(COUNT, stream=stream)
     if not reports_usage(worker.adapter, request):
-        raise NotOffered("the protocol has no place for it")
+        raise NotOffered("the protocol can't express usage")
     return request
 
 
@@ -158,8 +158,8 @@ async def _no_echo(worker: WorkerClient) -> str:
     for stream in (False, True):
         response = await worker.send(worker.prompt_request(_TWO_LINES, stream=stream))
         text = response.choice.text
-        expect(not text.startswith(_TWO_LINES), "the prompt stands before the text")
-        expect(not any(isinstance(e, PromptEcho) for e in response.events), "the prompt is told")
+        expect(not text.startswith(_TWO_LINES), "the prompt precedes the text")
+        expect(not any(isinstance(e, PromptEcho) for e in response.events), "the prompt is echoed")
     return "only what is new"
 
 
@@ -196,7 +196,7 @@ async def _unknown_field(worker: WorkerClient) -> str:
     try:
         response.choice  # noqa: B018 - what it raises tells
     except WorkerRefused:
-        worker.quirks.append("a parameter that it does not know is refused")
+        worker.quirks.append("unknown parameters are rejected")
         return f"refused: {response.summary}"
     return "taken and ignored"
 
@@ -208,23 +208,27 @@ async def _single_token(worker: WorkerClient) -> str:
 
 
 RESPONSE_PROBES: Final = (
-    Probe("health", "The protocol's probe is answered with 200.", _health),
-    Probe("capacity", "What the protocol asks before it sends requests is answered.", _capacity),
-    Probe("whole", "A whole answer comes, in the protocol.", _unary),
-    Probe("stream", "A streamed answer comes, with the protocol's end.", _stream),
-    Probe("prompt", "A prompt is gone on with.", _prompt),
-    Probe("model-unknown", "A model that is not there is refused.", _unknown_model),
-    Probe("stream-is-whole", "A greedy stream has the text of the whole answer.", _same_text),
+    Probe("health", "The protocol's health endpoint answers with 200.", _health),
+    Probe("capacity", "The metadata endpoints of the protocol answer.", _capacity),
+    Probe("whole", "A non-streaming response follows the protocol.", _unary),
+    Probe("stream", "A streaming response follows the protocol up to its end marker.", _stream),
+    Probe("prompt", "The model completes a prompt.", _prompt),
+    Probe("model-unknown", "An unknown model is rejected.", _unknown_model),
     Probe(
-        "stream-begins-once", "A stream begins once, and nothing follows its end.", _single_start
+        "stream-is-whole",
+        "A greedy stream has the same text as the non-streaming response.",
+        _same_text,
     ),
-    Probe("stream-one-token", "A stream of one token has its end, too.", _single_token),
-    Probe("usage-whole", "A whole answer tells its tokens.", _usage_whole),
-    Probe("usage-stream", "A stream tells its tokens.", _usage_stream),
-    Probe("usage-same", "Both tell the same number of tokens.", _usage_same),
-    Probe("no-echo", "The prompt is not given back unasked.", _no_echo),
-    Probe("content-types", "Bodies are called what they are.", _content_types),
-    Probe("field-unknown", "A parameter it does not know is ignored or refused.", _unknown_field),
+    Probe(
+        "stream-begins-once", "A stream starts once, and nothing follows its end.", _single_start
+    ),
+    Probe("stream-one-token", "A stream of one token is complete.", _single_token),
+    Probe("usage-whole", "A non-streaming response reports usage.", _usage_whole),
+    Probe("usage-stream", "A stream reports usage.", _usage_stream),
+    Probe("usage-same", "Both report the same usage.", _usage_same),
+    Probe("no-echo", "The prompt is not echoed unless requested.", _no_echo),
+    Probe("content-types", "The content type matches the body.", _content_types),
+    Probe("field-unknown", "An unknown parameter is ignored or rejected.", _unknown_field),
 )
 
 
@@ -291,10 +295,10 @@ async def _oversized_prompt(worker: WorkerClient) -> str:
         usage = response.answer.usage
     except WorkerRefused:
         if not isinstance(response.error, ContextTooLong):
-            worker.quirks.append("a prompt that is too long is refused in words nobody knows")
+            worker.quirks.append("the error for a prompt that is too long is not recognised")
         return f"refused: {response.summary}"
-    read = f"; it says it has read {usage.prompt_tokens} tokens" if usage is not None else ""
-    return f"{_OVERSIZED_WORDS} words are taken{read}"
+    read = f"; usage reports {usage.prompt_tokens} tokens" if usage is not None else ""
+    return f"{_OVERSIZED_WORDS} words are accepted{read}"
 
 
 async def _long_prompt(worker: WorkerClient) -> str:
@@ -338,40 +342,46 @@ async def _assistant_first(worker: WorkerClient) -> str:
 
 
 MESSAGE_PROBES: Final = (
-    Probe("system", "A system message is taken.", _system_message),
-    Probe("turns", "Earlier turns are taken.", _several_messages),
-    Probe("text-parts", "A message of several texts is taken.", _text_parts),
-    Probe("assistant-first", "An assistant may speak first, or is refused.", _assistant_first),
-    Probe("empty", "Nothing said is answered or refused.", partial(_answered_or_refused, text="")),
+    Probe("system", "A system message is accepted.", _system_message),
+    Probe("turns", "Earlier turns are accepted.", _several_messages),
+    Probe("text-parts", "A message of several text parts is accepted.", _text_parts),
+    Probe(
+        "assistant-first",
+        "A conversation that starts with the assistant is accepted or rejected.",
+        _assistant_first,
+    ),
+    Probe(
+        "empty", "An empty message is accepted or rejected.", partial(_answered_or_refused, text="")
+    ),
     Probe(
         "controls",
-        "NUL and its like are answered or refused.",
+        "Control characters are accepted or rejected.",
         partial(_answered_or_refused, text=_CONTROLS),
     ),
     Probe(
         "accents",
-        "Letters of two bytes come through.",
+        "Letters of two bytes are intact.",
         partial(_round_trip, text=ACCENTS, stream=False),
     ),
     Probe(
         "accents-stream",
-        "The same in a stream, wherever its packets end.",
+        "The same in a stream, however it is split.",
         partial(_round_trip, text=ACCENTS, stream=True),
     ),
     Probe(
         "emoji",
-        "Signs of many bytes come through.",
+        "Characters of many bytes are intact.",
         partial(_round_trip, text=_EMOJI, stream=False),
     ),
     Probe(
         "emoji-stream",
-        "The same in a stream, wherever its packets end.",
+        "The same in a stream, however it is split.",
         partial(_round_trip, text=_EMOJI, stream=True),
     ),
-    Probe("prompt-long", "A page of text is taken.", _long_prompt),
+    Probe("prompt-long", "A long prompt is accepted.", _long_prompt),
     Probe(
         "prompt-too-long",
-        "A prompt over any limit is refused as the client's fault, or taken.",
+        "A prompt over any limit is rejected with a client error, or accepted.",
         _oversized_prompt,
     ),
 )
@@ -447,20 +457,20 @@ def _cosine(a: Sequence[float], b: Sequence[float]) -> float:
 
 
 EMBEDDING_PROBES: Final = (
-    Probe("embedding", "A text has its vector.", _single_embedding),
+    Probe("embedding", "A text has an embedding.", _single_embedding),
     Probe(
         "embedding-batch",
-        "Several texts have as many vectors, of one length.",
+        "Several texts have as many embeddings, of one length.",
         _embedding_batch,
         ("inputs",),
     ),
     Probe(
         "embedding-order",
-        "Vectors come in the order of their texts.",
+        "Embeddings are in the order of their texts.",
         _embedding_order,
         ("inputs",),
     ),
-    Probe("embedding-base64", "Packed vectors are the same.", _base64_embedding, ("encoding",)),
-    Probe("embedding-usage", "Their tokens are told.", _embedding_usage),
-    Probe("embedding-empty", "A text of nothing has a vector, or is refused.", _empty_embedding),
+    Probe("embedding-base64", "Base64 embeddings are the same.", _base64_embedding, ("encoding",)),
+    Probe("embedding-usage", "Embeddings report usage.", _embedding_usage),
+    Probe("embedding-empty", "An empty text has an embedding, or is rejected.", _empty_embedding),
 )

@@ -177,7 +177,7 @@ class WorkerClient:
     def chat_request(self, *messages: Message, **more: Any) -> GenerateRequest:
         """A chat request. Raises NotOffered if texts are to be sent as prompts."""
         if self.target.mode == "prompt":
-            raise NotOffered("the worker is asked by prompts")
+            raise NotOffered("texts are sent as prompts (--prompts)")
         return self._request(kind="chat", messages=messages, **more)
 
     def prompt_request(self, *prompts: str | tuple[int, ...], **more: Any) -> GenerateRequest:
@@ -186,14 +186,14 @@ class WorkerClient:
 
     def _request(self, **fields: Any) -> GenerateRequest:
         if self.target.model is None:
-            raise NotOffered("no model of texts was named (--model)")
+            raise NotOffered("no text model given (--model)")
         usual = {"sampling": Sampling(temperature=0.0), "stopping": Stopping(max_tokens=48)}
         return GenerateRequest(model=self.target.model, **(usual | fields))
 
     def embedding_request(self, *inputs: str, **more: Any) -> EmbedRequest:
         """An embeddings request. Raises NotOffered without a model for it."""
         if self.target.embedder is None:
-            raise NotOffered("no model of embeddings was named (--embedder)")
+            raise NotOffered("no embedding model given (--embedder)")
         return EmbedRequest(model=self.target.embedder, inputs=inputs, **more)
 
     # --- responses --------------------------------------------------------------------------------
@@ -211,7 +211,7 @@ class WorkerClient:
             try:
                 self._baselines[text] = (await self.send(self.text_request(text))).choice.text
             except (UnexpectedResponse, WorkerRefused) as error:
-                raise Inconclusive(f"plainly asked: {error}") from None
+                raise Inconclusive(f"the plain request: {error}") from None
         return self._baselines[text]
 
     def encode(self, request: Request) -> WireRequest:

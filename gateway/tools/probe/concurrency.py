@@ -30,8 +30,8 @@ async def _keep_alive(worker: WorkerClient) -> str:
         return "two requests on one connection"
     said = "close" in first.headers.get("connection", "").lower()
     expect(said, "the connection is closed, though no word of it was said")
-    worker.quirks.append("every answer closes its connection")
-    return "each answer says that it closes its connection"
+    worker.quirks.append("every response closes its connection")
+    return "each response announces that it closes its connection"
 
 
 async def _simultaneous(worker: WorkerClient) -> str:
@@ -39,8 +39,8 @@ async def _simultaneous(worker: WorkerClient) -> str:
     found = await run_concurrently(*(worker.send(asked) for _ in range(_AT_ONCE)))
     answered = sum(response.result is not None for response in found)
     if busy := [response for response in found if response.status in (429, 503)]:
-        worker.quirks.append(f"of {_AT_ONCE} requests at once {len(busy)} are turned away")
-        return f"{answered} answered, {len(busy)} turned away as they should be"
+        worker.quirks.append(f"of {_AT_ONCE} requests at once {len(busy)} are rejected")
+        return f"{answered} answered, {len(busy)} rejected as overload"
     bad = next((response for response in found if response.result is None), None)
     expect(bad is None, f"{answered} of {_AT_ONCE} answered; {bad.summary if bad else ''}")
     return f"{_AT_ONCE} answered"
@@ -117,10 +117,12 @@ async def _complete_bodies(worker: WorkerClient) -> str:
 
 
 PROBES: Final = (
-    Probe("keep-alive", "A second request goes over the same connection.", _keep_alive),
-    Probe("ends", "No answer is without its end.", _complete_bodies),
-    Probe("at-once", "Eight requests at once are answered, or turned away in time.", _simultaneous),
-    Probe("apart", "Streams at the same time are kept apart.", _isolation),
-    Probe("left", "A client that leaves costs the next nothing.", _disconnect),
-    Probe("left-at-once", "The same when eight leave.", _simultaneous_disconnects),
+    Probe("keep-alive", "A second request reuses the connection.", _keep_alive),
+    Probe("ends", "Every response is complete.", _complete_bodies),
+    Probe(
+        "at-once", "Eight concurrent requests are answered, or rejected as overload.", _simultaneous
+    ),
+    Probe("apart", "Concurrent streams do not mix.", _isolation),
+    Probe("left", "After a client disconnects, the next request is answered.", _disconnect),
+    Probe("left-at-once", "The same after eight clients disconnect.", _simultaneous_disconnects),
 )

@@ -58,7 +58,7 @@ async def _wrong_value(worker: WorkerClient, was: Any, becomes: Any, *, must: bo
         _replace_value(worker.encode(request), was, becomes), request
     )
     if response.result is not None and not must:
-        worker.quirks.append(f"{becomes!r} is taken in place of a good number")
+        worker.quirks.append(f"{becomes!r} is accepted as a number")
         return "taken"
     return _check_refused(worker, response)
 
@@ -96,7 +96,7 @@ async def _number_as_text(worker: WorkerClient) -> str:
     request = worker.text_request(text)
     response = await worker.send_encoded(_replace_value(worker.encode(request), text, 5), request)
     if response.result is not None:
-        worker.quirks.append("a number is taken in place of a text")
+        worker.quirks.append("a number is accepted as a text")
         return "taken"
     return _check_refused(worker, response)
 
@@ -135,54 +135,56 @@ async def _recovery(worker: WorkerClient) -> str:
 
 
 PROBES: Final = (
-    Probe("not-json", "A body that is no JSON is refused.", partial(_invalid_body, body=b"hello")),
-    Probe("no-body", "An empty body is refused.", partial(_invalid_body, body=b"")),
     Probe(
-        "empty-object", "A body that asks nothing is refused.", partial(_invalid_body, body=b"{}")
+        "not-json", "A body that is not JSON is rejected.", partial(_invalid_body, body=b"hello")
     ),
-    Probe("half-body", "Half a body is refused.", _truncated_body),
+    Probe("no-body", "An empty body is rejected.", partial(_invalid_body, body=b"")),
+    Probe("empty-object", "An empty JSON object is rejected.", partial(_invalid_body, body=b"{}")),
+    Probe("half-body", "A truncated body is rejected.", _truncated_body),
     Probe(
         "not-utf-8",
-        "A body that is not UTF-8 is refused.",
+        "A body that is not UTF-8 is rejected.",
         partial(_invalid_body, body=b"\xff\xfe{}"),
     ),
     Probe(
         "deep-body",
-        "A body of a hundred thousand brackets is refused.",
+        "A body of 100,000 nested arrays is rejected.",
         partial(_invalid_body, body=b"[" * 100_000),
     ),
-    Probe("text-is-a-number", "A text that is a number is refused or taken.", _number_as_text),
+    Probe(
+        "text-is-a-number", "A number in place of a text is rejected or accepted.", _number_as_text
+    ),
     Probe(
         "temperature-is-a-text",
-        "A temperature that is a text is refused.",
+        "A string as temperature is rejected.",
         partial(_wrong_value, was=_TEMPERATURE, becomes="hot", must=True),
         needs=("sampling.temperature",),
     ),
     Probe(
         "temperature-is-a-list",
-        "A temperature that is a list is refused.",
+        "An array as temperature is rejected.",
         partial(_wrong_value, was=_TEMPERATURE, becomes=[1], must=True),
         needs=("sampling.temperature",),
     ),
     Probe(
         "max-tokens-is-a-text",
-        "A limit that is a text is refused.",
+        "A string as token limit is rejected.",
         partial(_wrong_value, was=_LIMIT, becomes="many", must=True),
         needs=("stopping.max_tokens",),
     ),
     Probe(
         "max-tokens-negative",
-        "A limit below 0 is refused or taken.",
+        "A negative token limit is rejected or accepted.",
         partial(_wrong_value, was=_LIMIT, becomes=-5, must=False),
         needs=("stopping.max_tokens",),
     ),
     Probe(
         "max-tokens-huge",
-        "A limit of millions is taken or refused.",
+        "A token limit of millions is accepted or rejected.",
         _huge_limit,
         needs=("stopping.max_tokens",),
     ),
-    Probe("wrong-method", "Another method is refused.", _method),
-    Probe("wrong-path", "Another path is refused.", _path),
-    Probe("after-mistakes", "A good request after all of these is answered.", _recovery),
+    Probe("wrong-method", "A wrong method is rejected.", _method),
+    Probe("wrong-path", "A wrong path is rejected.", _path),
+    Probe("after-mistakes", "A valid request after invalid ones is answered.", _recovery),
 )

@@ -75,7 +75,7 @@ def format_summary(results: Sequence[ProbeResult]) -> str:
     """The lines below the table."""
     lines = []
     if unsupported := unsupported_fields(results):
-        lines.append(f"not done: {', '.join(unsupported)}")
+        lines.append(f"not supported: {', '.join(unsupported)}")
     counts = count_outcomes(results).items()
     lines.append(", ".join(f"{number} {name.replace('_', ' ')}" for name, number in counts))
     return "\n".join(lines)

@@ -61,7 +61,7 @@ async def run_probes(
     for probe in probes:
         left = end - loop.time()
         if left <= 0:
-            yield ProbeResult(probe.name, probe.what, "not offered", "no time was left for it")
+            yield ProbeResult(probe.name, probe.what, "not offered", "no time left")
         else:
             result = await _run(
                 probe, worker.for_probe(probe.fields + probe.needs), min(seconds, left)

@@ -62,8 +62,8 @@ async def _own_end(worker: WorkerClient) -> str:
         expect(choice.reason in {"length", "unknown"}, f"{choice.reason} at the limit's end")
         return "the model does not end by itself"
     if choice.reason == "length" and used is None:
-        return "the model does not end by itself, as far as it tells"
-    expect(choice.reason != "length", f"length is told at {used} tokens of {_PLENTY}")
+        return "the model does not end by itself, and reports no usage"
+    expect(choice.reason != "length", f"finish reason length at {used} tokens of {_PLENTY}")
     return _check_reason(worker, choice, "eos", "stop")
 
 
@@ -79,8 +79,8 @@ async def _same_reason(worker: WorkerClient) -> str:
 
 def _check_reason(worker: WorkerClient, choice: ChoiceAnswer, *wanted: str) -> str:
     if choice.reason == "unknown":
-        worker.quirks.append("no reason is told, or one that nobody knows")
-        return "no reason is told"
+        worker.quirks.append("the finish reason is missing or unknown")
+        return "no finish reason"
     expect(choice.reason in wanted, f"wanted {' or '.join(wanted)}, got {choice.reason}")
     return choice.reason
 
@@ -119,7 +119,7 @@ async def _stop_unicode(worker: WorkerClient) -> str:
     base = await _long_baseline(worker, ACCENTS)
     stop = next((char for i, char in enumerate(base) if i > 1 and ord(char) > 127), None)  # noqa: PLR2004 - what is not ASCII
     if stop is None:
-        raise NotOffered("the model says no such character")
+        raise NotOffered("the text has no such character")
     stopping = Stopping(max_tokens=48, stop=(stop,))
     return await _check_stopped(worker, ACCENTS, stop, stopping, stream=True)
 
@@ -145,16 +145,16 @@ async def _check_stopped(
     if stop in said:
         raise UnexpectedResponse(f"it goes on after the stop {stop!r}")
     if said.strip() != before.strip():
-        worker.quirks.append("an answer that is stopped differs from the greedy answer")
+        worker.quirks.append("a stopped text differs from the greedy text")
     elif said != before:
-        worker.quirks.append("blanks at the end of a stopped text are cut off")
+        worker.quirks.append("trailing blanks of a stopped text are removed")
     return f"at {stop!r}: {_check_reason(worker, choice, 'stop', 'eos')}"
 
 
 async def _long_baseline(worker: WorkerClient, text: str) -> str:
     base = await worker.baseline(text)
     if len(base) < _LONG:
-        raise NotOffered(f"the model says too little to be stopped: {base!r}")
+        raise NotOffered(f"the text is too short for a stop string: {base!r}")
     return base
 
 
@@ -180,7 +180,7 @@ async def _check_min_tokens(worker: WorkerClient, stopping: Stopping, least: int
     response = await worker.send(worker.text_request(YES, stopping=stopping))
     used = _completion_tokens(response)
     if used is None:
-        raise NotOffered("the worker does not tell how many tokens it made")
+        raise NotOffered("the worker reports no usage")
     expect(used >= least, f"{used} tokens where {least} were the least")
     return f"{used} tokens"
 
@@ -206,17 +206,23 @@ _LIMIT: Final = ("stopping.max_tokens",)
 
 STOPPING_PROBES: Final = (
     Probe(
-        "length-1", "One token is one token.", partial(_max_tokens, most=1, stream=False), _LIMIT
+        "length-1",
+        "A limit of one token is honoured.",
+        partial(_max_tokens, most=1, stream=False),
+        _LIMIT,
     ),
     Probe(
-        "length-3", "Three tokens are three.", partial(_max_tokens, most=3, stream=False), _LIMIT
+        "length-3",
+        "A limit of three tokens is honoured.",
+        partial(_max_tokens, most=3, stream=False),
+        _LIMIT,
     ),
     Probe(
         "length-stream", "The same in a stream.", partial(_max_tokens, most=3, stream=True), _LIMIT
     ),
     Probe(
         "reason-length",
-        "The reason of an answer that is cut short is its length.",
+        "The finish reason at the token limit is length.",
         partial(_length_reason, stream=False),
         needs=_LIMIT,
     ),
@@ -226,37 +232,46 @@ STOPPING_PROBES: Final = (
         partial(_length_reason, stream=True),
         needs=_LIMIT,
     ),
-    Probe("end", "A model that ends by itself is not said to have met a limit.", _own_end),
-    Probe("reason-same", "A stream and a whole answer tell the same reason.", _same_reason),
-    Probe("stop", "A text ends before its stop string.", _stop, _STOP),
+    Probe("end", "The finish reason of a model that ends by itself is not length.", _own_end),
+    Probe(
+        "reason-same",
+        "Streaming and non-streaming responses have the same finish reason.",
+        _same_reason,
+    ),
+    Probe("stop", "The text ends before the stop string.", _stop, _STOP),
     Probe("stop-stream", "The same in a stream.", partial(_stop, stream=True), _STOP),
     Probe(
         "stop-several",
-        "Of several stops the first to come ends the text.",
+        "Of several stop strings, the first to occur ends the text.",
         partial(_stop, several=True),
         _STOP,
     ),
     Probe(
-        "stop-across", "A stop is found across the pieces of a stream.", _stop_across_chunks, _STOP
+        "stop-across",
+        "A stop string is found across the chunks of a stream.",
+        _stop_across_chunks,
+        _STOP,
     ),
-    Probe("stop-unicode", "A stop may be a character of several bytes.", _stop_unicode, _STOP),
-    Probe("stop-drawn", "A stop is found in a text that is drawn.", _stop_with_sampling, _STOP),
+    Probe(
+        "stop-unicode", "A stop string may be a character of several bytes.", _stop_unicode, _STOP
+    ),
+    Probe("stop-drawn", "A stop string is found in sampled text.", _stop_with_sampling, _STOP),
     Probe(
         "stop-included",
-        "A stop stays in the text where that is asked.",
+        "The stop string stays in the text if requested.",
         _stop_included,
         ("stopping.include_stop",),
     ),
-    Probe("stop-tokens", "Stops may be tokens.", _stop_token_ids, ("stopping.stop_token_ids",)),
+    Probe("stop-tokens", "Token ids may be stops.", _stop_token_ids, ("stopping.stop_token_ids",)),
     Probe(
         "min-tokens",
-        "An answer has the least number of tokens.",
+        "A response has the minimum number of tokens.",
         _min_tokens,
         ("stopping.min_tokens",),
     ),
     Probe(
         "ignore-eos",
-        "A model may be made to go on past its end.",
+        "The end-of-sequence token can be ignored.",
         _ignore_eos,
         ("stopping.ignore_eos",),
     ),
@@ -365,27 +380,25 @@ async def _temperatures(worker: WorkerClient) -> str:
 
 
 def _accepts(name: str, field: str, value: Any) -> Probe:
-    what = f"{field} is taken, or refused as the client's fault."
+    what = f"{field} is accepted, or rejected with a client error."
     return Probe(name, what, partial(_accepted, **{field: value}), (f"sampling.{field}",))
 
 
 def _narrows(name: str, field: str, value: Any) -> Probe:
-    what = f"{field} that leaves one token makes an answer greedy."
+    what = f"{field} that leaves one candidate makes sampling greedy."
     return Probe(name, what, partial(_single_candidate, **{field: value}), (f"sampling.{field}",))
 
 
 SAMPLING_PROBES: Final = (
-    Probe("greedy", "Temperature 0 repeats itself.", _greedy),
+    Probe("greedy", "Temperature 0 is deterministic.", _greedy),
     Probe(
         "temperatures",
-        "A temperature may be up to 2, or is refused.",
+        "A temperature up to 2 is accepted or rejected.",
         _temperatures,
         needs=("sampling.temperature",),
     ),
-    Probe("seed", "A seed repeats an answer.", _seed_repeats, ("sampling.seed",)),
-    Probe(
-        "seeds", "A seed may be any number, or is refused.", _seed_values, needs=("sampling.seed",)
-    ),
+    Probe("seed", "A seed reproduces a response.", _seed_repeats, ("sampling.seed",)),
+    Probe("seeds", "Any seed is accepted or rejected.", _seed_values, needs=("sampling.seed",)),
     _narrows("top-k", "top_k", 1),
     _narrows("top-p", "top_p", 0.0001),
     _narrows("min-p", "min_p", 1.0),
@@ -395,9 +408,9 @@ SAMPLING_PROBES: Final = (
     _accepts("frequency-penalty", "frequency_penalty", 0.5),
     _accepts("logit-bias", "logit_bias", {5: -1.0}),
     _accepts("bad-words", "bad_words", ("zebra",)),
-    Probe("n", "Two choices are two choices.", partial(_choices, stream=False), ("n",)),
+    Probe("n", "Two choices are returned.", partial(_choices, stream=False), ("n",)),
     Probe("n-stream", "The same in a stream.", partial(_choices, stream=True), ("n",)),
-    Probe("best-of", "The best of two is one.", _best_of, ("best_of",)),
-    Probe("prompts", "Two prompts have two answers, in their order.", _prompts, ("prompts",)),
-    Probe("prompt-ids", "A prompt may be token ids, or is refused.", _prompt_token_ids),
+    Probe("best-of", "The best of two choices is returned.", _best_of, ("best_of",)),
+    Probe("prompts", "Two prompts have two choices, in their order.", _prompts, ("prompts",)),
+    Probe("prompt-ids", "A prompt of token ids is accepted or rejected.", _prompt_token_ids),
 )

@@ -95,13 +95,13 @@ async def _tool_calls(worker: WorkerClient, *, stream: bool, **how: Any) -> str:
 
 
 def _check_call(call: ToolCall) -> None:
-    expect(call.name == _NAME, f"a tool is called that there is not: {call.name!r}")
+    expect(call.name == _NAME, f"an unknown tool is called: {call.name!r}")
     expect(call.id, "a call has no id")
     try:
         arguments = msgspec.json.decode(call.arguments)
     except msgspec.DecodeError:
-        raise UnexpectedResponse(f"arguments are no JSON: {call.arguments!r}") from None
-    expect(isinstance(arguments, dict), f"arguments are no object: {call.arguments!r}")
+        raise UnexpectedResponse(f"arguments are not JSON: {call.arguments!r}") from None
+    expect(isinstance(arguments, dict), f"arguments are not an object: {call.arguments!r}")
 
 
 async def _no_tool_call(worker: WorkerClient) -> str:
@@ -147,10 +147,10 @@ async def _token_logprobs(worker: WorkerClient, top: int, *, stream: bool) -> st
     if top:
         counts = {len(token.top) for token in tokens}
         expect(max(counts) <= top + 1, f"{max(counts)} alternatives where {top} were asked for")
-        expect(max(counts) >= 1, "there are no alternatives")
+        expect(max(counts) >= 1, "no alternatives")
     joined = "".join(token.token for token in tokens)
     if choice.text not in joined:
-        worker.quirks.append("the tokens of log probabilities do not join to the text")
+        worker.quirks.append("the tokens with log probabilities do not concatenate to the text")
     return f"{len(tokens)} tokens"
 
 
@@ -168,7 +168,7 @@ async def _logprob_text(worker: WorkerClient) -> str:
 async def _separate_reasoning(worker: WorkerClient) -> str:
     asked = worker.text_request("What is 2 + 2?", reasoning=Reasoning(effort="low"), stopping=_ROOM)
     choice = (await worker.send(asked)).choice
-    expect("<think>" not in choice.text, "what is thought stands in the text")
+    expect("<think>" not in choice.text, "the reasoning is part of the text")
     return f"{len(choice.thought)} characters of it"
 
 
@@ -176,32 +176,94 @@ _LOGPROBS: Final = ("logprobs",)
 _TOOLS: Final = ("tools",)
 
 PROBES: Final = (
-    Probe("json", "An answer that is to be an object is one.",
-          partial(_json_object, output=JsonObject(), stream=False), ("output",)),
-    Probe("json-schema", "An answer that is to be after a schema is.",
-          partial(_json_object, output=JsonSchema(_SCHEMA), stream=False), ("output",)),
-    Probe("json-stream", "The same in a stream.",
-          partial(_json_object, output=JsonSchema(_SCHEMA), stream=True), ("output",)),
-    Probe("regex", "An answer that is to match an expression does, or it is refused.", _regex,
-          needs=("output",)),
-    Probe("tool", "A tool may be called, with arguments that are an object.",
-          partial(_tool_calls, stream=False), needs=_TOOLS),
-    Probe("tool-required", "A tool that must be called is.",
-          partial(_tool_calls, stream=False, tool_choice="required"), _TOOLS),
-    Probe("tool-named", "A tool that must be called by its name is.",
-          partial(_tool_calls, stream=False, tool_choice=NamedTool(_NAME)), needs=_TOOLS),
-    Probe("tool-stream", "A call comes in pieces, too.",
-          partial(_tool_calls, stream=True, tool_choice="required"), needs=_TOOLS),
-    Probe("tool-none", "No tool is called where none may be.", _no_tool_call, needs=_TOOLS),
-    Probe("tool-one", "One call at a time is one.", _single_tool_call, ("parallel_tools",), _TOOLS),
-    Probe("tool-result", "A tool's result is answered.", _tool_result, needs=_TOOLS),
-    Probe("logprobs", "Each token has its log probability.",
-          partial(_token_logprobs, top=0, stream=False), _LOGPROBS, ("logprobs.top",)),
-    Probe("logprobs-top", "Tokens have as many alternatives as were asked for.",
-          partial(_token_logprobs, top=2, stream=False), ("logprobs.top",), _LOGPROBS),
-    Probe("logprobs-stream", "The same in a stream.",
-          partial(_token_logprobs, top=2, stream=True), ("logprobs.top",), _LOGPROBS),
-    Probe("logprobs-text", "The tokens make up the text.", _logprob_text, needs=("logprobs.top",)),
-    Probe("reasoning", "Thoughts are kept apart from the text.", _separate_reasoning,
-          ("reasoning.effort",)),
-)  # fmt: skip
+    Probe(
+        "json",
+        "A JSON object is returned if requested.",
+        partial(_json_object, output=JsonObject(), stream=False),
+        ("output",),
+    ),
+    Probe(
+        "json-schema",
+        "The text follows a JSON Schema.",
+        partial(_json_object, output=JsonSchema(_SCHEMA), stream=False),
+        ("output",),
+    ),
+    Probe(
+        "json-stream",
+        "The same in a stream.",
+        partial(_json_object, output=JsonSchema(_SCHEMA), stream=True),
+        ("output",),
+    ),
+    Probe(
+        "regex",
+        "The text matches a regular expression, or the expression is rejected.",
+        _regex,
+        needs=("output",),
+    ),
+    Probe(
+        "tool",
+        "A tool call has an object as its arguments.",
+        partial(_tool_calls, stream=False),
+        needs=_TOOLS,
+    ),
+    Probe(
+        "tool-required",
+        "A required tool is called.",
+        partial(_tool_calls, stream=False, tool_choice="required"),
+        _TOOLS,
+    ),
+    Probe(
+        "tool-named",
+        "A tool required by name is called.",
+        partial(_tool_calls, stream=False, tool_choice=NamedTool(_NAME)),
+        needs=_TOOLS,
+    ),
+    Probe(
+        "tool-stream",
+        "A tool call can be streamed.",
+        partial(_tool_calls, stream=True, tool_choice="required"),
+        needs=_TOOLS,
+    ),
+    Probe("tool-none", "No tool is called if none is allowed.", _no_tool_call, needs=_TOOLS),
+    Probe(
+        "tool-one",
+        "Without parallel calls, at most one tool is called.",
+        _single_tool_call,
+        ("parallel_tools",),
+        _TOOLS,
+    ),
+    Probe("tool-result", "A tool result is accepted.", _tool_result, needs=_TOOLS),
+    Probe(
+        "logprobs",
+        "Each token has a log probability.",
+        partial(_token_logprobs, top=0, stream=False),
+        _LOGPROBS,
+        ("logprobs.top",),
+    ),
+    Probe(
+        "logprobs-top",
+        "Tokens have the requested number of alternatives.",
+        partial(_token_logprobs, top=2, stream=False),
+        ("logprobs.top",),
+        _LOGPROBS,
+    ),
+    Probe(
+        "logprobs-stream",
+        "The same in a stream.",
+        partial(_token_logprobs, top=2, stream=True),
+        ("logprobs.top",),
+        _LOGPROBS,
+    ),
+    Probe(
+        "logprobs-text",
+        "The tokens concatenate to the text.",
+        _logprob_text,
+        needs=("logprobs.top",),
+    ),
+    Probe(
+        "reasoning",
+        "Reasoning is separate from the text.",
+        _separate_reasoning,
+        ("reasoning.effort",),
+    ),
+)
