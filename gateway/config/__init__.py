@@ -11,7 +11,8 @@ checks       does the rest                      resolve   what the file leaves u
 rules        do the exceptions                  fallbacks do those in a model's stead
 shadows      do those of requests               loading   all of this, in its order
 shown        a configuration as it may be shown  json_schema  what may be written, for editors
-difference   between two configurations         capabilities  what a pool's workers do not do
+diff         between two configurations         capabilities  what a pool's workers do not do
+listeners    what identifies them from one configuration to the next
 state        what several gateways share        states    can it be kept there
 entrance     how much is taken in               traces    where traces and figures go
 exports      can they be sent there             allowances  how much clients may take
@@ -21,12 +22,17 @@ rates        read and written                   quotas    do those make sense
 from gateway.config.addresses import split_address
 from gateway.config.allowances import Allowance, KeyLimits
 from gateway.config.capabilities import Capabilities, capabilities
-from gateway.config.certificates import reason, served
 from gateway.config.complaints import Complaint, ConfigError
-from gateway.config.difference import Difference, Seat, difference, fixed, named, seats
+from gateway.config.diff import ConfigDiff, diff_configs
 from gateway.config.document import decode
 from gateway.config.entrance import Limits
 from gateway.config.json_schema import schema
+from gateway.config.listeners import (
+    ListenerId,
+    listener_name,
+    listeners_by_id,
+    restart_required,
+)
 from gateway.config.loading import Loaded, Source, load, loaded, opened, read, workers
 from gateway.config.mounts import is_loopback
 from gateway.config.pools import Pool, Retries, Timeouts, Worker
@@ -63,9 +69,9 @@ __all__ = [
     "Capabilities",
     "Complaint",
     "Config",
+    "ConfigDiff",
     "ConfigError",
     "Defaults",
-    "Difference",
     "Echo",
     "Fail",
     "Figures",
@@ -74,6 +80,7 @@ __all__ = [
     "Limits",
     "Listener",
     "ListenerDialect",
+    "ListenerId",
     "Loaded",
     "Model",
     "ModelLimits",
@@ -82,7 +89,6 @@ __all__ = [
     "Push",
     "Retries",
     "Rule",
-    "Seat",
     "Secret",
     "Shadow",
     "Source",
@@ -97,19 +103,17 @@ __all__ = [
     "Worker",
     "capabilities",
     "decode",
-    "difference",
+    "diff_configs",
     "dump",
-    "fixed",
     "is_loopback",
+    "listener_name",
+    "listeners_by_id",
     "load",
     "loaded",
-    "named",
     "opened",
     "read",
-    "reason",
+    "restart_required",
     "schema",
-    "seats",
-    "served",
     "split_address",
     "workers",
 ]
