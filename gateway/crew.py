@@ -10,7 +10,7 @@ from backends.http import HttpUpstream
 from backends.upstream import Worker
 from gateway import config as c
 from gateway.core.ports import Dialect, WorkerDialect
-from gateway.sparing import Sparing
+from gateway.core.restricted import Sparing
 
 
 def crew(name: str, told: c.Pool, dialect: Dialect, models: Sequence[str]) -> Mapping[str, Any]:

@@ -12,7 +12,7 @@ from gateway.config.ground import known
 from gateway.config.reader import Reader
 from gateway.config.section import Section
 from gateway.config.units import Text
-from gateway.sparing import PATHS
+from gateway.core.restricted import PATHS
 
 
 class Capabilities(Section, frozen=True):

@@ -11,6 +11,7 @@ from gateway.conformance.worker import found as finds
 from gateway.conformance.worker.probing import Found
 from gateway.core.errors import Malformed
 from gateway.core.ports import Cancelling, Learning, Relaying, WorkerDialect
+from gateway.core.restricted import PATHS, Sparing, without
 from gateway.core.types import (
     EmbedRequest,
     GenerateRequest,
@@ -22,7 +23,6 @@ from gateway.core.types import (
     Tool,
 )
 from gateway.making import make_dialect
-from gateway.sparing import PATHS, Sparing, without
 from protocols import DIALECTS
 from tests.conformance.test_worker_conform import Answering, found, spoken
 from tests.conformance.test_worker_conform_bad import Worker

@@ -9,7 +9,7 @@ import msgspec
 from msgspec import Struct
 
 from gateway.conformance.worker.probing import Found
-from gateway.sparing import PATHS
+from gateway.core.restricted import PATHS
 
 _BASIS: Final = "whole"
 """Without it nothing is known of a field: whatever was asked may have failed for another reason."""
