@@ -168,8 +168,8 @@ def likeness(name: str, config: c.Config) -> Likeness:
     asked: Sequence[str] = ()
     named: tuple[str | None, ...] = ()
     match settings:
-        case c.Pool(capabilities=capabilities, template=template, tls=tls):
-            named = (capabilities, template, tls.ca if tls else None)
+        case c.Pool(template=template, tls=tls):
+            named = (template, tls.ca if tls else None)
             asked = making.asked_of(name, config) if making.asks(settings) else ()
         case c.Torch(template=template):
             named = (template,)

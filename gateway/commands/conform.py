@@ -103,7 +103,7 @@ class Verdict(Struct, frozen=True):
     "--write",
     type=click.Path(dir_okay=False, path_type=Path),
     metavar="FILE",
-    help="With --worker: save what it does not do, for a pool's `capabilities`.",
+    help="With --worker: save what it does not support, as a pool's `unsupported_parameters`.",
 )
 def conform(url: str, *, dialect: str, worker: bool, **stated: Any) -> None:
     """Play a dialect's conformance cases against the gateway at URL; or probe the worker there.
@@ -266,7 +266,7 @@ def _probe(url: str, name: str, stated: dict[str, Any]) -> None:
     asyncio.run(run())
     worker = found.Worker(url, name, profile or setting.profiles[0], whom.model)
     if stated["write"] is not None:
-        stated["write"].write_text(found.capabilities(worker, seen), "utf-8")
+        stated["write"].write_text(found.unsupported_parameters(worker, seen), "utf-8")
     found.conclude(worker, seen, click.echo, as_json=stated["as_json"])
 
 

@@ -11,8 +11,7 @@ checks       does the rest                      resolve   what the file leaves u
 rules        do the exceptions                  fallbacks do those in a model's stead
 shadows      do those of requests               loading   all of this, in its order
 shown        a configuration as it may be shown  json_schema  what may be written, for editors
-diff         between two configurations         capabilities  what a pool's workers do not do
-listeners    what identifies them from one configuration to the next
+diff         between two configurations         listeners  what identifies them
 state        what several gateways share        states    can it be kept there
 entrance     how much is taken in               traces    where traces and figures go
 exports      can they be sent there             allowances  how much clients may take
@@ -21,7 +20,6 @@ rates        read and written                   quotas    do those make sense
 
 from gateway.config.addresses import split_address
 from gateway.config.allowances import Allowance, KeyLimits
-from gateway.config.capabilities import Capabilities, capabilities
 from gateway.config.complaints import Complaint, ConfigError
 from gateway.config.diff import ConfigDiff, diff_configs
 from gateway.config.document import decode
@@ -66,7 +64,6 @@ __all__ = [
     "Admin",
     "Allowance",
     "Backend",
-    "Capabilities",
     "Complaint",
     "Config",
     "ConfigDiff",
@@ -101,7 +98,6 @@ __all__ = [
     "Traces",
     "UsageRows",
     "Worker",
-    "capabilities",
     "decode",
     "diff_configs",
     "dump",

@@ -76,7 +76,9 @@ def _loaded(text: str, filename: str, env: Mapping[str, str], *, insecure: bool)
     files = frozenset(file for path, file in reader.files.items() if not _is_watched(path))
     dialects = Dialects(DIALECTS)
     if known(config):
-        checks.check(config, Ground(complaints, reader.places, dialects), insecure=insecure)
+        checks.check(
+            config, Ground(complaints, reader.places, dialects, reader.files), insecure=insecure
+        )
     if complaints.found:
         raise ConfigError(filename, complaints.found, files)
     config = resolve(config, reader.places, dialects)

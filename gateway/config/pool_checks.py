@@ -6,11 +6,17 @@ from pathlib import Path
 from typing import Final
 from urllib.parse import urlsplit
 
-from gateway.config.capabilities import capabilities
-from gateway.config.complaints import ConfigError, Steps, instead, listed, quoted
+import msgspec.inspect
+
+from gateway.config.complaints import Complaints, ConfigError, Steps, instead, listed, quoted
 from gateway.config.dialects import mismatch
+from gateway.config.document import compose, decode
 from gateway.config.ground import Ground, known
 from gateway.config.pools import Pool, Worker
+from gateway.config.reader import Reader
+from gateway.config.section import Section
+from gateway.config.units import Text
+from gateway.core.restricted import PARAMETERS
 
 _WHERE: Final = ("url", "dns", "srv", "file")
 _LOOKED_UP: Final = ("every", "scheme", "nameserver")
@@ -20,6 +26,7 @@ def check(pool: Pool, path: Steps, ground: Ground) -> None:
     """Complain of a pool."""
     if known(pool.dialect):
         _check_dialect(pool, path, ground)
+    _check_unsupported_parameters(pool, path, ground)
     probed = pool.health.path if known(pool.health) else None
     if known(probed) and probed is not None and not probed.startswith("/"):
         message = "is no path; write it as /health, as it follows a worker's URL"
@@ -99,29 +106,6 @@ def _check_dialect(pool: Pool, path: Steps, ground: Ground) -> None:
             check_template(pool.template, (*path, key), ground)
     if known(pool.workers):
         _check_roots(pool, (*path, "workers"), ground)
-    if known(pool.capabilities) and pool.capabilities is not None:
-        _check_capabilities(pool, pool.capabilities, (*path, "capabilities"), ground)
-
-
-def _check_capabilities(pool: Pool, file: str, path: Steps, ground: Ground) -> None:
-    """They must be readable, and those of workers like these."""
-    try:
-        found = capabilities(Path(file).read_bytes(), file)
-    except OSError as error:
-        ground.say(path, f"can't be read: {error.strerror}")
-        return
-    except ConfigError as error:
-        for complaint in error.complaints:
-            ground.say(path, f"can't be used: {error.line(complaint)}")
-        return
-    usual = ground.dialects.profiles(pool.dialect)[0]
-    theirs = [found.dialect, found.profile or usual]
-    ours = [pool.dialect, pool.profile or usual]
-    if theirs != ours:
-        told = 1 if theirs[0] != ours[0] else None
-        was, here = " ".join(theirs[:told]), " ".join(ours[:told])
-        message = f"was found of workers that speak {was}, and these speak {here}; probe them anew"
-        ground.say(path, message)
 
 
 def check_template(place: str, path: Steps, ground: Ground) -> None:
@@ -158,3 +142,54 @@ def _check_roots(pool: Pool, path: Steps, ground: Ground) -> None:
         if root is not None:
             message = f"the dialect {pool.dialect} adds {root} itself; write the URL without it"
             ground.say((*path, n, "url"), message)
+
+
+# --- what a pool's workers do not support --------------------------------------------------------
+
+
+class _CapabilitiesFile(Section, frozen=True):
+    """A file that listed these parameters before the pool did."""
+
+    fields: tuple[Text, ...]
+
+
+_CAPABILITIES_FILE: Final = msgspec.inspect.type_info(_CapabilitiesFile)
+
+
+def _check_unsupported_parameters(pool: Pool, path: Steps, ground: Ground) -> None:
+    former_at = (*path, "capabilities")
+    if ground.is_present(former_at):
+        names = _former_parameters(ground.file(former_at))
+        mend = f"write unsupported_parameters: [{listed(names or ('NAME', '…'))}]"
+        message = (
+            f"there is no 'capabilities' here any more; {mend if names != () else 'remove it'}"
+        )
+        ground.say(former_at, message, key=True)
+    if not known(pool.unsupported_parameters):
+        return
+    for n, name in enumerate(pool.unsupported_parameters):
+        if known(name) and name not in PARAMETERS:
+            at = (*path, "unsupported_parameters", n)
+            shown = quoted(ground.text(at))
+            ground.say(at, f"{shown} is no parameter of a request; {_suggestion(name)}")
+
+
+def _suggestion(name: str) -> str:
+    """The parameter that was perhaps meant: its section may have been left out."""
+    same_name = [one for one in sorted(PARAMETERS) if one.rpartition(".")[2] == name]
+    return instead(same_name[0] if same_name else name, sorted(PARAMETERS))
+
+
+def _former_parameters(file: str | None) -> Sequence[str] | None:
+    """The parameters that a capabilities file lists; None where there is no such file."""
+    if file is None:
+        return None
+    complaints = Complaints(file)
+    try:
+        root = compose(decode(Path(file).read_bytes(), file), complaints)
+    except (OSError, ConfigError):
+        return None
+    content = Reader(complaints, {}).document(root, _CAPABILITIES_FILE)
+    if not known(content) or not known(content.fields):
+        return None
+    return tuple(name for name in content.fields if known(name) and name in PARAMETERS)

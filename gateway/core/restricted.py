@@ -1,11 +1,10 @@
-"""A worker dialect for workers that do less than it says: some fields are kept from them.
+"""An adapter for workers that support less than their protocol: some parameters are not sent.
 
-Which these are, ``interlingua conform URL --worker --write FILE`` finds out, and a pool's
-``capabilities`` names. What is kept back is reported as lost, so that the gateway does it itself
-where it can.
+Which parameters these are, a pool's ``unsupported_parameters`` says. What is not sent is reported
+as lost, so that the gateway emulates it where it can.
 """
 
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from functools import partial
 from typing import Any, Final
 
@@ -42,106 +41,106 @@ _SECTIONS: Final[Mapping[str, type[Struct]]] = {
     "logprobs": Logprobs,
     "reasoning": Reasoning,
 }
-_ALONE: Final = frozenset(
+_TOP_LEVEL: Final = frozenset(
     {"n", "best_of", "tools", "parallel_tools", "output", "logprobs", "reasoning", "suffix",
      "insert_before", "adapter", "priority", "prompts", "inputs", "instruction", "dimensions",
      "normalize", "truncate", "overflow", "encoding"}
 )  # fmt: skip
-PATHS: Final = frozenset(
-    {f"{name}.{one.name}" for name, kind in _SECTIONS.items() for one in fields(kind)} | _ALONE
+PARAMETERS: Final = frozenset(
+    {f"{name}.{one.name}" for name, kind in _SECTIONS.items() for one in fields(kind)} | _TOP_LEVEL
 ) - {"templating.mode"}
-"""The fields of a request that can be kept from workers."""
-_ONE_OF: Final = frozenset({"prompts", "inputs"})
-"""Of these a worker is given one at a time."""
-_WITH_IT: Final[Mapping[str, tuple[str, ...]]] = {"tools": ("tool_choice", "parallel_tools")}
-"""What means nothing without it."""
-_UNTOLD: Final = frozenset({"encoding"})
-"""What the gateway writes from anything that comes: nothing is lost."""
+"""The fields of an internal request that need not be sent to workers."""
+_LISTS: Final = frozenset({"prompts", "inputs"})
+"""A worker that does not support one of these gets the first item of it."""
+_DEPENDENT: Final[Mapping[str, tuple[str, ...]]] = {"tools": ("tool_choice", "parallel_tools")}
+"""Fields that have no meaning without another field."""
+_NOT_REPORTED: Final = frozenset({"encoding"})
+"""Nothing is lost: the gateway writes this encoding itself from any other."""
 
 
-class Sparing:
-    """``dialect``, but for the fields at ``paths``. It learns, cancels and relays if that does."""
+class RestrictedAdapter:
+    """``adapter`` without ``parameters``. It discovers, cancels and passes through if that does."""
 
-    def __init__(self, dialect: WorkerDialect, paths: Collection[str]) -> None:
-        self._dialect = dialect
-        self._paths = tuple(sorted(paths))
-        self.name = dialect.name
-        self.probe = dialect.probe
-        self.read_error = dialect.read_error
-        # What it may also be shows in what it has, as ports are told by that.
-        if isinstance(dialect, Learning):
-            self.questions, self.learn = dialect.questions, dialect.learn
-        if isinstance(dialect, Cancelling):
-            self.cancel = dialect.cancel
-        if isinstance(dialect, Relaying):
-            self.relay = partial(self._relay, dialect)
+    def __init__(self, adapter: WorkerDialect, parameters: Collection[str]) -> None:
+        self._adapter = adapter
+        self._parameters = tuple(sorted(parameters))
+        self.name = adapter.name
+        self.probe = adapter.probe
+        self.read_error = adapter.read_error
+        # Optional capabilities are recognised by their methods, so only those of adapter are set.
+        if isinstance(adapter, Learning):
+            self.questions, self.learn = adapter.questions, adapter.learn
+        if isinstance(adapter, Cancelling):
+            self.cancel = adapter.cancel
+        if isinstance(adapter, Relaying):
+            self.relay = partial(self._relay, adapter)
 
     def losses(self, request: Request, names: Mapping[str, str]) -> tuple[Loss, ...]:
         """See ``gateway.core.ports.WorkerDialect``."""
-        kept = tuple(self._kept(request))
-        mine = [
+        unsupported = self._unsupported(request)
+        dropped = [
             Loss(names.get(path, path.rpartition(".")[2]), "dropped", path=path)
-            for path in kept
-            if path not in _UNTOLD
+            for path in unsupported
+            if path not in _NOT_REPORTED
         ]
-        return (*self._dialect.losses(without(request, kept), names), *mine)
+        return (*self._adapter.losses(remove_parameters(request, unsupported), names), *dropped)
 
     def encode(self, request: Request) -> WireRequest:
         """See ``gateway.core.ports.WorkerDialect``."""
-        return self._dialect.encode(self._spared(request))
+        return self._adapter.encode(self._restrict(request))
 
     def decoder(self, request: Request) -> Decoder:
         """See ``gateway.core.ports.WorkerDialect``."""
-        return self._dialect.decoder(self._spared(request))
+        return self._adapter.decoder(self._restrict(request))
 
-    def _relay(self, relaying: Relaying, client: Dialect, call: Call, about: About) -> Relay | None:
-        """See ``gateway.core.ports.Relaying``. What is to be kept back has to be translated."""
-        relay = relaying.relay(client, call, about)
+    def _relay(self, adapter: Relaying, client: Dialect, call: Call, about: About) -> Relay | None:
+        """See ``gateway.core.ports.Relaying``. Unsupported parameters need a translation."""
+        relay = adapter.relay(client, call, about)
         if relay is None:
             return None
         try:
-            decoded = client.decode(call)
+            request = client.decode(call)
         except GatewayError:
             return None
-        return None if any(True for _ in self._kept(decoded)) else relay
+        return None if self._unsupported(request) else relay
 
-    def _spared(self, request: Request) -> Request:
-        return without(request, tuple(self._kept(request)))
+    def _restrict(self, request: Request) -> Request:
+        return remove_parameters(request, self._unsupported(request))
 
-    def _kept(self, request: Request) -> Iterator[str]:
-        """The paths at which ``request`` says what a worker is not to be told."""
-        return (path for path in self._paths if _says(request, path))
+    def _unsupported(self, request: Request) -> Sequence[str]:
+        """The parameters of ``request`` that workers do not support."""
+        return [path for path in self._parameters if _is_set(request, path)]
 
 
-def without(request: Request, paths: Collection[str]) -> Request:
-    """``request`` without what it says at ``paths``; of several prompts the first is left."""
+def remove_parameters(request: Request, paths: Collection[str]) -> Request:
+    """``request`` without these parameters; of several prompts or inputs the first is left."""
     for path in paths:
         section, _, name = path.rpartition(".")
         if section:
             holder = getattr(request, section)
             if holder is None:
                 continue
-            emptied = replace(holder, **{name: _unsaid(holder, name)})
+            emptied = replace(holder, **{name: _default(holder, name)})
             request = replace(request, **{section: emptied})
-        elif name in _ONE_OF:
+        elif name in _LISTS:
             request = replace(request, **{name: getattr(request, name)[:1]})
         else:
-            gone = (name, *_WITH_IT.get(name, ()))
-            request = replace(request, **{one: _unsaid(request, one) for one in gone})
+            removed = (name, *_DEPENDENT.get(name, ()))
+            request = replace(request, **{one: _default(request, one) for one in removed})
     return request
 
 
-def _says(request: Request, path: str) -> bool:
+def _is_set(request: Request, path: str) -> bool:
     section, _, name = path.rpartition(".")
     holder = getattr(request, section, None) if section else request
     value: Any = getattr(holder, name, None)
-    if name in _ONE_OF:
+    if name in _LISTS:
         return value is not None and len(value) > 1
     if path == "n":
         return (value or 1) > 1
-    return value is not None and value != _unsaid(holder, name)
+    return value is not None and value != _default(holder, name)
 
 
-def _unsaid(holder: Any, name: str) -> Any:
-    """The value of a field of which nothing is said."""
+def _default(holder: Any, name: str) -> Any:
+    """The value of a field that the client did not set."""
     return next(one.default for one in fields(holder) if one.name == name)

@@ -3,19 +3,19 @@
 import sys
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Final
+from typing import Final
 
 import msgspec
 from msgspec import Struct
 
 from gateway.conformance.worker.probing import Found
-from gateway.core.restricted import PATHS
+from gateway.core.restricted import PARAMETERS
 
 _BASIS: Final = "whole"
 """Without it nothing is known of a field: whatever was asked may have failed for another reason."""
 _HEAD: Final = """\
-# What a worker does not do, found by interlingua conform --worker.
-# For a pool of such workers, as capabilities: FILE.
+# What a worker does not support, found by interlingua conform --worker.
+# For a pool of such workers in the gateway's configuration.
 """
 
 
@@ -33,7 +33,7 @@ def fields(found: Sequence[Found]) -> list[str]:
     basis = [one for one in found if one.name == _BASIS] or found
     if not any(one.outcome == "passed" for one in basis):
         return []
-    return sorted({path for one in found for path in one.fields} & PATHS)
+    return sorted({path for one in found for path in one.fields} & PARAMETERS)
 
 
 def quirks(found: Sequence[Found]) -> dict[str, str]:
@@ -72,26 +72,19 @@ def document(worker: Worker, found: Sequence[Found]) -> bytes:
     return msgspec.json.encode(told | {"fields": fields(found), "quirks": quirks(found)})
 
 
-def capabilities(worker: Worker, found: Sequence[Found]) -> str:
-    """The list for a pool, as YAML."""
-    told: dict[str, Any] = {
-        "version": 1,
-        "dialect": worker.dialect,
-        "profile": worker.profile,
-        "model": worker.model,
+def unsupported_parameters(worker: Worker, found: Sequence[Found]) -> str:
+    """The setting of a pool, as YAML, with what else was seen in comments."""
+    told = {"dialect": worker.dialect, "profile": worker.profile, "model": worker.model} | {
+        f"quirk of {name}": text for name, text in quirks(found).items()
     }
-    lines = [f"{key}: {_scalar(value)}" for key, value in told.items() if value is not None]
-    lines.append(f"fields: [{', '.join(fields(found))}]")
-    if known := quirks(found):
-        lines.append("quirks:")
-        lines += [f"  {name}: {_scalar(text)}" for name, text in known.items()]
-    return _HEAD + "\n".join(lines) + "\n"
+    comments = [f"# {name}: {_line(text)}" for name, text in told.items() if text is not None]
+    setting = f"unsupported_parameters: [{', '.join(fields(found))}]"
+    return _HEAD + "\n".join([*comments, setting]) + "\n"
 
 
-def _scalar(value: Any) -> str:
-    """A value that reads the same to every reader of YAML; a dollar sign is not a reference."""
-    written = value.replace("$", "$$") if isinstance(value, str) else value
-    return msgspec.json.encode(written).decode()
+def _line(text: str) -> str:
+    """What a worker has said, in one line that is a comment in YAML."""
+    return "".join(one if one.isprintable() else " " for one in text)
 
 
 Say = Callable[[str], None]
