@@ -6,16 +6,16 @@ addresses    where to listen, workers' URLs     shape     every Struct the file 
 pools        those of a pool of workers         section   what a Struct of the file is
 pairs        the keys of a mapping              leaves    scalar nodes to values
 reader       the tree to the Structs            dialects  what the registry says of them
-ground       what the checks stand on           mounts    do the listeners make sense
+ground       what the checks stand on           mounts    do the listeners' addresses make sense
 checks       does the rest                      resolve   what the file leaves unsaid
 rules        do the exceptions                  fallbacks do those in a model's stead
 shadows      do those of requests               loading   all of this, in its order
 shown        a configuration as it may be shown  json_schema  what may be written, for editors
 diff         between two configurations         listeners  what identifies them
-state        what several gateways share        states    can it be kept there
-entrance     how much is taken in               traces    where traces and figures go
-exports      can they be sent there             allowances  how much clients may take
+state        what several gateways share        entrance  how much is taken in
+traces       where traces and figures go        allowances  how much clients may take
 rates        read and written                   quotas    do those make sense
+validate_backends  files, certificates, packages, protocols: what a check can't tell from the file
 """
 
 from gateway.config.addresses import split_address

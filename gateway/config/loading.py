@@ -14,7 +14,6 @@ from gateway.config.complaints import START, Complaint, Complaints, ConfigError,
 from gateway.config.dialects import Dialects
 from gateway.config.document import compose, decode
 from gateway.config.ground import Ground, known
-from gateway.config.pool_checks import check_listed
 from gateway.config.pools import Worker
 from gateway.config.reader import Place, Reader
 from gateway.config.resolve import resolve
@@ -113,7 +112,7 @@ def workers(data: bytes, filename: str, *, env: Mapping[str, str]) -> tuple[Work
         compose(decode(data, filename), complaints), _WORKERS
     )
     if known(found):
-        check_listed(found, Ground(complaints, reader.places, Dialects(DIALECTS)))
+        checks.check_listed_workers(found, Ground(complaints, reader.places, Dialects(DIALECTS)))
     if complaints.found:
         raise ConfigError(filename, complaints.found)
     return found
