@@ -94,6 +94,17 @@ def test_several_become_one() -> None:
     assert {one.path for one in limited.losses(inputs, {})} == {"inputs", "dimensions"}
 
 
+def test_an_answer_is_decoded_as_that_of_the_request_that_was_sent() -> None:
+    decoded: list[Any] = []
+    plain: Any = adapter("openai")
+    plain.decoder = decoded.append
+
+    RestrictedAdapter(plain, ("n",)).decoder(EVERYTHING)
+
+    assert decoded == [remove_parameters(EVERYTHING, ("n",))]
+    assert decoded[0].n is None
+
+
 def test_removing_parameters_leaves_the_rest_alone() -> None:
     assert remove_parameters(EVERYTHING, ()) == EVERYTHING
     assert remove_parameters(EVERYTHING, ["logprobs", "logprobs.top"]).logprobs is None  # type: ignore[union-attr]
