@@ -123,13 +123,16 @@ class App:
         self._now = Snapshot(config, outside, digest)
         self.living = [self._now]
         """Those that have exchanges, or may have; the last is the one that is served."""
-        self.urls: dict[c.Seat, str] = {}
+        self.urls: dict[c.ListenerId, str] = {}
         """Where each listener is bound."""
         self._draining = False
         self._retiring: set[asyncio.Task[None]] = set()
         self._closing: list[Backend] = []
         self._leaving: list[Front] = []
-        self.fronts = {seat: self._make_front(self._now, seat) for seat in self._now.servers}
+        self.fronts = {
+            listener_id: self._make_front(self._now, listener_id)
+            for listener_id in self._now.servers
+        }
         self.reloader = None if origin is None else Reloader(origin, self.take, tell)
         self._pools: dict[str, WorkerSet] = {}
         self._show_pools()
@@ -178,11 +181,11 @@ class App:
             await asyncio.gather(*(backend.warm() for backend in slow))
         urls = []
         trust = served(self._now.config)
-        for seat, listener in c.seats(self._now.config).items():
-            there = given.take(seat) if given else ()
-            front, tls = self.fronts[seat], trust[seat]
-            self.urls[seat] = await self._bind_one(front, listener, tls, there)
-            urls.append(self.urls[seat])
+        for listener_id, listener in c.listeners_by_id(self._now.config).items():
+            there = given.take(listener_id) if given else ()
+            front, tls = self.fronts[listener_id], trust[listener_id]
+            self.urls[listener_id] = await self._bind_one(front, listener, tls, there)
+            urls.append(self.urls[listener_id])
         if self._admin is not None:
             there = given.take(ADMIN) if given else ()
             path = self._among.admin if self._among else ""
@@ -190,9 +193,9 @@ class App:
         return urls
 
     @property
-    def listening(self) -> Mapping[c.Seat, Sequence[int]]:
+    def listening(self) -> Mapping[c.ListenerId, Sequence[int]]:
         """The descriptors of each listener's sockets, and of the admin's."""
-        found = {seat: front.listening for seat, front in self.fronts.items()}
+        found = {listener_id: front.listening for listener_id, front in self.fronts.items()}
         return found if self._admin is None else {**found, ADMIN: self._admin.listening}
 
     def shut(self) -> None:
@@ -257,11 +260,14 @@ class App:
         What is new is started, warmed and bound before a request comes to it, and what runs keeps
         what it began with. Raises ConfigError, having changed nothing.
         """
-        if wrong := [*c.fixed(self._now.config, loaded.config)]:
+        if wrong := [*c.restart_required(self._now.config, loaded.config)]:
             raise loaded.refusal(*wrong)
         trust = served(loaded.config)
         now = Snapshot(loaded.config, self._outside, loaded.hash, former=self._now)
-        new = {seat: self._make_front(now, seat) for seat in now.servers.keys() - self.fronts}
+        new = {
+            listener_id: self._make_front(now, listener_id)
+            for listener_id in now.servers.keys() - self.fronts
+        }
         try:
             await self._warm(now, loaded)
             await self._bind(new, trust, loaded)
@@ -282,17 +288,21 @@ class App:
         if wrong:
             raise loaded.refusal(*wrong)
 
-    async def _bind(self, new: Mapping[c.Seat, Front], trust: Trust, loaded: c.Loaded) -> None:
+    async def _bind(
+        self, new: Mapping[c.ListenerId, Front], trust: Trust, loaded: c.Loaded
+    ) -> None:
         """Bind the listeners that are new. Raises ConfigError."""
-        for number, (seat, listener) in enumerate(c.seats(loaded.config).items()):
-            if seat not in new:
+        for number, (listener_id, listener) in enumerate(c.listeners_by_id(loaded.config).items()):
+            if listener_id not in new:
                 continue
             try:
-                self.urls[seat] = await self._bind_one(new[seat], listener, trust[seat])
+                self.urls[listener_id] = await self._bind_one(
+                    new[listener_id], listener, trust[listener_id]
+                )
             except OSError as error:
-                why = f"the gateway can't listen there: {c.reason(error)}"
+                why = f"the gateway can't listen there: {error.strerror or error}"
                 raise loaded.refusal((("listeners", number, "address"), why)) from None
-            log.info("listening on %s", self.urls[seat])
+            log.info("listening on %s", self.urls[listener_id])
 
     async def _bind_one(
         self,
@@ -308,19 +318,21 @@ class App:
         here = {id(one) for one in self.backends.values()}
         return {name: one for name, one in now.backends.items() if id(one) not in here}
 
-    def _swap(self, now: Snapshot, new: Mapping[c.Seat, Front], trust: Trust) -> None:
+    def _swap(self, now: Snapshot, new: Mapping[c.ListenerId, Front], trust: Trust) -> None:
         """From here on requests meet ``now``: nothing is awaited in between."""
         old, self._now = self._now, now
         now.router.ready = not self._draining
         self.living = [*(one for one in self.living if one.running), now]
-        gone = [self.fronts.pop(seat) for seat in old.servers.keys() - now.servers.keys()]
+        gone = [
+            self.fronts.pop(listener_id) for listener_id in old.servers.keys() - now.servers.keys()
+        ]
         self._leaving += gone
         limits = make_limits(now.config.limits)
-        for seat, front in self.fronts.items():
-            now.servers[seat].take_over(old.servers[seat])
-            front.serve = now.entrance(seat)
+        for listener_id, front in self.fronts.items():
+            now.servers[listener_id].take_over(old.servers[listener_id])
+            front.serve = now.entrance(listener_id)
             front.limit(limits)
-            front.trust(trust[seat])
+            front.trust(trust[listener_id])
         self.fronts |= new
         self._show_pools()
         if self._admin is not None and now.config.admin is not None:
@@ -357,9 +369,9 @@ class App:
 
     # --- parts ------------------------------------------------------------------------------------
 
-    def _make_front(self, now: Snapshot, seat: c.Seat) -> Front:
-        kind = load(FRONTS[c.seats(now.config)[seat].front])
-        made = cast("Front", kind(now.entrance(seat), make_limits(now.config.limits)))
+    def _make_front(self, now: Snapshot, listener_id: c.ListenerId) -> Front:
+        kind = load(FRONTS[c.listeners_by_id(now.config)[listener_id].front])
+        made = cast("Front", kind(now.entrance(listener_id), make_limits(now.config.limits)))
         made.leaving = self._draining
         return made
 

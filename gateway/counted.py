@@ -148,7 +148,7 @@ class Served(Protocol):
         """Those that are asked now, by their names."""
 
     @property
-    def fronts(self) -> Mapping[c.Seat, Front]:
+    def fronts(self) -> Mapping[c.ListenerId, Front]:
         """Those that listen now."""
 
 
@@ -173,7 +173,7 @@ def overseen(metrics: "Metrics", served: Served, *, vllm: bool) -> "Process":
                 yield from (exchange.record for exchange in server.answers.live)
 
     def fronts() -> Mapping[str, Front]:
-        return {c.named(seat): front for seat, front in served.fronts.items()}
+        return {c.listener_name(listener_id): front for listener_id, front in served.fronts.items()}
 
     running = Running(live, queued)
     process = Process(fronts)

@@ -1,7 +1,6 @@
 """A pool of workers, from its configuration to the words of the backend that it becomes."""
 
 from collections.abc import Callable, Mapping, Sequence
-from pathlib import Path
 from typing import Any, cast
 
 from msgspec.structs import asdict, replace
@@ -10,7 +9,7 @@ from backends.http import HttpUpstream
 from backends.upstream import Worker
 from gateway import config as c
 from gateway.core.ports import Dialect, WorkerDialect
-from gateway.sparing import Sparing
+from gateway.core.restricted import RestrictedAdapter
 
 
 def crew(name: str, told: c.Pool, dialect: Dialect, models: Sequence[str]) -> Mapping[str, Any]:
@@ -33,13 +32,12 @@ def crew(name: str, told: c.Pool, dialect: Dialect, models: Sequence[str]) -> Ma
     }
 
 
-def spared(pool: c.Pool, dialect: Dialect) -> Dialect:
-    """The workers' dialect, without what these are known not to do."""
-    if pool.capabilities is None:
+def restricted(pool: c.Pool, dialect: Dialect) -> Dialect:
+    """The workers' dialect, without the parameters that they do not support."""
+    if not pool.unsupported_parameters:
         return dialect
-    file = pool.capabilities
-    paths = c.capabilities(Path(file).read_bytes(), file).fields
-    return cast("Dialect", Sparing(cast("WorkerDialect", dialect), paths))
+    adapter = cast("WorkerDialect", dialect)
+    return cast("Dialect", RestrictedAdapter(adapter, pool.unsupported_parameters))
 
 
 def _settings(told: c.Pool) -> dict[str, Any]:

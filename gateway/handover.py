@@ -21,7 +21,7 @@ from typing import Final, Self
 import msgspec
 from msgspec import Struct
 
-from gateway.config import Seat
+from gateway.config import ListenerId
 
 _MOST: Final = 253
 """Descriptors that the system sends at a time."""
@@ -30,7 +30,7 @@ _PATIENCE: Final = 10.0
 """Seconds in which the old one must give what it has."""
 _SERVING: Final = b"+"
 
-Sockets = Mapping[Seat, Sequence[int]]
+Sockets = Mapping[ListenerId, Sequence[int]]
 """The descriptors that each listener has."""
 
 
@@ -51,7 +51,7 @@ class Inherited:
 
     def __init__(self, path: str | None) -> None:
         self._line: socket.socket | None = None
-        self._sockets: dict[Seat, list[socket.socket]] = {}
+        self._sockets: dict[ListenerId, list[socket.socket]] = {}
         if path is None:
             return
         line = socket.socket(socket.AF_UNIX)
@@ -82,9 +82,9 @@ class Inherited:
         if self._line is not None:
             self._line.close()
 
-    def take(self, seat: Seat) -> Sequence[socket.socket]:
+    def take(self, listener_id: ListenerId) -> Sequence[socket.socket]:
         """The listener's sockets, which are the taker's from now on; none where it had none."""
-        return self._sockets.pop(seat, ())
+        return self._sockets.pop(listener_id, ())
 
     def serves(self) -> None:
         """Tell the old one that it may go."""
@@ -93,7 +93,7 @@ class Inherited:
                 self._line.sendall(_SERVING)
 
 
-def _received(line: socket.socket) -> dict[Seat, list[socket.socket]]:
+def _received(line: socket.socket) -> dict[ListenerId, list[socket.socket]]:
     data, descriptors, _, _ = socket.recv_fds(line, _TEXT, _MOST)
     made = [socket.socket(fileno=one) for one in descriptors]
     while data and not data.endswith(b"\n"):
@@ -104,9 +104,9 @@ def _received(line: socket.socket) -> dict[Seat, list[socket.socket]]:
             one.close()
         raise ConnectionAbortedError("the gateway that runs there gives nothing")
     found = {}
-    for seat in msgspec.json.decode(data, type=list[_Seated]):
-        found[seat.address, seat.number] = made[: seat.count]
-        del made[: seat.count]
+    for held in msgspec.json.decode(data, type=list[_Seated]):
+        found[held.address, held.number] = made[: held.count]
+        del made[: held.count]
     return found
 
 
@@ -152,6 +152,6 @@ class Handover:
 
     def _send(self, line: socket.socket) -> None:
         sockets = self._sockets()
-        seated = [_Seated(*seat, len(several)) for seat, several in sockets.items()]
+        seated = [_Seated(*listener_id, len(several)) for listener_id, several in sockets.items()]
         descriptors = [one for several in sockets.values() for one in several]
         socket.send_fds(line, [msgspec.json.encode(seated) + b"\n"], descriptors)

@@ -15,7 +15,7 @@ from gateway.auth import Principal
 from gateway.core.catalog import ModelInfo
 from gateway.core.context import Timeouts
 from gateway.core.ports import Backend, Dialect, Learning, Reply
-from gateway.crew import crew, spared
+from gateway.crew import crew, restricted
 from gateway.descriptors import clients
 from gateway.front.limits import Limits
 from gateway.limits.accounts import Accounts
@@ -104,7 +104,7 @@ def make_worker_dialect(pool: c.Pool) -> Dialect:
         from gateway.templating import ChatTemplate  # noqa: PLC0415 - jinja2 may not be installed
 
         options["renderer"] = ChatTemplate(pool.template)
-    return spared(pool, make_dialect(pool.dialect, pool.profile, options))
+    return restricted(pool, make_dialect(pool.dialect, pool.profile, options))
 
 
 def make_model(

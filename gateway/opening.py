@@ -14,16 +14,16 @@ from gateway.front import Front
 
 log = logging.getLogger("interlingua")
 
-Trust = Mapping[c.Seat, ssl.SSLContext | None]
+Trust = Mapping[c.ListenerId, ssl.SSLContext | None]
 """Each listener's certificate; None where connections are plain."""
-ADMIN: Final[c.Seat] = ("admin", 0)
+ADMIN: Final[c.ListenerId] = ("admin", 0)
 """The admin listener's, in the place of an address."""
 
 
 class Given(Protocol):
     """Sockets that listen already."""
 
-    def take(self, seat: c.Seat) -> Sequence[socket.socket]:
+    def take(self, listener_id: c.ListenerId) -> Sequence[socket.socket]:
         """The listener's, which are the taker's from now on; none where it has none."""
 
 
@@ -58,6 +58,13 @@ async def bind(
 def served(config: c.Config) -> Trust:
     """Every listener's certificate, as it is in its file now."""
     return {
-        seat: c.served(listener.tls.cert, listener.tls.key) if listener.tls else None
-        for seat, listener in c.seats(config).items()
+        listener_id: server_tls_context(listener.tls) if listener.tls else None
+        for listener_id, listener in c.listeners_by_id(config).items()
     }
+
+
+def server_tls_context(tls: c.Tls) -> ssl.SSLContext:
+    """TLS with this certificate chain and key. Raises OSError for files that can't be used."""
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.load_cert_chain(tls.cert, tls.key, password=str)  # or it would ask at the terminal
+    return context

@@ -67,16 +67,18 @@ class Snapshot:
     @property
     def by_address(self) -> Mapping[str, Server]:
         """What serves each listener, by its address; of several at one, with the number behind."""
-        return {c.named(seat): server for seat, server in self.servers.items()}
+        return {
+            c.listener_name(listener_id): server for listener_id, server in self.servers.items()
+        }
 
     @property
     def running(self) -> int:
         """The exchanges that it has now."""
         return sum(server.running for server in self.servers.values())
 
-    def entrance(self, seat: c.Seat) -> Serve:
+    def entrance(self, listener_id: c.ListenerId) -> Serve:
         """What a listener's requests go through."""
-        return self.servers[seat].serve
+        return self.servers[listener_id].serve
 
     def holds(self, backends: Iterable[Backend]) -> bool:
         """Whether it has one of these."""
@@ -133,7 +135,7 @@ class Snapshot:
         rules = [making.make_rule(rule) for rule in config.routes]
         return Router(models, draw=outside.draw, rules=rules)
 
-    def _make_servers(self, outside: Surroundings, digest: str) -> Mapping[c.Seat, Server]:
+    def _make_servers(self, outside: Surroundings, digest: str) -> Mapping[c.ListenerId, Server]:
         config = self.config
         aliases = {alias: name for name, one in config.models.items() for alias in one.aliases}
         tokens = making.make_tokens(config, self.issuer, outside.now)
@@ -142,9 +144,9 @@ class Snapshot:
         timeouts = making.make_timeouts(config.defaults.timeouts)
         settings = Settings(config.limits.body, timeouts, config=digest)
         servers = {}
-        for seat, listener in c.seats(config).items():
+        for listener_id, listener in c.listeners_by_id(config).items():
             mounts = [making.make_mount(one) for one in listener.dialects]
-            servers[seat] = Server(
+            servers[listener_id] = Server(
                 Paths(mounts),
                 self.router,
                 keyring,
@@ -166,8 +168,8 @@ def likeness(name: str, config: c.Config) -> Likeness:
     asked: Sequence[str] = ()
     named: tuple[str | None, ...] = ()
     match settings:
-        case c.Pool(capabilities=capabilities, template=template, tls=tls):
-            named = (capabilities, template, tls.ca if tls else None)
+        case c.Pool(template=template, tls=tls):
+            named = (template, tls.ca if tls else None)
             asked = making.asked_of(name, config) if making.asks(settings) else ()
         case c.Torch(template=template):
             named = (template,)

@@ -45,8 +45,8 @@ class Served(Protocol):
     @property
     def router(self) -> Router: ...
     @property
-    def servers(self) -> Mapping[c.Seat, Answered]: ...
-    def entrance(self, seat: c.Seat) -> Serve:
+    def servers(self) -> Mapping[c.ListenerId, Answered]: ...
+    def entrance(self, listener_id: c.ListenerId) -> Serve:
         """What a listener's requests go through."""
 
 
@@ -67,7 +67,7 @@ class House(Protocol):
         """What has exchanges, or may have; the last is what is served."""
 
     @property
-    def urls(self) -> Mapping[c.Seat, str]:
+    def urls(self) -> Mapping[c.ListenerId, str]:
         """Where each listener is bound."""
 
     def drain(self, *, on: bool) -> None:
@@ -158,8 +158,8 @@ class Overview:
 
     def play(self, number: int) -> Serve | None:
         """See ``gateway.admin.ports.Telling``."""
-        seats = [*self._now.servers]
-        return self._now.entrance(seats[number]) if number < len(seats) else None
+        listener_ids = [*self._now.servers]
+        return self._now.entrance(listener_ids[number]) if number < len(listener_ids) else None
 
     @property
     def _now(self) -> Served:
@@ -170,9 +170,9 @@ class Overview:
         return {exchange for one in answers for exchange in one.live}
 
     def _listeners(self) -> Iterator[Listener]:
-        for seat, one in c.seats(self._now.config).items():
+        for listener_id, one in c.listeners_by_id(self._now.config).items():
             dialects = [Mounted(it.name, it.profile or "", it.prefix) for it in one.dialects]
-            yield Listener(self._house.urls.get(seat, ""), dialects)
+            yield Listener(self._house.urls.get(listener_id, ""), dialects)
 
 
 async def shown(config: c.Config, digest: str, filename: str) -> Mapping[str, Any]:

@@ -3,17 +3,17 @@
 import os
 import sys
 from collections.abc import Iterator
-from typing import Any, Final
+from typing import Final
 
 import click
 import msgspec
 
-from gateway.config import Config, ConfigError, Difference, difference, opened
-from gateway.config.difference import Change, Group, Sharing
+from gateway.config import Config, ConfigDiff, ConfigError, diff_configs, opened
+from gateway.config.diff import NameChanges, TrafficShift
 
-_HOW: Final = {
-    "chance": ["  each request is sent by chance"],
-    "anew": ["  users are told apart by something else, and shared out anew"],
+_ASSIGNMENTS: Final = {
+    "random": "  each request is sent by chance",
+    "reassigned": "  users are told apart by something else, and assigned anew",
 }
 
 
@@ -30,12 +30,12 @@ _HOW: Final = {
 def diff(old: str, new: str, *, as_json: bool, insecure: bool) -> None:
     """Tell what differs between the configurations OLD and NEW.
 
-    Names that come (+), go (-) or change (~); which share of the users of each model moves to
-    another version; and what a gateway that runs can't take over.
+    Names that are added (+), removed (-) or changed (~); which share of each model's users moves
+    to another version; and what needs a restart.
 
     Exit codes: 0 no difference, 1 differences, 2 a file is wrong or can't be read.
     """
-    found = difference(_opened(old, insecure=insecure), _opened(new, insecure=insecure))
+    found = diff_configs(_opened(old, insecure=insecure), _opened(new, insecure=insecure))
     if as_json:
         click.echo(msgspec.json.format(msgspec.json.encode(found), indent=2))
     else:
@@ -51,46 +51,36 @@ def _opened(file: str, *, insecure: bool) -> Config:
         sys.exit(2)
 
 
-def lines(found: Difference) -> Iterator[str]:
+def lines(found: ConfigDiff) -> Iterator[str]:
     """It as a person reads it."""
     if found.is_empty:
         yield "no difference"
-    if found.settings:
-        yield "settings"
-        yield from _changes(found.settings, 2)
-    for kind, group in found.groups.items():
-        if not group.is_empty:
+    if found.sections:
+        yield "sections"
+        yield from (f"  ~ {name}" for name in found.sections)
+    for kind, changes in found.names.items():
+        if not changes.is_empty:
             yield kind
-            yield from _group(group)
-    for sharing in found.users:
-        yield from _users(sharing)
-    if found.fixed:
-        yield "can't be reloaded"
-        yield from (f"  {path}: {why}" for path, why in found.fixed.items())
+            yield from _name_lines(changes)
+    for shift in found.traffic:
+        yield from _traffic_lines(shift)
+    if found.restart_required:
+        yield "restart required"
+        yield from (f"  {path}: {why}" for path, why in found.restart_required.items())
 
 
-def _group(group: Group) -> Iterator[str]:
-    yield from (f"  + {name}" for name in group.come)
-    yield from (f"  - {name}" for name in group.go)
-    for name, changes in group.change.items():
-        yield f"  ~ {name}"
-        yield from _changes(changes, 6)
+def _name_lines(changes: NameChanges) -> Iterator[str]:
+    yield from (f"  + {name}" for name in changes.added)
+    yield from (f"  - {name}" for name in changes.removed)
+    yield from (f"  ~ {name}" for name in changes.changed)
 
 
-def _changes(changes: tuple[Change, ...], indent: int) -> Iterator[str]:
-    for one in changes:
-        yield f"{' ' * indent}{one.field}: {_text(one.before)} -> {_text(one.after)}"
-
-
-def _users(sharing: Sharing) -> Iterator[str]:
-    yield f"users of {sharing.model}"
-    for version in sorted({**sharing.before, **sharing.after}):
-        before, after = sharing.before.get(version, 0), sharing.after.get(version, 0)
+def _traffic_lines(shift: TrafficShift) -> Iterator[str]:
+    yield f"traffic of {shift.model}"
+    for version in sorted({**shift.before, **shift.after}):
+        before, after = shift.before.get(version, 0), shift.after.get(version, 0)
         yield f"  {version}: {before:g}% -> {after:g}%"
-    yield from _HOW.get(sharing.how, ())
-    for move in sharing.moves:
-        yield f"  {move.percent:.2f}% go from {move.before} to {move.after}"
-
-
-def _text(value: Any) -> str:
-    return msgspec.json.encode(value).decode()
+    if shift.moved is None:
+        yield _ASSIGNMENTS[shift.assignment]
+    else:
+        yield f"  {shift.moved:.2f}% of users move to another version"

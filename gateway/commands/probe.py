@@ -77,7 +77,7 @@ class _Limits(Struct, frozen=True):
     "--write",
     type=click.Path(dir_okay=False, path_type=Path),
     metavar="FILE",
-    help="Save what the worker does not support, for a pool's `capabilities`.",
+    help="Save what the worker does not support, as a pool's `unsupported_parameters`.",
 )
 def probe(url: str, *, protocol: str, timeout: float, total: float, **given: Any) -> None:
     """Probe the worker at URL: send it about a hundred requests and judge the responses.
@@ -207,7 +207,7 @@ def _report(
     profile = given["profile"] or Dialects(DIALECTS).profiles(protocol)[0]
     worker = report.ProbedWorker(given["url"].rstrip("/"), protocol, profile, given["model"])
     if given["write"] is not None:
-        given["write"].write_text(report.encode_capabilities(worker, results), "utf-8")
+        given["write"].write_text(report.encode_unsupported_parameters(worker, results), "utf-8")
     if given["as_json"]:
         click.echo(report.encode_json(worker, results))
     else:

@@ -6,27 +6,31 @@ addresses    where to listen, workers' URLs     shape     every Struct the file 
 pools        those of a pool of workers         section   what a Struct of the file is
 pairs        the keys of a mapping              leaves    scalar nodes to values
 reader       the tree to the Structs            dialects  what the registry says of them
-ground       what the checks stand on           mounts    do the listeners make sense
+ground       what the checks stand on           mounts    do the listeners' addresses make sense
 checks       does the rest                      resolve   what the file leaves unsaid
 rules        do the exceptions                  fallbacks do those in a model's stead
 shadows      do those of requests               loading   all of this, in its order
 shown        a configuration as it may be shown  json_schema  what may be written, for editors
-difference   between two configurations         capabilities  what a pool's workers do not do
-state        what several gateways share        states    can it be kept there
-entrance     how much is taken in               traces    where traces and figures go
-exports      can they be sent there             allowances  how much clients may take
+diff         between two configurations         listeners  what identifies them
+state        what several gateways share        entrance  how much is taken in
+traces       where traces and figures go        allowances  how much clients may take
 rates        read and written                   quotas    do those make sense
+validate_backends  files, certificates, packages, protocols: what a check can't tell from the file
 """
 
 from gateway.config.addresses import split_address
 from gateway.config.allowances import Allowance, KeyLimits
-from gateway.config.capabilities import Capabilities, capabilities
-from gateway.config.certificates import reason, served
 from gateway.config.complaints import Complaint, ConfigError
-from gateway.config.difference import Difference, Seat, difference, fixed, named, seats
+from gateway.config.diff import ConfigDiff, diff_configs
 from gateway.config.document import decode
 from gateway.config.entrance import Limits
 from gateway.config.json_schema import schema
+from gateway.config.listeners import (
+    ListenerId,
+    listener_name,
+    listeners_by_id,
+    restart_required,
+)
 from gateway.config.loading import Loaded, Source, load, loaded, opened, read, workers
 from gateway.config.mounts import is_loopback
 from gateway.config.pools import Pool, Retries, Timeouts, Worker
@@ -60,12 +64,11 @@ __all__ = [
     "Admin",
     "Allowance",
     "Backend",
-    "Capabilities",
     "Complaint",
     "Config",
+    "ConfigDiff",
     "ConfigError",
     "Defaults",
-    "Difference",
     "Echo",
     "Fail",
     "Figures",
@@ -74,6 +77,7 @@ __all__ = [
     "Limits",
     "Listener",
     "ListenerDialect",
+    "ListenerId",
     "Loaded",
     "Model",
     "ModelLimits",
@@ -82,7 +86,6 @@ __all__ = [
     "Push",
     "Retries",
     "Rule",
-    "Seat",
     "Secret",
     "Shadow",
     "Source",
@@ -95,21 +98,18 @@ __all__ = [
     "Traces",
     "UsageRows",
     "Worker",
-    "capabilities",
     "decode",
-    "difference",
+    "diff_configs",
     "dump",
-    "fixed",
     "is_loopback",
+    "listener_name",
+    "listeners_by_id",
     "load",
     "loaded",
-    "named",
     "opened",
     "read",
-    "reason",
+    "restart_required",
     "schema",
-    "seats",
-    "served",
     "split_address",
     "workers",
 ]

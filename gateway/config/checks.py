@@ -1,40 +1,29 @@
 """Whether a configuration makes sense: names that lead somewhere, and traffic that gets there."""
 
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, Final
 
-from gateway.config import (
-    certificates,
-    exports,
-    fallbacks,
-    identities,
-    mounts,
-    pool_checks,
-    quotas,
-    rules,
-    shadows,
-    states,
-    usages,
-)
-from gateway.config.complaints import Steps, instead, quoted
+from gateway.config import fallbacks, mounts, quotas, rules, shadows, validate_backends
+from gateway.config.complaints import Steps, instead, listed, quoted
 from gateway.config.dialects import mismatch
 from gateway.config.ground import Ground, known
-from gateway.config.pools import Pool
-from gateway.config.shape import Config, Key, Model, Split, Torch, numbered
+from gateway.config.pools import Pool, Worker
+from gateway.config.shape import Config, Key, Model, Split, numbered
 
 _WHOLE = 100
+_SOURCES: Final = ("url", "dns", "srv", "file")
+_DISCOVERY: Final = ("every", "scheme", "nameserver")
+_DEFAULT_WORKER: Final = Worker()
 
 
 def check(config: Config, ground: Ground, *, insecure: bool) -> None:
     """Complain of whatever can be read and still can't be meant."""
     mounts.check(config, ground, insecure=insecure)
-    certificates.check(config, ground)
+    validate_backends.check(config, ground)
     if known(config.backends):
         for name, backend in config.backends.items():
             if known(backend) and isinstance(backend, Pool):
-                pool_checks.check(backend, ("backends", name), ground)
-            elif known(backend) and isinstance(backend, Torch):
-                _check_local(backend, ("backends", name), ground)
+                _check_pool(backend, ("backends", name), ground)
     if known(config.models):
         _check_aliases(config.models, ground)
         backends = list(config.backends) if known(config.backends) else None
@@ -45,17 +34,67 @@ def check(config: Config, ground: Ground, *, insecure: bool) -> None:
         shadows.check(config, ground)
     if known(config.keys):
         _check_keys(config, ground)
-    identities.check(config, ground)
     quotas.check(config, ground)
     rules.check(config, ground)
-    states.check(config, ground)
-    exports.check(config, ground)
-    usages.check(config, ground)
 
 
-def _check_local(local: Torch, path: Steps, ground: Ground) -> None:
-    if known(local.template) and local.template is not None:
-        pool_checks.check_template(local.template, (*path, "template"), ground)
+# --- pools ---------------------------------------------------------------------------------------
+
+
+def _check_pool(pool: Pool, path: Steps, ground: Ground) -> None:
+    health = pool.health.path if known(pool.health) else None
+    if known(health) and health is not None and not health.startswith("/"):
+        message = "is no path; write it as /health, as it follows a worker's URL"
+        ground.say((*path, "health", "path"), message)
+    if known(pool.workers):
+        _check_workers(pool.workers, (*path, "workers"), ground)
+        _check_pool_tls(pool, (*path, "tls"), ground)
+
+
+def _check_workers(workers: Sequence[Worker], path: Steps, ground: Ground) -> None:
+    seen: dict[str, int] = {}
+    for n, worker in enumerate(workers):
+        if not known(worker):
+            continue
+        at = (*path, n)
+        where = [name for name in _SOURCES if getattr(worker, name) is not None]
+        if len(where) != 1:
+            ground.say(at, f"a worker is told by one of {listed(_SOURCES)}; give exactly one")
+        elif known(worker.url) and worker.url is not None:
+            first = seen.setdefault(worker.url, n)
+            if first != n:
+                message = f"this is workers[{first}] again; give that one a greater weight"
+                ground.say((*at, "url"), message)
+            for name in _DISCOVERY:
+                if getattr(worker, name) != getattr(_DEFAULT_WORKER, name):
+                    message = "has no meaning beside url, which nobody looks up; remove it"
+                    ground.say((*at, name), message, key=True)
+        elif worker.dns is not None and worker.scheme == "https":
+            ground.say(
+                (*at, "scheme"),
+                "https needs a name to verify, and dns gives addresses; list the workers by url, "
+                "or find them by srv",
+            )
+
+
+def check_listed_workers(workers: Sequence[Worker], ground: Ground) -> None:
+    """Report on workers in a file of their own, where each must have a URL."""
+    _check_workers(workers, (), ground)
+    for n, worker in enumerate(workers):
+        if known(worker) and worker.url is None:
+            ground.say((n,), "a file lists workers by url, and nothing else; give it one")
+
+
+def _check_pool_tls(pool: Pool, path: Steps, ground: Ground) -> None:
+    plain = [
+        known(one) and known(one.url) and known(one.scheme)
+        and not (one.url or "https:").startswith("https:")
+        and one.scheme == "http"
+        for one in pool.workers
+    ]  # fmt: skip
+    if pool.tls is not None and plain and all(plain):
+        message = "no worker is spoken to over TLS, so this has no effect"
+        ground.say(path, f"{message}; write https:// or remove it", key=True)
 
 
 # --- models --------------------------------------------------------------------------------------

@@ -61,6 +61,20 @@ class Dialects:
         """The types of what it asks of a model, by name; None where it does not say."""
         return getattr(self.made_by(name), "model_options", None)
 
+    def endpoints(
+        self, name: str, profile: str | None, options: Mapping[str, Any]
+    ) -> frozenset[tuple[str, str]]:
+        """Method and path of each of its endpoints, with {} in the place of any placeholder.
+
+        Raises ValueError for settings that it refuses.
+        """
+        found = set()
+        for endpoint in self.make(name, profile, options).endpoints:
+            steps = endpoint.path.split("/")
+            path = "/".join("{}" if step.startswith("{") else step for step in steps)
+            found.add((endpoint.method, path))
+        return frozenset(found)
+
     def make(self, name: str, profile: str | None, options: Mapping[str, Any]) -> Dialect:
         """The dialect itself."""
         made: Dialect = self.made_by(name)(profile, **options)

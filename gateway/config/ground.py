@@ -4,6 +4,7 @@ A check sees a configuration in which whatever could not be read is UNSET, and s
 """
 
 from collections.abc import Mapping
+from types import MappingProxyType
 
 from msgspec import UNSET
 
@@ -21,10 +22,15 @@ class Ground:
     """Takes complaints by path."""
 
     def __init__(
-        self, complaints: Complaints, places: Mapping[Steps, Place], dialects: Dialects
+        self,
+        complaints: Complaints,
+        places: Mapping[Steps, Place],
+        dialects: Dialects,
+        files: Mapping[Steps, str] = MappingProxyType({}),
     ) -> None:
         self._complaints = complaints
         self._places = places
+        self._files = files
         self.dialects = dialects
 
     def say(self, path: Steps, message: str, *, key: bool = False) -> None:
@@ -39,6 +45,14 @@ class Ground:
     def text(self, path: Steps) -> str:
         """The scalar at a path as it is written: what the environment put in may be a secret."""
         return self._places[path].text
+
+    def is_present(self, path: Steps) -> bool:
+        """Whether something stands at a path."""
+        return path in self._places
+
+    def file(self, path: Steps) -> str | None:
+        """The file that is named at a path, as seen from here; None where there is none."""
+        return self._files.get(path)
 
     def check_dialect(
         self, name: str, profile: str | None, path: Steps, profile_path: Steps = ()

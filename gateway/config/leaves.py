@@ -71,6 +71,11 @@ class Leaves:
             what = "this" if unit.hidden else scalar.shown
             return self._complain(node, f"{what} {error}", path)
 
+    def former_file(self, node: yaml.Node, path: Steps) -> None:
+        """Note the file that a former key names, whether or not there is one."""
+        if isinstance(node, yaml.ScalarNode) and node.value:
+            self.files[path] = self._placed(node.value)
+
     def secret(self, node: yaml.Node, path: Steps) -> Any:
         """A text, ``{env: NAME}`` or ``{file: PATH}``. No complaint shows it."""
         if isinstance(node, yaml.ScalarNode):

@@ -14,7 +14,6 @@ from gateway.config.complaints import START, Complaint, Complaints, ConfigError,
 from gateway.config.dialects import Dialects
 from gateway.config.document import compose, decode
 from gateway.config.ground import Ground, known
-from gateway.config.pool_checks import check_listed
 from gateway.config.pools import Worker
 from gateway.config.reader import Place, Reader
 from gateway.config.resolve import resolve
@@ -76,7 +75,9 @@ def _loaded(text: str, filename: str, env: Mapping[str, str], *, insecure: bool)
     files = frozenset(file for path, file in reader.files.items() if not _is_watched(path))
     dialects = Dialects(DIALECTS)
     if known(config):
-        checks.check(config, Ground(complaints, reader.places, dialects), insecure=insecure)
+        checks.check(
+            config, Ground(complaints, reader.places, dialects, reader.files), insecure=insecure
+        )
     if complaints.found:
         raise ConfigError(filename, complaints.found, files)
     config = resolve(config, reader.places, dialects)
@@ -111,7 +112,7 @@ def workers(data: bytes, filename: str, *, env: Mapping[str, str]) -> tuple[Work
         compose(decode(data, filename), complaints), _WORKERS
     )
     if known(found):
-        check_listed(found, Ground(complaints, reader.places, Dialects(DIALECTS)))
+        checks.check_listed_workers(found, Ground(complaints, reader.places, Dialects(DIALECTS)))
     if complaints.found:
         raise ConfigError(filename, complaints.found)
     return found

@@ -1,13 +1,9 @@
-"""Whether the listeners make sense: their addresses, and the dialects mounted on them."""
-
-from collections.abc import Iterator
+"""Whether the addresses of the listeners make sense."""
 
 from gateway.config.addresses import literal, split_address
-from gateway.config.complaints import Steps, instead, quoted
-from gateway.config.dialects import mismatch
+from gateway.config.complaints import Steps
 from gateway.config.ground import Ground, known
-from gateway.config.shape import Config, Listener, ListenerDialect
-from gateway.core.ports import Dialect
+from gateway.config.shape import Config
 
 _EVERYWHERE = frozenset({"0.0.0.0", "::"})
 
@@ -38,8 +34,6 @@ def check(config: Config, ground: Ground, *, insecure: bool) -> None:
                     "whoever reaches this address may use every model, since there are no keys; "
                     "add keys, listen on 127.0.0.1, or start with --insecure-no-auth",
                 )
-        if known(listener.dialects):
-            _check_mounts(listener, (*path, "dialects"), ground, named(config))
 
 
 def _open(config: Config) -> bool:
@@ -65,69 +59,3 @@ def is_loopback(address: str) -> bool:
     host, _ = split_address(address)
     found = literal(host)
     return found.is_loopback if found is not None else host == "localhost"
-
-
-def named(config: Config) -> frozenset[str]:
-    """The dialects that a key or a model names for the case that several have one path."""
-    keys = config.keys if known(config.keys) else ()
-    models = config.models.values() if known(config.models) else ()
-    holders = [holder for holder in (*keys, *models) if known(holder)]
-    return frozenset(h.dialect for h in holders if known(h.dialect) and h.dialect is not None)
-
-
-def _check_mounts(
-    listener: Listener, path: Steps, ground: Ground, reachable: frozenset[str]
-) -> None:
-    claimed: dict[tuple[str, str], str] = {}
-    for n, mount in enumerate(listener.dialects):
-        if not known(mount) or not known(mount.name):
-            continue
-        at = (*path, n)
-        made = _check_mount(mount, at, ground)
-        if made is None or not known(mount.prefix):
-            continue
-        claims = set(paths(made, mount.prefix))
-        taken = sorted(claims & claimed.keys())
-        if taken and not (listener.dialect_header is True or mount.name in reachable):
-            method, where = taken[0]
-            ground.say(
-                at,
-                f"{method} {where} is {claimed[taken[0]]}'s on this listener already; "
-                f"give this one a prefix: {{name: {mount.name}, prefix: /{mount.name}}}, "
-                "or name it as a key's or a model's dialect",
-            )
-        claimed |= dict.fromkeys(claims - claimed.keys(), mount.name)
-
-
-def paths(dialect: Dialect, prefix: str) -> Iterator[tuple[str, str]]:
-    """Method and path of each endpoint; what stands for a segment is not told apart."""
-    for endpoint in dialect.endpoints:
-        steps = endpoint.path.split("/")
-        path = "/".join("{}" if step.startswith("{") else step for step in steps)
-        yield endpoint.method, prefix + path
-
-
-def _check_mount(mount: ListenerDialect, path: Steps, ground: Ground) -> Dialect | None:
-    """The dialect, unless something is wrong with it."""
-    if not ground.check_spoken(mount.name, mount.profile, (*path, "name"), (*path, "profile")):
-        return None
-    takes = ground.dialects.options(mount.name)
-    good = True
-    for key, value in mount.options.items():
-        at = (*path, key)
-        if key not in takes:
-            fields = ["name", "profile", "prefix", *takes]
-            ground.say(at, f"there is no {quoted(key)} here; {instead(key, fields)}", key=True)
-            good = False
-        elif not known(value):
-            good = False
-        elif wrong := mismatch(value, takes[key]):
-            ground.say(at, wrong)
-            good = False
-    if not good:
-        return None
-    try:
-        return ground.dialects.make(mount.name, mount.profile, mount.options)
-    except ValueError as error:
-        ground.say(path, str(error))
-        return None

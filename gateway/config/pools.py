@@ -127,6 +127,8 @@ class Pool(Settings, frozen=True, tag=str.lower):
     """
 
     implied_by: ClassVar[str | None] = "workers"
+    former_files: ClassVar[frozenset[str]] = frozenset({"capabilities"})
+    """Keys that once named a file. The checks say what stands in their place."""
 
     dialect: Text
     workers: Annotated[tuple[Worker, ...], Meta(min_length=1)]
@@ -134,8 +136,9 @@ class Pool(Settings, frozen=True, tag=str.lower):
     options: Mapping[str, Option] = {}
     fields: Mapping[str, Text] | None = None
     """The names by which workers take parameters, where no profile has them."""
-    capabilities: FilePath | None = None
-    """What the workers do not support, as `interlingua probe --write` found it."""
+    unsupported_parameters: tuple[Text, ...] = ()
+    """Parameters that the workers don't support, as `interlingua probe --write` prints them: they
+    are not sent, and the gateway emulates what it can."""
     template: TemplatePath | None = None
     policy: Literal["round_robin", "least_load", "two_choices", "prefix", "session"] = "least_load"
     max_concurrency: Several | None = None

@@ -162,6 +162,9 @@ class Reader:
                 given[key] = self._at(value, fields[key].type, steps, key_node)
             elif rest and key in (getattr(kind.cls, "rest_keys", None) or {key}):
                 more[key] = self._at(value, _rest_type(kind), steps, key_node)
+            elif key in getattr(kind.cls, "former_files", ()):
+                self.places[steps] = Place(at(value.start_mark), at(key_node.start_mark))
+                self._leaves.former_file(value, steps)
             elif key != kind.tag_field and (path or not key.startswith("x-")):
                 self._complain(key_node, _unknown(key, kind, others), steps)
                 meant.add(nearest(key, keys(kind)))

@@ -7,7 +7,6 @@ from msgspec.structs import replace
 
 from gateway.config.complaints import Steps
 from gateway.config.dialects import Dialects
-from gateway.config.mounts import paths
 from gateway.config.pools import Pool, Retries, Timeouts
 from gateway.config.reader import Place
 from gateway.config.shape import Backend, Config, Listener, ListenerDialect
@@ -48,8 +47,8 @@ def everything(dialects: Dialects) -> Listener:
     mounts = []
     claimed: set[tuple[str, str]] = set()
     for name in filter(dialects.speaks_to_clients, dialects.names):
-        made = dialects.make(name, None, {})
-        prefix = "" if claimed.isdisjoint(paths(made, "")) else f"/{name}"
-        claimed.update(paths(made, prefix))
+        endpoints = dialects.endpoints(name, None, {})
+        prefix = "" if claimed.isdisjoint(endpoints) else f"/{name}"
+        claimed.update((method, prefix + path) for method, path in endpoints)
         mounts.append(ListenerDialect(name=name, prefix=prefix))
     return Listener(address=_ADDRESS, dialects=tuple(mounts))

@@ -10,22 +10,22 @@ class Held:
     """Holds each listener's port with a socket of its own, that never listens."""
 
     def __init__(self) -> None:
-        self._sockets: dict[c.Seat, socket.socket] = {}
+        self._sockets: dict[c.ListenerId, socket.socket] = {}
 
     @property
     def ports(self) -> Ports:
         """Those that are held."""
-        return {seat: one.getsockname()[1] for seat, one in self._sockets.items()}
+        return {listener_id: one.getsockname()[1] for listener_id, one in self._sockets.items()}
 
-    def take(self, seat: c.Seat) -> None:
+    def take(self, listener_id: c.ListenerId) -> None:
         """Hold this listener's port too, of which 0 is any that is free. Raises OSError."""
-        host, _, port = seat[0].rpartition(":")
-        self._sockets[seat] = _hold(host.strip("[]"), int(port))
+        host, _, port = listener_id[0].rpartition(":")
+        self._sockets[listener_id] = _hold(host.strip("[]"), int(port))
 
-    def keep(self, seats: frozenset[c.Seat]) -> None:
+    def keep(self, listener_ids: frozenset[c.ListenerId]) -> None:
         """Hold only these."""
-        for seat in self._sockets.keys() - seats:
-            self._sockets.pop(seat).close()
+        for listener_id in self._sockets.keys() - listener_ids:
+            self._sockets.pop(listener_id).close()
 
 
 def _hold(host: str, port: int) -> socket.socket:

@@ -9,7 +9,7 @@ from gateway import config as c
 from gateway.config.complaints import Steps
 
 AllowanceT = TypeVar("AllowanceT", bound=c.Allowance)
-Ports = Mapping[c.Seat, int]
+Ports = Mapping[c.ListenerId, int]
 """The port of each listener."""
 
 
@@ -19,8 +19,8 @@ def share(config: c.Config, processes: int, ports: Ports) -> c.Config:
     Parts are rounded up, so that none is 0.
     """
     listeners = [
-        replace(listener, address=f"{listener.address.rpartition(':')[0]}:{ports[seat]}")
-        for seat, listener in c.seats(config).items()
+        replace(listener, address=f"{listener.address.rpartition(':')[0]}:{ports[listener_id]}")
+        for listener_id, listener in c.listeners_by_id(config).items()
     ]
     limits = replace(
         config.limits,

@@ -120,8 +120,8 @@ class Supervisor(Collector):
     async def _open(self) -> None:
         """Start all of them and listen, or give up."""
         try:
-            for seat in c.seats(self._loaded.config):
-                self._held.take(seat)
+            for listener_id in c.listeners_by_id(self._loaded.config):
+                self._held.take(listener_id)
             whys = await asyncio.gather(*(self._start() for _ in range(self._plan.processes)))
             if why := next(filter(None, whys), ""):
                 self._give_up(why)
@@ -213,28 +213,31 @@ class Supervisor(Collector):
 
     async def _take(self, loaded: Loaded) -> None:
         """Let all of them serve this from now on. Raises ConfigError, and all stays as it was."""
-        if wrong := [*c.fixed(self._loaded.config, loaded.config), *undivided(loaded.config)]:
+        if wrong := [
+            *c.restart_required(self._loaded.config, loaded.config),
+            *undivided(loaded.config),
+        ]:
             raise loaded.refusal(*wrong)
         async with self._turn:
             self._hold(loaded)
             text = self._plan.reading.text
             complaints = await self._agreed(text, loaded.config.limits.warm + _SLACK)
             if complaints:
-                self._held.keep(frozenset(c.seats(self._loaded.config)))
+                self._held.keep(frozenset(c.listeners_by_id(self._loaded.config)))
                 raise ConfigError(loaded.filename, complaints, loaded.files)
             self._loaded, self._text = loaded, text
-            self._held.keep(frozenset(c.seats(loaded.config)))
+            self._held.keep(frozenset(c.listeners_by_id(loaded.config)))
 
     def _hold(self, loaded: Loaded) -> None:
         """Hold the ports that are new. Raises ConfigError."""
-        for number, seat in enumerate(c.seats(loaded.config)):
-            if seat in self._held.ports:
+        for number, listener_id in enumerate(c.listeners_by_id(loaded.config)):
+            if listener_id in self._held.ports:
                 continue
             try:
-                self._held.take(seat)
+                self._held.take(listener_id)
             except OSError as error:
-                self._held.keep(frozenset(c.seats(self._loaded.config)))
-                why = f"the gateway can't listen there: {c.reason(error)}"
+                self._held.keep(frozenset(c.listeners_by_id(self._loaded.config)))
+                why = f"the gateway can't listen there: {error.strerror or error}"
                 raise loaded.refusal((("listeners", number, "address"), why)) from None
 
     async def _agreed(self, text: Text, within: float) -> Sequence[Complaint]:
@@ -252,7 +255,7 @@ class Supervisor(Collector):
         return complaints
 
     def _seated(self) -> Sequence[Seated]:
-        return [Seated(*seat, port) for seat, port in self._held.ports.items()]
+        return [Seated(*listener_id, port) for listener_id, port in self._held.ports.items()]
 
 
 def supervise(plan: Plan) -> int:

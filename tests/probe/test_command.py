@@ -8,9 +8,9 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 
-from gateway.config import capabilities
 from gateway.tools.probe.runner import PROBES
 from tests.probe.test_probes import PARROT
 from tests.socket.test_command import Command
@@ -84,13 +84,13 @@ def test_what_a_worker_does_not_do_is_saved_for_a_pool(url: str, tmp_path: Path)
         str(file),
     )
 
-    found = capabilities(file.read_bytes(), str(file))
-    assert (found.dialect, found.profile, found.model) == ("openai", "openai", "parrot")
+    written = file.read_text("utf-8")
+    assert {"# dialect: openai", "# profile: openai", "# model: parrot"} <= {*written.splitlines()}
     assert told.returncode == 1
-    assert found.quirks
-    assert set(found.fields) == set(
-        re.search(r"^not supported: (.*)$", told.stdout, re.MULTILINE)[1].split(", ")  # type: ignore[index]
-    )
+    assert "\n# quirk of " in written
+    setting = msgspec.yaml.decode(written)
+    unsupported = re.search(r"^not supported: (.*)$", told.stdout, re.MULTILINE)[1].split(", ")  # type: ignore[index]
+    assert setting == {"unsupported_parameters": unsupported}
 
 
 @pytest.mark.parametrize("way", ["variable", "file"])

@@ -7,5 +7,5 @@ structured    probes: structured output, tool calls, log probabilities, reasonin
 errors        probes: invalid requests
 concurrency   probes: connections, concurrent requests, clients that disconnect
 runner        runs them
-report        the results as a table, as JSON, and as a pool's capabilities
+report        the results as a table, as JSON, and as a pool's unsupported_parameters
 """

@@ -1,20 +1,20 @@
-"""The results of probing a worker: a table, JSON, and the capabilities file of a pool."""
+"""The results of probing a worker: a table, JSON, and the setting of a pool."""
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from typing import Any, Final
+from typing import Final
 
 import msgspec
 from msgspec import Struct
 
-from gateway.sparing import PATHS
+from gateway.core.restricted import PARAMETERS
 from gateway.tools.probe.runner import ProbeResult
 
 _BASIS: Final = "whole"
 """If this probe fails, all others may have failed for its reason, and say nothing of a field."""
 _HEAD: Final = """\
 # What a worker does not support, found by interlingua probe.
-# For a pool of such workers, as capabilities: FILE.
+# For a pool of such workers in the gateway's configuration.
 """
 
 
@@ -32,7 +32,7 @@ def unsupported_fields(results: Sequence[ProbeResult]) -> list[str]:
     basis = [one for one in results if one.name == _BASIS] or results
     if not any(one.outcome == "passed" for one in basis):
         return []
-    return sorted({path for one in results for path in one.fields} & PATHS)
+    return sorted({path for one in results for path in one.fields} & PARAMETERS)
 
 
 def collect_quirks(results: Sequence[ProbeResult]) -> dict[str, str]:
@@ -91,23 +91,17 @@ def encode_json(worker: ProbedWorker, results: Sequence[ProbeResult]) -> str:
 # --- for a pool -----------------------------------------------------------------------------------
 
 
-def encode_capabilities(worker: ProbedWorker, results: Sequence[ProbeResult]) -> str:
-    """The capabilities file of a pool of such workers, as YAML."""
-    head: dict[str, Any] = {
-        "version": 1,
-        "dialect": worker.protocol,
-        "profile": worker.profile,
-        "model": worker.model,
-    }
-    lines = [f"{key}: {_encode_scalar(value)}" for key, value in head.items() if value is not None]
-    lines.append(f"fields: [{', '.join(unsupported_fields(results))}]")
-    if quirks := collect_quirks(results):
-        lines.append("quirks:")
-        lines += [f"  {name}: {_encode_scalar(text)}" for name, text in quirks.items()]
-    return _HEAD + "\n".join(lines) + "\n"
+def encode_unsupported_parameters(worker: ProbedWorker, results: Sequence[ProbeResult]) -> str:
+    """The setting of a pool of such workers, as YAML, with the quirks in comments."""
+    notes = {"dialect": worker.protocol, "profile": worker.profile, "model": worker.model}
+    notes |= {f"quirk of {name}": text for name, text in collect_quirks(results).items()}
+    comments = [
+        f"# {name}: {_on_one_line(text)}" for name, text in notes.items() if text is not None
+    ]
+    setting = f"unsupported_parameters: [{', '.join(unsupported_fields(results))}]"
+    return _HEAD + "\n".join([*comments, setting]) + "\n"
 
 
-def _encode_scalar(value: Any) -> str:
-    """A scalar that every YAML parser reads alike; a dollar sign is not a reference."""
-    escaped = value.replace("$", "$$") if isinstance(value, str) else value
-    return msgspec.json.encode(escaped).decode()
+def _on_one_line(text: str) -> str:
+    """A worker's text without the characters that would end a comment in YAML."""
+    return "".join(one if one.isprintable() else " " for one in text)

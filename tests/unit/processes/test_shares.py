@@ -65,7 +65,7 @@ keys:
 
 def test_what_a_key_may_take_is_divided_where_no_state_is_shared() -> None:
     config = c.load(LIMITED, "x.yaml", env={})
-    part = share(config, 3, dict.fromkeys(c.seats(config), 1))
+    part = share(config, 3, dict.fromkeys(c.listeners_by_id(config), 1))
     one, two = part.keys
     assert part.defaults.limits == c.KeyLimits(requests=(4, 1))
     assert one.limits == c.KeyLimits(
@@ -77,7 +77,7 @@ def test_what_a_key_may_take_is_divided_where_no_state_is_shared() -> None:
     )
     assert two.limits is None
     shared = c.load(LIMITED + 'state: {redis: "redis://h"}', "x.yaml", env={})
-    assert share(shared, 3, dict.fromkeys(c.seats(shared), 1)).keys == shared.keys
+    assert share(shared, 3, dict.fromkeys(c.listeners_by_id(shared), 1)).keys == shared.keys
 
 
 def test_what_has_no_limit_stays_without() -> None:

@@ -1,0 +1,49 @@
+"""What identifies a listener from one configuration to the next, and what needs a restart."""
+
+from collections import Counter
+from collections.abc import Iterator, Mapping
+
+from gateway.config.complaints import Steps
+from gateway.config.shape import Config, Listener
+
+ListenerId = tuple[str, int]
+"""A listener's address, and how many listeners before it have the same address: several listeners
+may each use any free port."""
+
+
+def listener_name(listener: ListenerId) -> str:
+    """A listener's address; for a further listener at one address, with its number behind."""
+    address, number = listener
+    return f"{address} ({number + 1})" if number else address
+
+
+def listeners_by_id(config: Config) -> Mapping[ListenerId, Listener]:
+    """The listeners of a configuration, in their order."""
+    numbers = Counter[str]()
+    listeners = {}
+    for listener in config.listeners:
+        listeners[listener.address, numbers[listener.address]] = listener
+        numbers[listener.address] += 1
+    return listeners
+
+
+def restart_required(old: Config, new: Config) -> Iterator[tuple[Steps, str]]:
+    """Each part of ``new`` that a gateway with ``old`` can't load without a restart, and why."""
+    before, after = old.admin and old.admin.address, new.admin and new.admin.address
+    if before != after:
+        current = f"it is at {before}" if before else "there is none"
+        yield ("admin",), f"{current} for as long as the gateway runs; restart it"
+    for name in ("state", "observe"):
+        if getattr(old, name) != getattr(new, name):
+            yield (name,), "can't change for as long as the gateway runs; restart it"
+    current_listeners = listeners_by_id(old)
+    for number, (listener_id, listener) in enumerate(listeners_by_id(new).items()):
+        current_listener = current_listeners.get(listener_id)
+        if current_listener is None:
+            continue
+        if (current_listener.tls is None) != (listener.tls is None):
+            message = "begins or ceases to speak TLS, which needs a restart; or take another port"
+            yield ("listeners", number, "tls"), message
+        if current_listener.front != listener.front:
+            message = "can't change while the address is bound; restart, or take another port"
+            yield ("listeners", number, "front"), message

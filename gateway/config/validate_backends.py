@@ -1,0 +1,395 @@
+"""Checks that need more than the file itself: other files, certificates, packages and protocols.
+
+This is the one module of the configuration's checks that reads files, builds TLS contexts, looks
+for installed packages, compiles templates and makes protocols' adapters.
+"""
+
+import importlib.util
+import ssl
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Final
+from urllib.parse import SplitResult, urlsplit
+
+import msgspec.inspect
+
+from gateway.config.addresses import literal
+from gateway.config.complaints import Complaints, ConfigError, Steps, instead, listed, quoted
+from gateway.config.dialects import mismatch
+from gateway.config.document import compose, decode
+from gateway.config.ground import Ground, known
+from gateway.config.pools import Pool, Trust
+from gateway.config.reader import Reader
+from gateway.config.section import Section
+from gateway.config.shape import Config, Listener, ListenerDialect, Tls, Torch
+from gateway.config.state import State
+from gateway.config.units import Text
+from gateway.core.restricted import PARAMETERS
+
+_REDIS_URLS: Final = "write redis://HOST:6379/0, rediss://HOST:6379/0 for TLS, or unix:///PATH"
+_POSTGRES_URL: Final = "write it as postgresql://USER@HOST:5432/DATABASE"
+_OTLP: Final = (
+    "needs OpenTelemetry's client of OTLP; install it with: pip install 'interlingua[otel]'"
+)
+
+
+def check(config: Config, ground: Ground) -> None:
+    """Report everything that can't be used on this machine, or by the protocols it names."""
+    if known(config.listeners):
+        preferred = _preferred_dialects(config)
+        for number, listener in enumerate(config.listeners):
+            if known(listener):
+                _check_listener(listener, ("listeners", number), ground, preferred)
+    if known(config.backends):
+        for name, backend in config.backends.items():
+            path = ("backends", name)
+            if known(backend) and isinstance(backend, Pool):
+                _check_pool(backend, path, ground)
+            elif known(backend) and isinstance(backend, Torch):
+                _check_template(backend.template, (*path, "template"), ground)
+    _check_identity(config, ground)
+    _check_state(config, ground)
+    _check_telemetry(config, ground)
+    _check_usage(config, ground)
+
+
+# --- files and packages --------------------------------------------------------------------------
+
+
+def _check_installed(modules: Sequence[str], message: str, path: Steps, ground: Ground) -> None:
+    """Report ``message`` on the key at ``path`` unless all of these modules can be imported."""
+    try:
+        installed = all(importlib.util.find_spec(module) is not None for module in modules)
+    except ModuleNotFoundError:  # not even the package around it
+        installed = False
+    if not installed:
+        ground.say(path, message, key=True)
+
+
+def _check_key_pair(tls: Tls, path: Steps, ground: Ground) -> None:
+    """A file may be half-written, or another certificate's key."""
+    try:
+        context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+        context.load_cert_chain(tls.cert, tls.key, password=str)  # or it would ask at the terminal
+    except OSError as error:
+        mend = "give a chain in PEM, and the key that belongs to it, without a password"
+        ground.say(path, f"can't be used: {_tls_error(error)}; {mend}")
+
+
+def _check_ca(trust: Trust, path: Steps, ground: Ground) -> None:
+    """The certificates of a ``tls`` section at ``path`` must be some."""
+    if not known(trust.ca):
+        return
+    try:
+        ssl.create_default_context(cafile=trust.ca)
+    except OSError as error:
+        message = f"can't be used: {_tls_error(error)}; give certificates in PEM"
+        ground.say((*path, "ca"), message)
+
+
+def _tls_error(error: OSError) -> str:
+    """What the system says; what OpenSSL says, which is in capitals or nothing, in words."""
+    if not isinstance(error, ssl.SSLError):
+        return error.strerror or str(error)
+    return error.reason.replace("_", " ").lower() if error.reason else "it is not in PEM"
+
+
+def _check_template(template: str | None, path: Steps, ground: Ground) -> None:
+    """A chat template must be one, and its library installed."""
+    if not known(template) or template is None:
+        return
+    if importlib.util.find_spec("jinja2") is None:
+        ground.say(path, "needs Jinja; install it with: pip install 'interlingua[templates]'")
+        return
+    from gateway.templating import ChatTemplate  # noqa: PLC0415 - as said
+
+    try:
+        ChatTemplate(template)
+    except (ValueError, OSError) as error:
+        ground.say(path, str(error))
+
+
+# --- listeners -----------------------------------------------------------------------------------
+
+
+def _preferred_dialects(config: Config) -> frozenset[str]:
+    """The dialects that a key or a model names for the case that several have one path."""
+    keys = config.keys if known(config.keys) else ()
+    models = config.models.values() if known(config.models) else ()
+    holders = [holder for holder in (*keys, *models) if known(holder)]
+    return frozenset(h.dialect for h in holders if known(h.dialect) and h.dialect is not None)
+
+
+def _check_listener(
+    listener: Listener, path: Steps, ground: Ground, preferred: frozenset[str]
+) -> None:
+    """``preferred`` dialects may share their paths with others."""
+    tls = known(listener.tls) and listener.tls
+    if tls and known(tls.cert) and known(tls.key):
+        _check_key_pair(tls, (*path, "tls"), ground)
+    if not known(listener.dialects):
+        return
+    owners: dict[tuple[str, str], str] = {}
+    for n, mount in enumerate(listener.dialects):
+        if not known(mount) or not known(mount.name):
+            continue
+        at = (*path, "dialects", n)
+        endpoints = _check_mount(mount, at, ground)
+        if not known(mount.prefix):
+            continue
+        paths = {(method, mount.prefix + where) for method, where in endpoints}
+        taken = sorted(paths & owners.keys())
+        if taken and not (listener.dialect_header is True or mount.name in preferred):
+            method, where = taken[0]
+            ground.say(
+                at,
+                f"{method} {where} is {owners[taken[0]]}'s on this listener already; "
+                f"give this one a prefix: {{name: {mount.name}, prefix: /{mount.name}}}, "
+                "or name it as a key's or a model's dialect",
+            )
+        owners |= dict.fromkeys(paths - owners.keys(), mount.name)
+
+
+def _check_mount(mount: ListenerDialect, path: Steps, ground: Ground) -> frozenset[tuple[str, str]]:
+    """The endpoints of a dialect on a listener; none where something is wrong with it."""
+    if not ground.check_spoken(mount.name, mount.profile, (*path, "name"), (*path, "profile")):
+        return frozenset()
+    takes = ground.dialects.options(mount.name)
+    good = True
+    for key, value in mount.options.items():
+        at = (*path, key)
+        if key not in takes:
+            fields = ["name", "profile", "prefix", *takes]
+            ground.say(at, f"there is no {quoted(key)} here; {instead(key, fields)}", key=True)
+            good = False
+        elif not known(value):
+            good = False
+        elif wrong := mismatch(value, takes[key]):
+            ground.say(at, wrong)
+            good = False
+    if not good:
+        return frozenset()
+    try:
+        return ground.dialects.endpoints(mount.name, mount.profile, mount.options)
+    except ValueError as error:
+        ground.say(path, str(error))
+        return frozenset()
+
+
+# --- pools ---------------------------------------------------------------------------------------
+
+
+def _check_pool(pool: Pool, path: Steps, ground: Ground) -> None:
+    if known(pool.dialect):
+        _check_pool_dialect(pool, path, ground)
+    _check_unsupported_parameters(pool, path, ground)
+    if known(pool.tls) and pool.tls is not None:
+        _check_ca(pool.tls, (*path, "tls"), ground)
+
+
+def _check_pool_dialect(pool: Pool, path: Steps, ground: Ground) -> None:
+    name, profile_at = pool.dialect, (*path, "profile")
+    if not ground.check_dialect(name, pool.profile, (*path, "dialect"), profile_at):
+        return
+    takes = ground.dialects.options(name)
+    for key, value in pool.options.items() if known(pool.options) else ():
+        at = (*path, "options", key)
+        if key not in takes:
+            ground.say(at, f"there is no {quoted(key)} here; {instead(key, takes)}", key=True)
+        elif known(value) and (wrong := mismatch(value, takes[key])):
+            ground.say(at, wrong)
+    for key, parameter in (("template", "renderer"), ("fields", "fields")):
+        if getattr(pool, key) is not None and not ground.dialects.takes(name, parameter):
+            ground.say((*path, key), f"{name} has no use for it; remove it", key=True)
+        elif key == "template":
+            _check_template(pool.template, (*path, key), ground)
+    if known(pool.workers):
+        _check_roots(pool, (*path, "workers"), ground)
+
+
+def _check_roots(pool: Pool, path: Steps, ground: Ground) -> None:
+    """A worker's URL is its base: the dialect's own path comes behind it."""
+    roots = ground.dialects.make(pool.dialect, pool.profile, {}).roots
+    for n, worker in enumerate(pool.workers):
+        if not known(worker) or not known(worker.url) or worker.url is None:
+            continue
+        end = urlsplit(worker.url).path
+        root = next((root for root in roots if root.strip("/") and end.endswith(root)), None)
+        if root is not None:
+            message = f"the dialect {pool.dialect} adds {root} itself; write the URL without it"
+            ground.say((*path, n, "url"), message)
+
+
+# --- what a pool's workers do not support --------------------------------------------------------
+
+
+class _CapabilitiesFile(Section, frozen=True):
+    """A file that listed these parameters before the pool did."""
+
+    fields: tuple[Text, ...]
+
+
+_CAPABILITIES_FILE: Final = msgspec.inspect.type_info(_CapabilitiesFile)
+
+
+def _check_unsupported_parameters(pool: Pool, path: Steps, ground: Ground) -> None:
+    former_at = (*path, "capabilities")
+    if ground.is_present(former_at):
+        names = _former_parameters(ground.file(former_at))
+        mend = f"write unsupported_parameters: [{listed(names or ('NAME', '…'))}]"
+        message = (
+            f"there is no 'capabilities' here any more; {mend if names != () else 'remove it'}"
+        )
+        ground.say(former_at, message, key=True)
+    if not known(pool.unsupported_parameters):
+        return
+    for n, name in enumerate(pool.unsupported_parameters):
+        if known(name) and name not in PARAMETERS:
+            at = (*path, "unsupported_parameters", n)
+            shown = quoted(ground.text(at))
+            ground.say(at, f"{shown} is no parameter of a request; {_suggestion(name)}")
+
+
+def _suggestion(name: str) -> str:
+    """The parameter that was perhaps meant: its section may have been left out."""
+    same_name = [one for one in sorted(PARAMETERS) if one.rpartition(".")[2] == name]
+    return instead(same_name[0] if same_name else name, sorted(PARAMETERS))
+
+
+def _former_parameters(file: str | None) -> Sequence[str] | None:
+    """The parameters that a capabilities file lists; None where there is no such file."""
+    if file is None:
+        return None
+    complaints = Complaints(file)
+    try:
+        root = compose(decode(Path(file).read_bytes(), file), complaints)
+    except (OSError, ConfigError):
+        return None
+    content = Reader(complaints, {}).document(root, _CAPABILITIES_FILE)
+    if not known(content) or not known(content.fields):
+        return None
+    return tuple(name for name in content.fields if known(name) and name in PARAMETERS)
+
+
+# --- identity, state, telemetry, usage -----------------------------------------------------------
+
+
+def _check_identity(config: Config, ground: Ground) -> None:
+    """An issuer's keys must be reachable, and not be anybody's."""
+    identity, path = config.identity, ("identity",)
+    if not known(identity) or identity is None:
+        return
+    message = "tokens need a library; install it with: pip install 'interlingua[jwt]'"
+    _check_installed(("jwt", "cryptography"), message, path, ground)
+    name = "issuer" if identity.jwks is None else "jwks"  # who tells where the keys are
+    url = getattr(identity, name)
+    if known(url):
+        _check_issuer_url(url, (*path, name), ground)
+    if known(identity.tls) and identity.tls is not None:
+        _check_ca(identity.tls, (*path, "tls"), ground)
+
+
+def _check_issuer_url(url: str, path: Steps, ground: Ground) -> None:
+    try:
+        parts = urlsplit(url)
+    except ValueError:
+        parts = urlsplit("")
+    host = parts.hostname or ""
+    if not host or parts.scheme not in ("http", "https") or parts.username is not None:
+        ground.say(path, "is no URL of an issuer's; write it as https://login.example.com/realm")
+        return
+    address = literal(host)
+    here = host == "localhost" if address is None else address.is_loopback
+    if parts.scheme == "http" and not here:
+        message = "whoever is on the way could put in keys of his own; write https://"
+        ground.say(path, message)
+
+
+def _check_state(config: Config, ground: Ground) -> None:
+    """The URL of a Redis is not shown: it is a secret."""
+    state, path = config.state, ("state", "redis")
+    if not known(state) or state is None:
+        return
+    if importlib.util.find_spec("redis") is None:
+        message = "needs the client of Redis; install it with: pip install 'interlingua[redis]'"
+        ground.say(path, message)
+    if known(state.redis) and (why := _redis_url_error(state.redis.reveal())):
+        ground.say(path, f"this {why}")
+    _check_state_tls(state, ("state", "tls"), ground)
+
+
+def _redis_url_error(url: str) -> str:
+    """What is wrong with a URL, or ""."""
+    try:
+        parts = urlsplit(url)
+        port = parts.port
+    except ValueError:
+        return f"is no URL; {_REDIS_URLS}; signs in a password are written as %40"
+    if parts.query or parts.fragment:
+        return "has options, which are not taken from a URL; remove what follows ? or #"
+    if parts.scheme == "unix":
+        bad = bool(parts.hostname) or len(parts.path) <= 1
+    else:
+        bad = parts.scheme not in ("redis", "rediss") or port == 0 or not _has_database(parts)
+    return f"is not the URL of a Redis; {_REDIS_URLS}" if bad else ""
+
+
+def _has_database(parts: SplitResult) -> bool:
+    """Whether it names a host, and a database by its number or none."""
+    database = parts.path.removeprefix("/")
+    return bool(parts.hostname) and (not database or database.isdigit())
+
+
+def _check_state_tls(state: State, path: Steps, ground: Ground) -> None:
+    if not known(state.tls) or state.tls is None:
+        return
+    if known(state.redis) and not state.redis.reveal().startswith("rediss://"):
+        message = "is for a Redis with TLS; write rediss:// in its URL, or remove this"
+        ground.say(path, message, key=True)
+    _check_ca(state.tls, path, ground)
+
+
+def _check_telemetry(config: Config, ground: Ground) -> None:
+    """Traces and metrics need a client to be sent by; metrics that are read, a listener."""
+    observe = config.observe
+    if not known(observe):
+        return
+    modules = ("opentelemetry.exporter.otlp.proto.http", "opentelemetry.sdk")
+    if known(observe.traces) and observe.traces is not None:
+        _check_installed(modules, _OTLP, ("observe", "traces"), ground)
+    metrics = observe.metrics
+    if not known(metrics):
+        return
+    if known(metrics.push) and metrics.push is not None:
+        _check_installed(modules, _OTLP, ("observe", "metrics", "push"), ground)
+    if known(metrics.vllm_compat) and metrics.vllm_compat and config.admin is None:
+        message = "nobody could read it; give the gateway an admin listener: admin: {address: ...}"
+        ground.say(("observe", "metrics", "vllm_compat"), message)
+
+
+def _check_usage(config: Config, ground: Ground) -> None:
+    """Rows of usage are kept in one place, which can be one. No URL is shown."""
+    usage = config.observe.usage if known(config.observe) else None
+    if not known(usage) or usage is None:
+        return
+    if not known(usage.sqlite) or not known(usage.postgres):
+        return
+    path = ("observe", "usage")
+    if (usage.sqlite is None) == (usage.postgres is None):
+        ground.say(path, "rows are kept in one place: give either sqlite or postgres")
+    elif usage.postgres is not None:
+        at = (*path, "postgres")
+        if importlib.util.find_spec("asyncpg") is None:
+            what = "needs the client of PostgreSQL"
+            ground.say(at, f"{what}; install it with: pip install 'interlingua[postgres]'")
+        if not _is_postgres_url(usage.postgres.reveal()):
+            ground.say(at, f"this is not the URL of a database; {_POSTGRES_URL}")
+
+
+def _is_postgres_url(text: str) -> bool:
+    try:
+        parts = urlsplit(text)
+    except ValueError:
+        return False
+    host = parts.netloc.rpartition("@")[2]
+    return parts.scheme in ("postgresql", "postgres") and bool(host or "host=" in parts.query)

@@ -1,0 +1,146 @@
+"""An adapter for workers that support less than their protocol: some parameters are not sent.
+
+Which parameters these are, a pool's ``unsupported_parameters`` says. What is not sent is reported
+as lost, so that the gateway emulates it where it can.
+"""
+
+from collections.abc import Collection, Mapping, Sequence
+from functools import partial
+from typing import Any, Final
+
+from msgspec import Struct
+from msgspec.structs import fields, replace
+
+from gateway.core.errors import GatewayError
+from gateway.core.loss import Loss
+from gateway.core.ports import (
+    About,
+    Call,
+    Cancelling,
+    Decoder,
+    Dialect,
+    Learning,
+    Relay,
+    Relaying,
+    WireRequest,
+    WorkerDialect,
+)
+from gateway.core.types import (
+    Logprobs,
+    Reasoning,
+    Request,
+    Sampling,
+    Stopping,
+    Templating,
+)
+
+_SECTIONS: Final[Mapping[str, type[Struct]]] = {
+    "sampling": Sampling,
+    "stopping": Stopping,
+    "templating": Templating,
+    "logprobs": Logprobs,
+    "reasoning": Reasoning,
+}
+_TOP_LEVEL: Final = frozenset(
+    {"n", "best_of", "tools", "parallel_tools", "output", "logprobs", "reasoning", "suffix",
+     "insert_before", "adapter", "priority", "prompts", "inputs", "instruction", "dimensions",
+     "normalize", "truncate", "overflow", "encoding"}
+)  # fmt: skip
+PARAMETERS: Final = frozenset(
+    {f"{name}.{one.name}" for name, kind in _SECTIONS.items() for one in fields(kind)} | _TOP_LEVEL
+) - {"templating.mode"}
+"""The fields of an internal request that need not be sent to workers."""
+_LISTS: Final = frozenset({"prompts", "inputs"})
+"""A worker that does not support one of these gets the first item of it."""
+_DEPENDENT: Final[Mapping[str, tuple[str, ...]]] = {"tools": ("tool_choice", "parallel_tools")}
+"""Fields that have no meaning without another field."""
+_NOT_REPORTED: Final = frozenset({"encoding"})
+"""Nothing is lost: the gateway writes this encoding itself from any other."""
+
+
+class RestrictedAdapter:
+    """``adapter`` without ``parameters``. It discovers, cancels and passes through if that does."""
+
+    def __init__(self, adapter: WorkerDialect, parameters: Collection[str]) -> None:
+        self._adapter = adapter
+        self._parameters = tuple(sorted(parameters))
+        self.name = adapter.name
+        self.probe = adapter.probe
+        self.read_error = adapter.read_error
+        # Optional capabilities are recognised by their methods, so only those of adapter are set.
+        if isinstance(adapter, Learning):
+            self.questions, self.learn = adapter.questions, adapter.learn
+        if isinstance(adapter, Cancelling):
+            self.cancel = adapter.cancel
+        if isinstance(adapter, Relaying):
+            self.relay = partial(self._relay, adapter)
+
+    def losses(self, request: Request, names: Mapping[str, str]) -> tuple[Loss, ...]:
+        """See ``gateway.core.ports.WorkerDialect``."""
+        unsupported = self._unsupported(request)
+        dropped = [
+            Loss(names.get(path, path.rpartition(".")[2]), "dropped", path=path)
+            for path in unsupported
+            if path not in _NOT_REPORTED
+        ]
+        return (*self._adapter.losses(remove_parameters(request, unsupported), names), *dropped)
+
+    def encode(self, request: Request) -> WireRequest:
+        """See ``gateway.core.ports.WorkerDialect``."""
+        return self._adapter.encode(self._restrict(request))
+
+    def decoder(self, request: Request) -> Decoder:
+        """See ``gateway.core.ports.WorkerDialect``."""
+        return self._adapter.decoder(self._restrict(request))
+
+    def _relay(self, adapter: Relaying, client: Dialect, call: Call, about: About) -> Relay | None:
+        """See ``gateway.core.ports.Relaying``. Unsupported parameters need a translation."""
+        relay = adapter.relay(client, call, about)
+        if relay is None:
+            return None
+        try:
+            request = client.decode(call)
+        except GatewayError:
+            return None
+        return None if self._unsupported(request) else relay
+
+    def _restrict(self, request: Request) -> Request:
+        return remove_parameters(request, self._unsupported(request))
+
+    def _unsupported(self, request: Request) -> Sequence[str]:
+        """The parameters of ``request`` that workers do not support."""
+        return [path for path in self._parameters if _is_set(request, path)]
+
+
+def remove_parameters(request: Request, paths: Collection[str]) -> Request:
+    """``request`` without these parameters; of several prompts or inputs the first is left."""
+    for path in paths:
+        section, _, name = path.rpartition(".")
+        if section:
+            holder = getattr(request, section)
+            if holder is None:
+                continue
+            emptied = replace(holder, **{name: _default(holder, name)})
+            request = replace(request, **{section: emptied})
+        elif name in _LISTS:
+            request = replace(request, **{name: getattr(request, name)[:1]})
+        else:
+            removed = (name, *_DEPENDENT.get(name, ()))
+            request = replace(request, **{one: _default(request, one) for one in removed})
+    return request
+
+
+def _is_set(request: Request, path: str) -> bool:
+    section, _, name = path.rpartition(".")
+    holder = getattr(request, section, None) if section else request
+    value: Any = getattr(holder, name, None)
+    if name in _LISTS:
+        return value is not None and len(value) > 1
+    if path == "n":
+        return (value or 1) > 1
+    return value is not None and value != _default(holder, name)
+
+
+def _default(holder: Any, name: str) -> Any:
+    """The value of a field that the client did not set."""
+    return next(one.default for one in fields(holder) if one.name == name)

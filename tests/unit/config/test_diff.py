@@ -1,0 +1,121 @@
+"""The share of users that a change of weights moves: computed, and by the splits' hash."""
+
+import random
+from collections import Counter
+from collections.abc import Mapping
+
+import pytest
+
+from gateway.config import diff_configs, listener_name, listeners_by_id, load
+from gateway.config.diff import moved_share
+from gateway.splits import Split
+
+Weights = Mapping[str, int]
+
+USERS = 20_000
+DEVIATIONS = 4.5
+
+PAIRS: list[tuple[Weights, Weights]] = [
+    ({"1": 90, "2": 10}, {"1": 60, "2": 20, "3": 20}),
+    ({"1": 1, "2": 1}, {"1": 1, "2": 3}),
+    ({"1": 1, "2": 2, "3": 3}, {"1": 3, "2": 2, "3": 1}),
+    ({"1": 5, "2": 5}, {"2": 5, "3": 5}),
+    ({"1": 3, "2": 1}, {"2": 1}),
+    ({"1": 1}, {"1": 1, "2": 1000}),
+]
+
+
+def drawn(seed: int) -> tuple[Weights, Weights]:
+    """Weights of up to five versions before and after, some of them in one of the two alone."""
+    draw = random.Random(seed)
+    versions = [str(number) for number in range(1, draw.randint(2, 5) + 1)]
+    before, after = (
+        {one: draw.randint(1, 100) for one in draw.sample(versions, draw.randint(1, len(versions)))}
+        for _ in range(2)
+    )
+    return before, after
+
+
+def moves(before: Weights, after: Weights, seed: int) -> Counter[tuple[str, str]]:
+    """How many of the users are assigned from which version to which, by the gateway's hash."""
+    draw = random.Random(seed)
+    splits = Split(before, f"split-{seed}"), Split(after, f"split-{seed}")
+    users = (f"{draw.getrandbits(64):x}" for _ in range(USERS))
+    return Counter((splits[0].hold(who).version, splits[1].hold(who).version) for who in users)
+
+
+@pytest.mark.parametrize(("seed", "pair"), [*enumerate([*PAIRS, *map(drawn, range(12))])])
+def test_as_many_users_move_as_is_computed(seed: int, pair: tuple[Weights, Weights]) -> None:
+    share = moved_share(*pair)
+    pairs = moves(*pair, seed)
+    moved = sum(count for (before, after), count in pairs.items() if before != after)
+    deviation = (share * (1 - share) / USERS) ** 0.5
+    assert abs(moved / USERS - share) <= DEVIATIONS * deviation + 1e-9
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "share"),
+    [
+        ({"1": 1, "2": 1}, {"1": 7, "2": 7}, 0),
+        ({"1": 1}, {"2": 1}, 1),
+        ({"1": 3, "2": 1}, {"2": 9}, 0.75),
+        ({"1": 1, "2": 1}, {"1": 1, "2": 1, "3": 2}, 0.5),
+        ({"1": 90, "2": 10}, {"1": 60, "2": 20, "3": 20}, 1 - 3 / 5 - 1 / 11),
+    ],
+)
+def test_shares_that_are_known(before: Weights, after: Weights, share: float) -> None:
+    assert moved_share(before, after) == pytest.approx(share, abs=1e-12)
+    assert moved_share(after, before) == pytest.approx(share, abs=1e-12)
+
+
+def test_a_weight_that_is_raised_moves_users_to_its_version_alone() -> None:
+    """From 90:10 to 60:20:20 nobody comes back to the first, and none goes from 3."""
+    pairs = moves({"1": 90, "2": 10}, {"1": 60, "2": 20, "3": 20}, 1)
+    assert {(before, after) for before, after in pairs if before != after} == {
+        ("1", "2"),
+        ("1", "3"),
+        ("2", "3"),
+    }
+    came = sum(count for (before, after), count in pairs.items() if before != after == "3")
+    assert abs(came / USERS - 0.2) < 0.01
+
+
+SPLIT = """
+backends: {{one: {{kind: echo}}}}
+models:
+  m:
+    versions: {{"1": {{backend: one}}, "2": {{backend: one}}}}
+    split: {{name: {name}, weights: {weights}, sticky: [key]}}
+"""
+
+
+def test_another_name_of_the_split_assigns_everybody_anew() -> None:
+    configs = [
+        load(SPLIT.format(name=name, weights=weights), "g.yaml", env={})
+        for name, weights in (("a", '{"1": 3, "2": 1}'), ("b", '{"1": 1, "2": 1}'))
+    ]
+    [shift] = diff_configs(*configs).traffic
+    assert (shift.assignment, shift.moved) == ("sticky", 50.0)
+
+
+def test_listeners_with_one_address_are_told_apart_by_their_number() -> None:
+    config = load(
+        """
+listeners:
+  - {address: "127.0.0.1:0", dialects: [openai]}
+  - {address: "127.0.0.1:8001", dialects: [openai]}
+  - {address: "127.0.0.1:0", dialects: [triton]}
+backends: {one: {kind: echo}}
+models: {m: {backend: one}}
+""",
+        "g.yaml",
+        env={},
+    )
+    found = listeners_by_id(config)
+    assert [*found] == [("127.0.0.1:0", 0), ("127.0.0.1:8001", 0), ("127.0.0.1:0", 1)]
+    assert [listener_name(one) for one in found] == [
+        "127.0.0.1:0",
+        "127.0.0.1:8001",
+        "127.0.0.1:0 (2)",
+    ]
+    assert found["127.0.0.1:0", 1].dialects[0].name == "triton"

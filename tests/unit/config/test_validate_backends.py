@@ -1,0 +1,39 @@
+"""The configuration's other modules ask nothing of the machine and run no product code."""
+
+import ast
+from pathlib import Path
+
+import pytest
+
+FOLDER = Path(__file__).parents[3] / "gateway" / "config"
+MODULES = sorted(path for path in FOLDER.glob("*.py") if path.stem != "validate_backends")
+CHECKS = [
+    FOLDER / f"{name}.py"
+    for name in ("checks", "fallbacks", "mounts", "quotas", "rules", "shadows", "diff", "listeners")
+]
+
+
+def imports(path: Path) -> set[str]:
+    """Every module that this one imports, and every name that it imports from one."""
+    names = set[str]()
+    for node in ast.walk(ast.parse(path.read_text("utf-8"))):
+        if isinstance(node, ast.Import):
+            names |= {one.name for one in node.names}
+        elif isinstance(node, ast.ImportFrom):
+            names |= {node.module or "", *(f"{node.module}.{one.name}" for one in node.names)}
+    return names
+
+
+@pytest.mark.parametrize("path", MODULES, ids=lambda path: path.stem)
+def test_certificates_packages_and_templates_are_looked_at_in_one_module(path: Path) -> None:
+    forbidden = {"ssl", "importlib.util", "gateway.templating", "gateway.splits"}
+    assert not imports(path) & forbidden
+
+
+@pytest.mark.parametrize("path", CHECKS, ids=lambda path: path.stem)
+def test_a_check_of_the_file_alone_reads_nothing_else(path: Path) -> None:
+    assert not imports(path) & {"os", "os.path", "pathlib", "pathlib.Path", "importlib"}
+    assert not any(
+        isinstance(node, ast.Attribute) and node.attr in ("make", "made_by", "endpoints")
+        for node in ast.walk(ast.parse(path.read_text("utf-8")))
+    )
