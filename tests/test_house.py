@@ -32,12 +32,12 @@ EXCUSED: Final[dict[tuple[str, str], str]] = {
     ("gateway/config/__init__.py", "echo"): "the name of a Struct",
     ("gateway/config/__init__.py", "pool"): "the name of a Struct",
     ("gateway/config/__init__.py", "torch"): "the name of a Struct",
-    ("gateway/doctor/local.py", "torch"): "the package, which may not be installed",
-    ("gateway/migrating/origins.py", "databricks"): "what another gateway's names stand for",
-    ("gateway/migrating/origins.py", "echo"): "what another gateway's mocks become",
-    ("gateway/migrating/origins.py", "openai"): "what another gateway's names stand for",
-    ("gateway/migrating/origins.py", "tgi"): "what another gateway's names stand for",
-    ("gateway/migrating/origins.py", "triton"): "what another gateway's names stand for",
+    ("gateway/tools/doctor/local.py", "torch"): "the package, which may not be installed",
+    ("gateway/tools/migrate/origins.py", "databricks"): "what another gateway's names stand for",
+    ("gateway/tools/migrate/origins.py", "echo"): "what another gateway's mocks become",
+    ("gateway/tools/migrate/origins.py", "openai"): "what another gateway's names stand for",
+    ("gateway/tools/migrate/origins.py", "tgi"): "what another gateway's names stand for",
+    ("gateway/tools/migrate/origins.py", "triton"): "what another gateway's names stand for",
 }
 
 Function = ast.FunctionDef | ast.AsyncFunctionDef

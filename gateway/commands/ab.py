@@ -19,7 +19,7 @@ from gateway.config import ConfigError, read
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from gateway.comparing import Asked, Comparison, Evidence
+    from gateway.tools.ab import Asked, Comparison, Evidence
 
 _URL = re.compile(r"https?://[^/?#]+([^?#]*)")
 _PATIENCE: Final = 10.0
@@ -82,7 +82,7 @@ def ab(source: str, **stated: Any) -> None:
     Exit codes: 0 compared, 1 compared, but the arms' shares do not fit the weights of --config,
     2 wrong usage, a source that can't be read, or nothing to compare.
     """
-    from gateway.comparing import Asked, Mismatch, apart, report  # noqa: PLC0415 - only here
+    from gateway.tools.ab import Asked, Mismatch, apart, report  # noqa: PLC0415 - only here
 
     options = _Options(**stated)
     if options.everything and (options.split is not None or options.config is not None):
@@ -101,7 +101,7 @@ def ab(source: str, **stated: Any) -> None:
 
 def _compared(seen: "Evidence", options: _Options) -> "Comparison":
     """Raises Mismatch."""
-    from gateway.comparing import Mismatch, choose, compare, ratio  # noqa: PLC0415 - as above
+    from gateway.tools.ab import Mismatch, choose, compare, ratio  # noqa: PLC0415 - as above
 
     if options.model not in seen.models:
         raise Mismatch(
@@ -131,7 +131,7 @@ def _seen(source: str, asked: "Asked", key: str | None) -> "Evidence":
 
 
 def _read(lines: Iterable[bytes], asked: "Asked") -> "Evidence":
-    from gateway.comparing import Unreadable, is_page, read_log, read_page  # noqa: PLC0415
+    from gateway.tools.ab import Unreadable, is_page, read_log, read_page  # noqa: PLC0415
 
     rest = iter(lines)
     first = next(rest, b"")

@@ -13,7 +13,7 @@ from gateway.config import ConfigError, read
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from gateway.doctor import Finding
+    from gateway.tools.doctor import Finding
 
 _COLOURS: Final = {"ok": "green", "warn": "yellow", "bad": "red"}
 
@@ -30,7 +30,7 @@ def doctor(file: str | None, *, as_json: bool) -> None:
 
     Exit codes: 0 good, or good with warnings, 1 something is bad, 2 wrong usage.
     """
-    from gateway.doctor import installed  # noqa: PLC0415 - no other verb needs it
+    from gateway.tools.doctor import installed  # noqa: PLC0415 - no other verb needs it
 
     findings = [*installed(), *(() if file is None else _of(file))]
     if as_json:
@@ -44,7 +44,7 @@ def doctor(file: str | None, *, as_json: bool) -> None:
 def _of(file: str) -> "Sequence[Finding]":
     """What is found of a configuration."""
     from gateway.app import surroundings  # noqa: PLC0415 - as above
-    from gateway.doctor import Finding, examine  # noqa: PLC0415 - as above
+    from gateway.tools.doctor import Finding, examine  # noqa: PLC0415 - as above
 
     try:
         config = read(file, env=os.environ, insecure=True)

@@ -21,7 +21,7 @@ from gateway.identity.issuer import Issuer
 from tests.conftest import Running, Serve
 from tests.fault.gateways import written
 from tests.serving import serving
-from tests.socket.test_doctor import certificate, found
+from tests.socket.test_connect_check import certificate, found
 
 FIRST, SECOND = (rsa.generate_private_key(65537, 2048) for _ in "ab")
 NOT_FOUND = b"HTTP/1.1 404 Not Found\r\ncontent-length: 0\r\n\r\n"

@@ -15,10 +15,10 @@ from gateway.app import surroundings
 from gateway.cli import main
 from gateway.config import load
 from gateway.core.types import Usage
-from gateway.doctor import examine
 from gateway.recording import ledger, postgres
 from gateway.recording.ledger import COLUMNS, Book
 from gateway.telemetry import Record
+from gateway.tools.doctor import examine
 from tests.fault.fronts import until
 from tests.fault.gateways import GatewayProcess, written
 from tests.postgres_server import PostgresServer

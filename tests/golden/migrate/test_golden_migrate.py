@@ -6,7 +6,7 @@ from typing import Final
 import pytest
 
 from gateway.config import load
-from gateway.migrating import Migrated, migrate
+from gateway.tools.migrate import Migrated, migrate
 
 HERE: Final = Path(__file__).parent
 FILES: Final = sorted(HERE.glob("*[a-z].yaml"))

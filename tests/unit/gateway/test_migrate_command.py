@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from gateway.cli import main
 from gateway.config import ConfigError, load
-from gateway.migrating import migrate
+from gateway.tools.migrate import migrate
 from tests.golden.migrate.test_golden_migrate import ENV, FILES, Environment
 
 GOLDEN = Path(__file__).parents[2] / "golden" / "migrate"

@@ -1,0 +1,1 @@
+"""Commands that serve no request: they load when they are called."""
