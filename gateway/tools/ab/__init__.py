@@ -1,34 +1,6 @@
-"""Two arms of a split side by side: is there a difference, and how sure is it? Pure.
+"""Compare two versions of a traffic split: is there a difference, and how certain is it? Pure.
 
-distributions   what the intervals are computed by
-samples         values as they were seen, or only how many lay in each bucket
-intervals       a figure, a difference, and how far they may be off
-evidence        what a source shows of the arms of a model
-logs            that, from an access log
-pages           that, from a page of metrics
-comparison      both arms, figure by figure
-report          how it is told
+statistics   samples, distributions and intervals
+sources      what an access log or a page of metrics says of the versions of a model
+comparison   two versions, number by number, and the report
 """
-
-from gateway.tools.ab.comparison import Comparison, Mismatch, choose, compare, ratio
-from gateway.tools.ab.evidence import Asked, Evidence
-from gateway.tools.ab.logs import read_log
-from gateway.tools.ab.pages import Unreadable, is_page, read_page
-from gateway.tools.ab.report import Report, apart, report
-
-__all__ = [
-    "Asked",
-    "Comparison",
-    "Evidence",
-    "Mismatch",
-    "Report",
-    "Unreadable",
-    "apart",
-    "choose",
-    "compare",
-    "is_page",
-    "ratio",
-    "read_log",
-    "read_page",
-    "report",
-]
