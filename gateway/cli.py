@@ -8,7 +8,6 @@ from gateway.commands.check import check, schema
 from gateway.commands.conform import conform
 from gateway.commands.diff import diff
 from gateway.commands.docs import docs
-from gateway.commands.doctor import doctor
 from gateway.commands.explain import explain_
 from gateway.commands.keys import keys
 from gateway.commands.migrate import migrate
@@ -28,8 +27,7 @@ def main() -> None:
 
 
 _VERBS = (
-    serve, worker, check, schema, conform, diff, docs, ab, explain_, keys, usage, migrate, doctor,
-    top,
+    serve, worker, check, schema, conform, diff, docs, ab, explain_, keys, usage, migrate, top,
 )  # fmt: skip
 
 for command in _VERBS:
