@@ -33,11 +33,11 @@ EXCUSED: Final[dict[tuple[str, str], str]] = {
     ("gateway/config/__init__.py", "pool"): "the name of a Struct",
     ("gateway/config/__init__.py", "torch"): "the name of a Struct",
     ("gateway/tools/connect_check.py", "torch"): "the package, which may not be installed",
-    ("gateway/tools/migrate/origins.py", "databricks"): "what another gateway's names stand for",
-    ("gateway/tools/migrate/origins.py", "echo"): "what another gateway's mocks become",
-    ("gateway/tools/migrate/origins.py", "openai"): "what another gateway's names stand for",
-    ("gateway/tools/migrate/origins.py", "tgi"): "what another gateway's names stand for",
-    ("gateway/tools/migrate/origins.py", "triton"): "what another gateway's names stand for",
+    ("gateway/tools/migrate/providers.py", "databricks"): "what another gateway's names stand for",
+    ("gateway/tools/migrate/providers.py", "echo"): "what another gateway's mocks become",
+    ("gateway/tools/migrate/providers.py", "openai"): "what another gateway's names stand for",
+    ("gateway/tools/migrate/providers.py", "tgi"): "what another gateway's names stand for",
+    ("gateway/tools/migrate/providers.py", "triton"): "what another gateway's names stand for",
 }
 
 Function = ast.FunctionDef | ast.AsyncFunctionDef

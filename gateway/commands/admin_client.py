@@ -53,7 +53,7 @@ class AdminClient:
         if response.status_code == httpx.codes.OK:
             return response.content
         try:
-            error = msgspec.json.decode(response.content, type=_ErrorBody).error
+            detail = msgspec.json.decode(response.content, type=_ErrorBody).error
         except msgspec.DecodeError:
             raise self.unexpected(response.status_code) from None
-        raise click.UsageError(f"{self._page}: {error.message}")
+        raise click.UsageError(f"{self._page}: {detail.message}")

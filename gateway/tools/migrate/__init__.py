@@ -1,12 +1,11 @@
-"""Configurations of other gateways, carried over to this one's: all that can be, and no silence.
+"""Rewrite the configuration of another gateway as one of this gateway, and note all that changes.
 
-``source`` is the other's file, and ``reading`` its single values. ``members`` reads the entries of
-its list of models, of which ``places`` finds the workers by the names in ``origins``; ``groups``
-makes backends and models of them. ``settings`` reads what is said of them all, and ``writing``
-writes the new file.
+litellm     the entry point, the list of models, and the settings
+providers   LiteLLM's providers and their endpoints
+yaml_file   reading the old file and writing the new one
 """
 
-from gateway.tools.migrate.litellm import Migrated, migrate
-from gateway.tools.migrate.source import Note
+from gateway.tools.migrate.litellm import Migration, migrate
+from gateway.tools.migrate.yaml_file import Note
 
-__all__ = ["Migrated", "Note", "migrate"]
+__all__ = ["Migration", "Note", "migrate"]

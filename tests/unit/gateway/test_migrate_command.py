@@ -44,7 +44,7 @@ def test_what_is_left_out_is_told_with_its_place_and_by_the_exit_code(tmp_path: 
     ("file", "options", "why"),
     [
         (PARTLY, ["--strict"], "something is left out"),
-        (NOTHING, [], f"no model of {NOTHING} can be served here"),
+        (NOTHING, [], f"no model of {NOTHING} is supported"),
     ],
 )
 def test_nothing_is_written(file: Path, options: list[str], why: str, tmp_path: Path) -> None:
