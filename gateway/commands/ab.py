@@ -11,6 +11,8 @@ import msgspec
 from msgspec import Struct
 from msgspec.structs import replace
 
+from gateway.commands.admin_client import AdminClient
+from gateway.commands.console import print_table
 from gateway.commands.times import since
 from gateway.config import ConfigError, read
 
@@ -82,12 +84,12 @@ def ab(source: str, **stated: Any) -> None:
     Exit codes: 0 compared, 1 compared, but the requests do not fit the weights of --config, 2 wrong
     usage, a source that can't be read, or nothing to compare.
     """
-    from gateway.tools.ab.comparison import (  # noqa: PLC0415 - only here
+    from gateway.tools.ab import (  # noqa: PLC0415 - only here
         ComparisonError,
+        UsageQuery,
         build_report,
         describe_excluded,
     )
-    from gateway.tools.ab.sources import UsageQuery  # noqa: PLC0415 - as above
 
     options = _Options(**stated)
     if options.everything and (options.split is not None or options.config is not None):
@@ -108,8 +110,6 @@ def ab(source: str, **stated: Any) -> None:
 
 
 def print_report(report: "ComparisonReport") -> None:
-    from gateway.commands.console import print_table  # noqa: PLC0415 - as above
-
     click.echo(f"{report.title()}\n")
     print_table(_HEADINGS, report.table(), left=(0, len(_HEADINGS) - 1))
     click.echo("\n".join(("", *report.notes)))
@@ -144,7 +144,7 @@ def _read_evidence(source: str, query: "UsageQuery", key: str | None) -> "Eviden
     try:
         if (match := _URL.fullmatch(source)) is not None:
             page = source if match[1].strip("/") else f"{source.rstrip('/')}/metrics"
-            return read_source([_fetch(page, key)], query)
+            return read_source([AdminClient(page, key, "metrics").get()], query)
         if source == "-":
             return read_source(sys.stdin.buffer, query)
         with Path(source).open("rb") as file:
@@ -153,13 +153,6 @@ def _read_evidence(source: str, query: "UsageQuery", key: str | None) -> "Eviden
         raise click.UsageError(str(error)) from None
     except OSError as error:
         raise click.UsageError(f"{source} can't be read: {error.strerror}") from None
-
-
-def _fetch(page: str, key: str | None) -> bytes:
-    """Raises UsageError."""
-    from gateway.commands.admin_client import AdminClient  # noqa: PLC0415 - a file needs none
-
-    return AdminClient(page, key, "metrics").get()
 
 
 def _weights(file: str, model: str) -> tuple[str, "Mapping[str, int]"]:

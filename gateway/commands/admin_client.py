@@ -3,7 +3,6 @@
 from typing import Final
 
 import click
-import httpx
 import msgspec
 
 _TIMEOUT: Final = 10.0
@@ -44,6 +43,8 @@ class AdminClient:
         return click.UsageError(f"{self._page}: it answers {status}, and no {self._content}")
 
     def _send(self, method: str, url: str, body: bytes | None = None) -> bytes:
+        import httpx  # noqa: PLC0415 - a command that reads a file needs none
+
         try:
             response = httpx.request(
                 method, url, content=body, headers=self._headers, timeout=_TIMEOUT

@@ -4,8 +4,6 @@ from collections.abc import Collection, Sequence
 from typing import Final
 
 import click
-from rich.console import Console
-from rich.table import Table
 
 _WIDTH: Final = 10_000
 """Wider than any table: no cell is folded or cut, whatever the width of the terminal."""
@@ -18,6 +16,9 @@ def print_table(
 
     The output is the same on a terminal and elsewhere, but for the headings' style.
     """
+    from rich.console import Console  # noqa: PLC0415 - most commands print no table
+    from rich.table import Table  # noqa: PLC0415 - as above
+
     table = Table(box=None, pad_edge=False, padding=(0, 1), header_style="bold")
     for number, heading in enumerate(headings):
         table.add_column(heading, justify="left" if number in left else "right", no_wrap=True)

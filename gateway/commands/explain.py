@@ -11,6 +11,7 @@ from urllib.parse import quote
 import click
 import msgspec
 
+from gateway.commands.admin_client import AdminClient
 from gateway.config import Config, ConfigError, read
 from gateway.explaining.dry import explain
 from gateway.explaining.text import text
@@ -135,8 +136,6 @@ def _asked(
     url: str, question: Question, wish: Wish, id_: str | None, key: str | None
 ) -> Explanation:
     """What the admin listener tells. Raises UsageError where it tells nothing."""
-    from gateway.commands.admin_client import AdminClient  # noqa: PLC0415 - a file needs none
-
     client = AdminClient(f"{url}/-/explain", key, "explanation")
     if id_ is not None:
         answer = client.get(f"/{quote(id_)}")

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 import click
 import msgspec
 
+from gateway.commands.console import print_table
 from gateway.commands.times import since as moment
 
 if TYPE_CHECKING:
@@ -86,8 +87,6 @@ def _of_file(file: str, by: Sequence[str], start: float) -> "list[Sum]":
 
 def _print(names: Sequence[str], found: "Sequence[Sum]") -> None:
     """A row for each sum, and one of all together."""
-    from gateway.commands.console import print_table  # noqa: PLC0415 - only here
-
     total = [sum(column) for column in zip(*map(_numbers, found), strict=True)] or [0] * 5
     rows = [[*(one.by[name] or "-" for name in names), *_figures(one)] for one in found]
     rows.append(["all", *[""] * (len(names) - 1), *(f"{number:,}" for number in total)])

@@ -4,3 +4,8 @@ statistics   samples, distributions and intervals
 sources      what an access log or a page of metrics says of the versions of a model
 comparison   two versions, number by number, and the report
 """
+
+from gateway.tools.ab.comparison import ComparisonError, build_report, describe_excluded
+from gateway.tools.ab.sources import UsageQuery
+
+__all__ = ["ComparisonError", "UsageQuery", "build_report", "describe_excluded"]
