@@ -6,7 +6,6 @@ from gateway import __version__
 from gateway.commands.ab import ab
 from gateway.commands.check import check, schema
 from gateway.commands.diff import diff
-from gateway.commands.doctor import doctor
 from gateway.commands.explain import explain_
 from gateway.commands.keys import keys
 from gateway.commands.migrate import migrate
@@ -26,8 +25,7 @@ def main() -> None:
 
 
 _VERBS = (
-    serve, worker, check, schema, diff, ab, explain_, keys, usage, migrate, doctor,
-    probe,
+    serve, worker, check, schema, diff, ab, explain_, keys, usage, migrate, probe,
 )  # fmt: skip
 
 for command in _VERBS:

@@ -1,13 +1,12 @@
 """How the gateway is, as JSON; and how several processes are, as one. Pure."""
 
-from bisect import bisect_left
 from collections.abc import Mapping, Sequence
-from itertools import accumulate, pairwise
 from typing import Any
 
 from msgspec import Struct
 from msgspec.structs import replace
 
+from gateway.core.histogram import bucket_quantile
 from gateway.figures import FIRST_TOKEN
 
 
@@ -67,8 +66,8 @@ class Figures(Struct, kw_only=True):
 
     def measured(self) -> "Figures":
         """With the times that the counts come to."""
-        self.first_token_p50 = quantile(self.first_token_counts, 0.5)
-        self.first_token_p95 = quantile(self.first_token_counts, 0.95)
+        self.first_token_p50 = bucket_quantile(FIRST_TOKEN, self.first_token_counts, 0.5)
+        self.first_token_p95 = bucket_quantile(FIRST_TOKEN, self.first_token_counts, 0.95)
         return self
 
 
@@ -91,22 +90,6 @@ class Status(Struct, frozen=True, kw_only=True):
     backends: Mapping[str, bool]
     """Whether each could answer now, as far as is known."""
     workers: Mapping[str, Any]
-
-
-def quantile(counts: Sequence[int], share: float) -> float | None:
-    """The value below which this share of the counted lies, by their edges; None without any.
-
-    Between two edges it is as if all lay evenly; above the last nothing is known, and that is told.
-    """
-    sums = [*accumulate(counts)]
-    if not sums[-1]:
-        return None
-    wanted = share * sums[-1]
-    at = bisect_left(sums, wanted)
-    if at == len(FIRST_TOKEN):
-        return FIRST_TOKEN[-1]
-    [low, high] = [*pairwise((0.0, *FIRST_TOKEN))][at]
-    return low + (high - low) * (wanted - (sums[at] - counts[at])) / counts[at]
 
 
 def summed(one: Sequence[int], other: Sequence[int]) -> Sequence[int]:

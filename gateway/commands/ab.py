@@ -1,10 +1,8 @@
-"""``interlingua ab``: do two arms of a split differ, and how sure is that?"""
+"""``interlingua ab``: compare two versions of a traffic split."""
 
 import os
 import re
 import sys
-from collections.abc import Iterable
-from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
@@ -13,17 +11,19 @@ import msgspec
 from msgspec import Struct
 from msgspec.structs import replace
 
+from gateway.commands.admin_client import AdminClient
+from gateway.commands.console import print_table
 from gateway.commands.times import since
 from gateway.config import ConfigError, read
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from gateway.comparing import Asked, Comparison, Evidence
+    from gateway.tools.ab.comparison import Comparison, ComparisonReport
+    from gateway.tools.ab.sources import Evidence, UsageQuery
 
 _URL = re.compile(r"https?://[^/?#]+([^?#]*)")
-_PATIENCE: Final = 10.0
-"""Seconds in which a page of metrics must come."""
+_HEADINGS: Final = ("", "a", "b", "b - a", "from", "to", "", "")
 
 
 class _Options(Struct, frozen=True):
@@ -44,121 +44,115 @@ class _Options(Struct, frozen=True):
 @click.command()
 @click.argument("source")
 @click.option("--model", required=True, help="The model, by its public name.")
-@click.option("--a", metavar="VERSION", help="What is compared with; else the first of the two.")
-@click.option("--b", metavar="VERSION", help="What is compared; else the other one.")
-@click.option("--split", metavar="NAME", help="The split, where the model had several.")
+@click.option("--a", metavar="VERSION", help="Compare with this; else with the first of two.")
+@click.option("--b", metavar="VERSION", help="Compare this; else the other one.")
+@click.option("--split", metavar="NAME", help="The split, if the model had several.")
 @click.option(
-    "--since", metavar="AGO|TIME", help="Of a log: since 30m, 24h or 7d ago, or since a time."
+    "--since",
+    metavar="AGO|TIME",
+    help="Of a log: since 30m, 24h or 7d ago, or since a time.",
 )
 @click.option(
     "--confidence",
     type=click.FloatRange(50, 100, min_open=True, max_open=True),
     default=95.0,
     show_default=True,
-    help="How often an interval holds the truth, in percent.",
+    help="How often an interval holds the true value, in percent.",
 )
-@click.option("--all", "everything", is_flag=True, help="Also what no split sent to an arm.")
+@click.option("--all", "everything", is_flag=True, help="Include requests that no split sent.")
 @click.option(
     "--config",
     type=click.Path(exists=True, dir_okay=False),
-    help="A configuration: check that the split sent as much to each arm as its weights say.",
+    help="A configuration: check that the split sends requests as its weights say.",
 )
 @click.option(
     "--key",
     envvar="INTERLINGUA_ADMIN_KEY",
-    help="The admin listener's key; better said in INTERLINGUA_ADMIN_KEY.",
+    help="The admin listener's key; better set in INTERLINGUA_ADMIN_KEY.",
 )
 @click.option("--json", "as_json", is_flag=True, help="Print the comparison as JSON.")
 def ab(source: str, **stated: Any) -> None:
-    """Compare two arms of a model's split.
+    """Compare two versions of a model's traffic split.
 
-    SOURCE is an access log (a file, or - for what is piped in), a page of metrics, or the URL of
-    one, such as http://127.0.0.1:8081/metrics. A log tells every value, a page only its bucket.
+    SOURCE is an access log (a file, or - for standard input), a page of metrics, or its URL, such
+    as http://127.0.0.1:8081/metrics. A log has every value, a page only its bucket.
 
-    What a split sent to its arms is compared: who pins a version, or is sent by a rule, is no
-    random sample. What another target answered in an arm's stead counts for the arm that it left,
-    and for nothing else.
+    Requests are compared that the split sent to its versions: those that pin a version, or are sent
+    by a rule, are no random sample. A request that a fallback answered counts for the version that
+    failed, and for nothing else.
 
-    Exit codes: 0 compared, 1 compared, but the arms' shares do not fit the weights of --config,
-    2 wrong usage, a source that can't be read, or nothing to compare.
+    Exit codes: 0 compared, 1 compared, but the requests do not fit the weights of --config, 2 wrong
+    usage, a source that can't be read, or nothing to compare.
     """
-    from gateway.comparing import Asked, Mismatch, apart, report  # noqa: PLC0415 - only here
+    from gateway.tools.ab import (  # noqa: PLC0415 - only here
+        ComparisonError,
+        UsageQuery,
+        build_report,
+        describe_excluded,
+    )
 
     options = _Options(**stated)
     if options.everything and (options.split is not None or options.config is not None):
         raise click.UsageError("--all is not of one split; leave --split and --config out")
-    asked = Asked(options.model, options.everything, since(options.since))
-    seen = _seen(source, asked, options.key)
+    query = UsageQuery(options.model, options.everything, since(options.since))
+    evidence = _read_evidence(source, query, options.key)
     try:
-        found = _compared(seen, options)
-    except Mismatch as mismatch:
-        lines = (f"{options.model}: {mismatch}", *apart(seen, asked))
+        comparison = _compare(evidence, options)
+    except ComparisonError as error:
+        lines = (f"{options.model}: {error}", *describe_excluded(evidence, query))
         raise click.UsageError("\n".join(lines)) from None
-    told = report(source, asked, seen, found)
-    click.echo(msgspec.json.encode(told) if options.as_json else told.text())
-    sys.exit(1 if found.ratio is not None and not found.ratio.fits else 0)
+    report = build_report(source, query, evidence, comparison)
+    if options.as_json:
+        click.echo(msgspec.json.encode(report))
+    else:
+        print_report(report)
+    sys.exit(1 if comparison.ratio is not None and not comparison.ratio.is_plausible else 0)
 
 
-def _compared(seen: "Evidence", options: _Options) -> "Comparison":
-    """Raises Mismatch."""
-    from gateway.comparing import Mismatch, choose, compare, ratio  # noqa: PLC0415 - as above
+def print_report(report: "ComparisonReport") -> None:
+    click.echo(f"{report.title()}\n")
+    print_table(_HEADINGS, report.table(), left=(0, len(_HEADINGS) - 1))
+    click.echo("\n".join(("", *report.notes)))
 
-    if options.model not in seen.models:
-        raise Mismatch(
-            f"there is no such model; there is {', '.join(sorted(seen.models)) or 'none'}"
-        )
-    split, a, b = choose(seen, options.split, options.a, options.b)
-    found = compare(seen, split, (a, b), options.confidence / 100)
+
+def _compare(evidence: "Evidence", options: _Options) -> "Comparison":
+    """Raises ComparisonError."""
+    from gateway.tools.ab.comparison import (  # noqa: PLC0415 - as above
+        ComparisonError,
+        check_split_ratio,
+        compare_versions,
+        select_versions,
+    )
+
+    if options.model not in evidence.models:
+        listed = ", ".join(sorted(evidence.models)) or "none"
+        raise ComparisonError(f"there is no such model; there is {listed}")
+    split, a, b = select_versions(evidence, options.split, options.a, options.b)
+    comparison = compare_versions(evidence, split, (a, b), options.confidence / 100)
     if options.config is None:
-        return found
+        return comparison
     name, weights = _weights(options.config, options.model)
     if name != split:
-        raise Mismatch(f"{options.config} shares it out by the split {name!r}, not {split!r}")
-    return replace(found, ratio=ratio(seen, split, weights))
+        raise ComparisonError(f"{options.config} has the split {name!r}, not {split!r}")
+    return replace(comparison, ratio=check_split_ratio(evidence, split, weights))
 
 
-def _seen(source: str, asked: "Asked", key: str | None) -> "Evidence":
-    """What the source shows. Raises UsageError where it can't be read."""
-    if _URL.fullmatch(source):
-        return _read([_fetched(source, key)], asked)
+def _read_evidence(source: str, query: "UsageQuery", key: str | None) -> "Evidence":
+    """Read the source. Raises UsageError."""
+    from gateway.tools.ab.sources import SourceError, read_source  # noqa: PLC0415 - as above
+
     try:
+        if (match := _URL.fullmatch(source)) is not None:
+            page = source if match[1].strip("/") else f"{source.rstrip('/')}/metrics"
+            return read_source([AdminClient(page, key, "metrics").get()], query)
         if source == "-":
-            return _read(sys.stdin.buffer, asked)
+            return read_source(sys.stdin.buffer, query)
         with Path(source).open("rb") as file:
-            return _read(file, asked)
+            return read_source(file, query)
+    except SourceError as error:
+        raise click.UsageError(str(error)) from None
     except OSError as error:
         raise click.UsageError(f"{source} can't be read: {error.strerror}") from None
-
-
-def _read(lines: Iterable[bytes], asked: "Asked") -> "Evidence":
-    from gateway.comparing import Unreadable, is_page, read_log, read_page  # noqa: PLC0415
-
-    rest = iter(lines)
-    first = next(rest, b"")
-    if not is_page(first):
-        return read_log(chain([first], rest), asked)
-    if asked.since:
-        raise click.UsageError("--since goes with a log: a page counts from the gateway's start")
-    try:
-        return read_page(b"".join((first, *rest)).decode("utf-8", "replace"), asked)
-    except Unreadable as error:
-        raise click.UsageError(str(error)) from None
-
-
-def _fetched(url: str, key: str | None) -> bytes:
-    """The page at a URL. Raises UsageError."""
-    import httpx  # noqa: PLC0415 - a file needs none
-
-    match = _URL.fullmatch(url)
-    page = url if match is not None and match[1].strip("/") else url.rstrip("/") + "/metrics"
-    headers = {} if key is None else {"Authorization": f"Bearer {key}"}
-    try:
-        answer = httpx.get(page, headers=headers, timeout=_PATIENCE)
-    except (httpx.HTTPError, httpx.InvalidURL) as error:
-        raise click.UsageError(f"{page} can't be read: {error}") from None
-    if answer.status_code != httpx.codes.OK:
-        raise click.UsageError(f"{page} answers {answer.status_code}, and no metrics")
-    return answer.content
 
 
 def _weights(file: str, model: str) -> tuple[str, "Mapping[str, int]"]:

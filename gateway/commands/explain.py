@@ -4,12 +4,14 @@ import asyncio
 import os
 import re
 import sys
+from http import HTTPStatus
 from typing import Any, Final
 from urllib.parse import quote
 
 import click
 import msgspec
 
+from gateway.commands.admin_client import AdminClient
 from gateway.config import Config, ConfigError, read
 from gateway.explaining.dry import explain
 from gateway.explaining.text import text
@@ -23,8 +25,6 @@ from gateway.watching.account import Explanation
 from gateway.watching.question import Question
 
 _URL: Final = re.compile(r"https?://[^/]+/?")
-_PATIENCE: Final = 10.0
-"""How many seconds the admin listener has."""
 
 
 @click.command("explain")
@@ -136,25 +136,14 @@ def _asked(
     url: str, question: Question, wish: Wish, id_: str | None, key: str | None
 ) -> Explanation:
     """What the admin listener tells. Raises UsageError where it tells nothing."""
-    import httpx  # noqa: PLC0415 - a file needs none
-
-    headers = {} if key is None else {"Authorization": f"Bearer {key}"}
-    page = f"{url}/-/explain"
+    client = AdminClient(f"{url}/-/explain", key, "explanation")
+    if id_ is not None:
+        answer = client.get(f"/{quote(id_)}")
+    elif wish.path is None or wish.model or wish.dialect or wish.stream:
+        raise click.UsageError("of a running gateway, give --id, or --path and --body")
+    else:
+        answer = client.post(msgspec.json.encode(question))
     try:
-        if id_ is not None:
-            answer = httpx.get(f"{page}/{quote(id_)}", headers=headers, timeout=_PATIENCE)
-        elif wish.path is None or wish.model or wish.dialect or wish.stream:
-            raise click.UsageError("of a running gateway, give --id, or --path and --body")
-        else:
-            headers["Content-Type"] = "application/json"
-            content = msgspec.json.encode(question)
-            answer = httpx.post(page, content=content, headers=headers, timeout=_PATIENCE)
-    except (httpx.HTTPError, httpx.InvalidURL) as error:
-        raise click.UsageError(f"{page} can't be asked: {error}") from None
-    try:
-        if answer.status_code == httpx.codes.OK:
-            return msgspec.json.decode(answer.content, type=Explanation)
-        said = msgspec.json.decode(answer.content)["error"]["message"]
-    except (msgspec.DecodeError, LookupError, TypeError):
-        said = f"it answers {answer.status_code}, and no explanation"
-    raise click.UsageError(f"{page}: {said}")
+        return msgspec.json.decode(answer, type=Explanation)
+    except msgspec.DecodeError:
+        raise client.unexpected(HTTPStatus.OK) from None

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 import click
 import msgspec
 
+from gateway.commands.console import print_table
 from gateway.commands.times import since as moment
 
 if TYPE_CHECKING:
@@ -42,7 +43,7 @@ def usage(source: str, since: str | None, by: str, *, as_json: bool) -> None:
     if as_json:
         sys.stdout.buffer.write(b"".join(msgspec.json.encode(one) + b"\n" for one in found))
     else:
-        click.echo(_table(names, found))
+        _print(names, found)
 
 
 def _names(by: str) -> Sequence[str]:
@@ -84,23 +85,12 @@ def _of_file(file: str, by: Sequence[str], start: float) -> "list[Sum]":
         raise click.UsageError(f"{file} can't be read as a file of usage: {error}") from None
 
 
-def _table(names: Sequence[str], found: "Sequence[Sum]") -> str:
-    """Names to the left, figures to the right, and all of it together below."""
-    rows = [[*(one.by[name] or "-" for name in names), *_figures(one)] for one in found]
+def _print(names: Sequence[str], found: "Sequence[Sum]") -> None:
+    """A row for each sum, and one of all together."""
     total = [sum(column) for column in zip(*map(_numbers, found), strict=True)] or [0] * 5
-    table = [
-        [*names, *_FIGURES],
-        *rows,
-        ["all", *[""] * (len(names) - 1), *(f"{number:,}" for number in total)],
-    ]
-    widths = [max(map(len, column)) for column in zip(*table, strict=True)]
-    return "\n".join(
-        "  ".join(
-            cell.ljust(width) if n < len(names) else cell.rjust(width)
-            for n, (cell, width) in enumerate(zip(row, widths, strict=True))
-        ).rstrip()
-        for row in table
-    )
+    rows = [[*(one.by[name] or "-" for name in names), *_figures(one)] for one in found]
+    rows.append(["all", *[""] * (len(names) - 1), *(f"{number:,}" for number in total)])
+    print_table([*names, *_FIGURES], rows, left=range(len(names)))
 
 
 def _numbers(one: "Sum") -> tuple[int, ...]:

@@ -31,3 +31,29 @@ class Histogram:
             counts[at] += here - done
             done = here
         self.total = sum(values, self.total)
+
+
+def find_bucket(counts: Sequence[int], share: float) -> tuple[int, float]:
+    """The bucket in which a quantile lies, and how far along in it. ``counts`` are not all 0."""
+    wanted = share * sum(counts)
+    below = 0
+    for bucket, count in enumerate(counts):
+        if count and below + count >= wanted:
+            return bucket, (wanted - below) / count
+        below += count
+    raise ValueError("there are no values")
+
+
+def bucket_quantile(edges: Sequence[float], counts: Sequence[int], share: float) -> float | None:
+    """The quantile of values of which only the buckets are known; None if there are none.
+
+    Within a bucket, values are taken to be spread evenly. Values above the last edge are taken to
+    lie at it. ``counts`` has one number for each edge and one for what lies above them.
+    """
+    if not any(counts):
+        return None
+    bucket, part = find_bucket(counts, share)
+    if bucket == len(edges):
+        return edges[-1]
+    low = edges[bucket - 1] if bucket else 0.0
+    return low + (edges[bucket] - low) * part

@@ -5,10 +5,10 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, Final
 
 import msgspec
-from msgspec import Struct, field
 
 from gateway.admin import status
 from gateway.measured import EVERY
+from gateway.prometheus_text import MetricFamily, format_families, parse_families
 
 _SUMMED: Final = frozenset({"in_flight", "limit"})
 """Of what is told of a worker; the rest is what the first process tells."""
@@ -21,29 +21,11 @@ _JOIN: Final[Mapping[str, Callable[[float, float], float]]] = {
 }
 
 
-class _Family(Struct):
-    """A metric: its lines of comment, and its samples by their name and labels."""
-
-    heads: Sequence[str]
-    kind: str = ""
-    samples: dict[str, float] = field(default_factory=dict)
-
-
 class Page:
     """Metrics in Prometheus's text format, to which others' are added."""
 
     def __init__(self, text: str = "") -> None:
-        self.families: dict[str, _Family] = {}
-        name = ""
-        for line in text.splitlines():
-            if not line.startswith("#"):
-                sample, _, value = line.rpartition(" ")
-                self.families[name].samples[sample] = float(value)
-                continue
-            _, what, name, said = line.split(" ", 3)
-            family = self.families.setdefault(name, _Family([]))
-            family.heads = [*family.heads, line]
-            family.kind = said if what == "TYPE" else family.kind
+        self.families = parse_families(text)
 
     def add(self, other: "Page") -> None:
         """Count another process's figures into these."""
@@ -52,23 +34,20 @@ class Page:
             if merged == "supervisor":
                 continue
             join = _JOIN[merged]
-            ours = self.families.setdefault(name, _Family(theirs.heads, theirs.kind)).samples
+            family = self.families.setdefault(name, MetricFamily(theirs.comments, theirs.type))
+            ours = family.samples
             for sample, value in theirs.samples.items():
                 ours[sample] = join(ours[sample], value) if sample in ours else value
 
     def counts(self) -> "Page":
         """What of it only grows: counters and histograms."""
         page = Page()
-        page.families = {name: one for name, one in self.families.items() if one.kind != "gauge"}
+        page.families = {name: one for name, one in self.families.items() if one.type != "gauge"}
         return page
 
     def text(self) -> str:
         """As Prometheus reads it."""
-        lines: list[str] = []
-        for family in self.families.values():
-            lines += family.heads
-            lines += (f"{sample} {value}" for sample, value in family.samples.items())
-        return "".join(f"{line}\n" for line in lines)
+        return format_families(self.families.values())
 
 
 def workers(told: Iterable[Mapping[str, Sequence[Mapping[str, Any]]]]) -> dict[str, Any]:

@@ -67,8 +67,8 @@ def test_a_bad_file_is_complained_of(file: str) -> None:
         (["FILE", "--model", "chat", "--draw", "1"], "range"),
         (["FILE", "--id", "x"], "--id goes with the URL"),
         (["http://127.0.0.1:1", "--model", "chat"], "give --id, or --path and --body"),
-        (["http://127.0.0.1:1", "--id", "x"], "can't be asked"),
-        (["http://127.0.0.1:x", "--id", "x"], "can't be asked"),
+        (["http://127.0.0.1:1", "--id", "x"], "can't be read"),
+        (["http://127.0.0.1:x", "--id", "x"], "can't be read"),
     ],
 )
 def test_wrong_usage_is_told(file: str, args: list[str], says: str) -> None:

@@ -21,7 +21,7 @@ from gateway.identity.issuer import Issuer
 from tests.conftest import Running, Serve
 from tests.fault.gateways import written
 from tests.serving import serving
-from tests.socket.test_doctor import certificate, found
+from tests.socket.test_connect_check import certificate, found
 
 FIRST, SECOND = (rsa.generate_private_key(65537, 2048) for _ in "ab")
 NOT_FOUND = b"HTTP/1.1 404 Not Found\r\ncontent-length: 0\r\n\r\n"
@@ -163,15 +163,15 @@ async def test_an_issuer_that_answers_something_else(
         assert why in caplog.text
 
 
-async def test_the_doctor_looks_at_the_issuer() -> None:
+async def test_the_connection_check_fetches_the_issuers_keys() -> None:
     async with signer() as one:
         text = written(identity=identity(one.url))
-        good = (await found(text))[f"identity {one.url}"]
-        assert (good.state, good.said) == ("ok", "has 1 keys for RS256, ES256")
+        good = (await found(text))[f"issuer {one.url}"]
+        assert (good.state, good.message) == ("ok", "has 1 keys for RS256, ES256")
         one.pages.clear()
-        gone = (await found(text))[f"identity {one.url}"]
-        assert gone.state == "bad"
-        assert gone.said.startswith("its keys can't be had: ")
+        gone = (await found(text))[f"issuer {one.url}"]
+        assert gone.state == "error"
+        assert gone.message.startswith("cannot fetch its keys: ")
 
 
 async def test_keys_are_not_fetched_in_the_open_for_an_issuer_behind_tls(

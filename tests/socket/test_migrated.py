@@ -3,7 +3,7 @@
 import asyncio
 from pathlib import Path
 
-from gateway.migrating import migrate
+from gateway.tools.migrate import migrate
 from tests.fault.gateways import GatewayProcess, written
 
 

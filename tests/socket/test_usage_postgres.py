@@ -15,10 +15,10 @@ from gateway.app import surroundings
 from gateway.cli import main
 from gateway.config import load
 from gateway.core.types import Usage
-from gateway.doctor import examine
 from gateway.recording import ledger, postgres
 from gateway.recording.ledger import COLUMNS, Book
 from gateway.telemetry import Record
+from gateway.tools.connect_check import check_connections
 from tests.fault.fronts import until
 from tests.fault.gateways import GatewayProcess, written
 from tests.postgres_server import PostgresServer
@@ -245,11 +245,15 @@ def test_a_database_that_can_not_be_summed(server: PostgresServer, tmp_path: Pat
         assert "canary" not in result.stderr
 
 
-async def test_the_doctor_looks_at_the_database(server: PostgresServer, tmp_path: Path) -> None:
-    for url, state in ((server.url, "ok"), (f"postgresql:///x?host={tmp_path}", "bad")):
+async def test_the_connection_check_connects_to_the_database(
+    server: PostgresServer, tmp_path: Path
+) -> None:
+    for url, state in ((server.url, "ok"), (f"postgresql:///x?host={tmp_path}", "error")):
         config = load(written(observe={"usage": {"postgres": url}}), "gateway.yaml", env={})
         [found] = [
-            one for one in await examine(config, surroundings()) if one.what.startswith("usage ")
+            one
+            for one in await check_connections(config, surroundings())
+            if one.subject.startswith("usage ")
         ]
         assert found.state == state
         assert "canary" not in repr(found)

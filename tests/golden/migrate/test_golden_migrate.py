@@ -6,7 +6,7 @@ from typing import Final
 import pytest
 
 from gateway.config import load
-from gateway.migrating import Migrated, migrate
+from gateway.tools.migrate import Migration, migrate
 
 HERE: Final = Path(__file__).parent
 FILES: Final = sorted(HERE.glob("*[a-z].yaml"))
@@ -33,7 +33,7 @@ class Environment(dict[str, str]):
         return True
 
 
-def made(path: Path) -> Migrated:
+def made(path: Path) -> Migration:
     return migrate(path.read_bytes(), path.name)
 
 
@@ -55,6 +55,6 @@ def test_what_is_made_is_a_good_configuration(path: Path) -> None:
 
 
 def test_nothing_is_left_out_of_a_file_only_where_nothing_is_said_to_be() -> None:
-    whole = {path.stem for path in FILES if made(path).whole}
+    whole = {path.stem for path in FILES if made(path).is_complete}
     assert whole == {"01-first-line", "04-splits"}
     assert len(FILES) == 13

@@ -1,10 +1,13 @@
 """A histogram's counts and its sum."""
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gateway.core.histogram import Histogram
+from gateway.core.histogram import Histogram, bucket_quantile, find_bucket
+from gateway.figures import FIRST_TOKEN
 
+EDGES = FIRST_TOKEN
 NUMBERS = st.floats(-1.0, 10.0) | st.integers(0, 9) | st.sampled_from([1.0, 2.5, 4.0])
 
 
@@ -27,3 +30,32 @@ def test_many_at_once_are_as_each_by_itself(parts: list[list[float]]) -> None:
             alone.add(value)
     assert together.counts == alone.counts
     assert together.total == alone.total
+
+
+def counts(*buckets: int) -> list[int]:
+    return [buckets.count(n) for n in range(len(EDGES) + 1)]
+
+
+@pytest.mark.parametrize(
+    ("values", "share", "value"),
+    [
+        (counts(), 0.5, None),
+        (counts(0), 0.5, 0.0005),
+        (counts(1, 1), 0.0, 0.001),
+        (counts(1, 1), 0.5, 0.003),
+        (counts(1, 1), 1.0, 0.005),
+        (counts(0, 0, 0, 9), 0.75, 0.001),
+        (counts(0, 0, 0, 9), 0.875, 0.2),
+        (counts(len(EDGES)), 0.5, EDGES[-1]),
+    ],
+)
+def test_a_quantile_lies_within_its_bucket(
+    values: list[int], share: float, value: float | None
+) -> None:
+    found = bucket_quantile(EDGES, values, share)
+    assert found == (None if value is None else pytest.approx(value))
+
+
+def test_no_bucket_holds_a_quantile_of_nothing() -> None:
+    with pytest.raises(ValueError, match="there are no values"):
+        find_bucket([0, 0], 0.5)

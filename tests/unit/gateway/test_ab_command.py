@@ -77,9 +77,9 @@ def test_a_log_is_compared(log: Path) -> None:
 
     assert found.exit_code == 0
     first, _, _, requests, *_ = found.stdout.splitlines()
-    assert first == "chat: a is version 1, b is version 2, as the split rollout sent to them"
+    assert first == "chat: a is version 1, b is version 2, sent by the split rollout"
     assert requests.split() == ["requests", "40", "10"]
-    assert "1 of 51 lines tell of no exchange." in found.stdout
+    assert "1 of 51 lines are not the record of a request." in found.stdout
 
 
 def test_what_is_piped_in_is_compared() -> None:
@@ -90,7 +90,10 @@ def test_what_is_piped_in_is_compared() -> None:
 def test_a_saved_page_is_compared(tmp_path: Path) -> None:
     file = tmp_path / "metrics.txt"
     file.write_bytes(page(RECORDS))
-    assert "A page tells values by their buckets" in run(file, "--a", "2", "--b", "1").stdout
+    assert (
+        "A page of metrics has only the bucket of each value"
+        in run(file, "--a", "2", "--b", "1").stdout
+    )
 
 
 def test_json_holds_the_same_for_programs(log: Path) -> None:
@@ -124,7 +127,7 @@ def test_everything_may_be_compared(log: Path) -> None:
     assert "Left out: 1 requests pinned by the client." in run(log).stdout
     found = run(log, "--all").stdout
     assert ["requests", "41", "10"] in map(str.split, found.splitlines())
-    assert "Mixed in, and no random sample: 1 requests pinned by the client." in found
+    assert "Included, though not a random sample: 1 requests pinned by the client." in found
 
 
 # --- since ----------------------------------------------------------------------------------------
@@ -147,7 +150,7 @@ def test_a_log_is_looked_at_from_a_time_on(log: Path, since: str, early: int) ->
     records = [replace(record, began=began) for record in RECORDS]
     log.write_bytes(lines([replace(RECORD, began=began - 7200), *records]))
     found = run(log, "--since", since)
-    assert ("1 of 51 lines tell of what came before that time." in found.stdout) == bool(early)
+    assert ("1 of 51 lines are of requests before --since." in found.stdout) == bool(early)
 
 
 # --- what is refused ------------------------------------------------------------------------------
@@ -157,7 +160,7 @@ def test_a_log_is_looked_at_from_a_time_on(log: Path, since: str, early: int) ->
     ("arguments", "said"),
     [
         (["--since", "yesterday"], "'yesterday' is neither a time such as"),
-        (["--a", "3"], "chat: version '3' was sent nothing; there is 1, 2"),
+        (["--a", "3"], "chat: version '3' was sent no requests; there is 1, 2"),
         (["--all", "--split", "rollout"], "--all is not of one split"),
         (["--confidence", "100"], "100"),
     ],
@@ -180,7 +183,7 @@ def test_why_there_is_nothing_to_compare_is_told(log: Path) -> None:
     log.write_bytes(lines([replace(RECORD, split="", sticky="pinned")]))
     found = run(log)
     assert found.exit_code == 2
-    assert "there is none that was sent anything" in found.stderr
+    assert "there is none that was sent requests" in found.stderr
     assert "Left out: 1 requests pinned by the client." in found.stderr
 
 
@@ -188,8 +191,8 @@ def test_why_there_is_nothing_to_compare_is_told(log: Path) -> None:
     ("text", "said"),
     [
         (CONFIG.replace("  chat:", "  chart:"), "has no split of the model 'chat'"),
-        (CONFIG.replace("name: rollout", "name: next"), "by the split 'next', not 'rollout'"),
-        (CONFIG.replace("name: rollout, ", ""), "by the split 'chat', not 'rollout'"),
+        (CONFIG.replace("name: rollout", "name: next"), "has the split 'next', not 'rollout'"),
+        (CONFIG.replace("name: rollout, ", ""), "has the split 'chat', not 'rollout'"),
         (CONFIG.replace("backends", "backend"), "gateway.yaml:2:1:"),
     ],
 )
@@ -258,7 +261,7 @@ def test_a_page_that_is_not_given_is_told(url: str) -> None:
     wrong = run(url, "--key", "other")
     away = run("http://127.0.0.1:1")
     assert (wrong.exit_code, away.exit_code) == (2, 2)
-    assert "/metrics answers 401, and no metrics" in wrong.stderr
+    assert "/metrics: it answers 401, and no metrics" in wrong.stderr
     assert "http://127.0.0.1:1/metrics can't be read" in away.stderr
 
 

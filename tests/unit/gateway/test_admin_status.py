@@ -5,7 +5,7 @@ from msgspec.structs import replace
 
 from gateway.admin.overview import shown
 from gateway.admin.status import Figures as Told
-from gateway.admin.status import Status, merged, quantile
+from gateway.admin.status import Status, merged
 from gateway.admin.window import Window
 from gateway.config import load
 from gateway.core.histogram import Histogram
@@ -35,24 +35,6 @@ def record(first: float | None = 0.03, tokens: int = 10, outcome: Outcome = "ok"
 
 def counts(*at: int) -> list[int]:
     return [at.count(n) for n in range(EDGES + 1)]
-
-
-@pytest.mark.parametrize(
-    ("told", "share", "value"),
-    [
-        (counts(), 0.5, None),
-        (counts(0), 0.5, 0.0005),
-        (counts(1, 1), 0.5, 0.003),
-        (counts(1, 1), 1.0, 0.005),
-        (counts(0, 0, 0, 9), 0.75, 0.001),
-        (counts(0, 0, 0, 9), 0.875, 0.2),
-        (counts(EDGES), 0.5, FIRST_TOKEN[-1]),
-    ],
-)
-def test_a_share_of_what_was_counted_lies_below(
-    told: list[int], share: float, value: float | None
-) -> None:
-    assert quantile(told, share) == (None if value is None else pytest.approx(value))
 
 
 def test_what_is_recent_is_of_the_last_minute_and_the_rest_since_the_start() -> None:

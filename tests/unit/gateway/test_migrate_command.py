@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from gateway.cli import main
 from gateway.config import ConfigError, load
-from gateway.migrating import migrate
+from gateway.tools.migrate import migrate
 from tests.golden.migrate.test_golden_migrate import ENV, FILES, Environment
 
 GOLDEN = Path(__file__).parents[2] / "golden" / "migrate"
@@ -44,7 +44,7 @@ def test_what_is_left_out_is_told_with_its_place_and_by_the_exit_code(tmp_path: 
     ("file", "options", "why"),
     [
         (PARTLY, ["--strict"], "something is left out"),
-        (NOTHING, [], f"no model of {NOTHING} can be served here"),
+        (NOTHING, [], f"no model of {NOTHING} is supported"),
     ],
 )
 def test_nothing_is_written(file: Path, options: list[str], why: str, tmp_path: Path) -> None:

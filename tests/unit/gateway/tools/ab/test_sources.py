@@ -1,6 +1,5 @@
-"""The same exchanges, as a log and as a page of metrics tell them."""
+"""The same requests, in an access log and on a page of metrics."""
 
-import math
 from collections.abc import Callable, Sequence
 
 import msgspec
@@ -9,16 +8,21 @@ from hypothesis import given
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
-from gateway.comparing import Asked, Evidence, Unreadable, is_page, read_log, read_page
-from gateway.comparing.samples import Buckets, Values
 from gateway.core.loss import Loss
 from gateway.core.types import Usage
-from gateway.figures import DURATION
 from gateway.metrics import Metrics
 from gateway.telemetry import Record, silent
+from gateway.tools.ab.sources import (
+    Evidence,
+    SourceError,
+    UsageQuery,
+    is_metrics_page,
+    read_access_log,
+    read_metrics_page,
+)
 
-Reading = Callable[[Sequence[Record], Asked], Evidence]
-CHAT = Asked("chat")
+Reading = Callable[[Sequence[Record], UsageQuery], Evidence]
+CHAT = UsageQuery("chat")
 ONE = Record(
     "r",
     began=1000.0,
@@ -51,17 +55,17 @@ RECORDS = (
 )
 
 
-def as_log(records: Sequence[Record], asked: Asked) -> Evidence:
-    return read_log([msgspec.json.encode(record) + b"\n" for record in records], asked)
+def as_log(records: Sequence[Record], asked: UsageQuery) -> Evidence:
+    return read_access_log([msgspec.json.encode(record) + b"\n" for record in records], asked)
 
 
-def as_page(records: Sequence[Record], asked: Asked) -> Evidence:
+def as_page(records: Sequence[Record], asked: UsageQuery) -> Evidence:
     metrics = Metrics(silent, dict)
     for record in records:
         metrics.observe(record)
     page = metrics.page()
-    assert is_page(page.splitlines()[0])
-    return read_page(page.decode(), asked)
+    assert is_metrics_page(page.splitlines()[0])
+    return read_metrics_page(page.decode(), asked)
 
 
 both = pytest.mark.parametrize("reading", [as_log, as_page])
@@ -71,10 +75,10 @@ both = pytest.mark.parametrize("reading", [as_log, as_page])
 def test_an_arm_is_what_its_split_sent_to_it(reading: Reading) -> None:
     seen = reading(RECORDS, CHAT)
 
-    assert set(seen.arms) == {("rollout", "1"), ("rollout", "2")}
+    assert set(seen.variants) == {("rollout", "1"), ("rollout", "2")}
     assert seen.splits() == ["rollout"]
     assert seen.models == {"chat", "small"}
-    one, two = seen.arms["rollout", "1"], seen.arms["rollout", "2"]
+    one, two = seen.variants["rollout", "1"], seen.variants["rollout", "2"]
     assert (one.sent, one.diversions, one.lossy) == (3, 0, 1)
     assert (two.sent, two.diversions, two.lossy) == (4, 2, 0)
     assert one.outcomes == {("openai", "gpu", "ok"): 2, ("openai", "gpu", "truncated"): 1}
@@ -84,30 +88,30 @@ def test_an_arm_is_what_its_split_sent_to_it(reading: Reading) -> None:
 
 @both
 def test_all_is_all_that_was_answered_there(reading: Reading) -> None:
-    seen = reading(RECORDS, Asked("chat", everything=True))
+    seen = reading(RECORDS, UsageQuery("chat", everything=True))
 
-    assert set(seen.arms) == {("", "1"), ("", "2")}
-    assert seen.arms["", "1"].sent == 4
-    assert seen.arms["", "2"].sent == 7
-    assert seen.arms["", "2"].diversions == 2
+    assert set(seen.variants) == {("", "1"), ("", "2")}
+    assert seen.variants["", "1"].sent == 4
+    assert seen.variants["", "2"].sent == 7
+    assert seen.variants["", "2"].diversions == 2
 
 
 @both
 def test_means_are_exact(reading: Reading) -> None:
-    two = reading(RECORDS, CHAT).arms["rollout", "2"]
+    two = reading(RECORDS, CHAT).variants["rollout", "2"]
     means = [one.mean() for one in (two.first_token, two.duration, two.per_token, two.completion)]
     known = [(mean.n, mean.value) for mean in means if mean is not None]
     assert known == [(2, 0.25), (2, 3.0), (2, pytest.approx(2.75 / 4)), (2, 5.0)]
 
 
 def test_a_log_says_why_others_are_left_out_and_a_page_how_many() -> None:
-    assert as_log(RECORDS, CHAT).apart == {
+    assert as_log(RECORDS, CHAT).excluded == {
         "pinned by the client": 1,
         "sent by a rule": 1,
         "of no split": 1,
-        "answered in another's stead": 1,
+        "answered by a fallback": 1,
     }
-    assert as_page(RECORDS, CHAT).apart == {"that no split sent there": 4}
+    assert as_page(RECORDS, CHAT).excluded == {"that no split sent there": 4}
 
 
 def test_a_log_says_who_is_held_to_an_arm() -> None:
@@ -124,14 +128,14 @@ def test_what_else_is_in_a_log_is_counted() -> None:
         msgspec.json.encode(ONE) + b"\n",
         b"\n",
     ]
-    seen = read_log(lines, CHAT)
+    seen = read_access_log(lines, CHAT)
     assert (seen.lines, seen.skipped, seen.early) == (6, 5, 0)
-    assert seen.arms["rollout", "1"].sent == 1
+    assert seen.variants["rollout", "1"].sent == 1
 
 
 def test_what_came_before_is_left_out() -> None:
-    seen = as_log([ONE, replace(TWO, began=2000.0)], Asked("chat", since=1500.0))
-    assert set(seen.arms) == {("rollout", "2")}
+    seen = as_log([ONE, replace(TWO, began=2000.0)], UsageQuery("chat", since=1500.0))
+    assert set(seen.variants) == {("rollout", "2")}
     assert (seen.early, seen.skipped) == (1, 0)
 
 
@@ -153,8 +157,8 @@ interlingua_later_seconds_sum{model="chat",version="1",split="s"} 1
 # TYPE interlingua_shadow_requests_total counter
 interlingua_shadow_requests_total{model="chat",version="1"} 1
 """
-    seen = read_page(page, CHAT)
-    assert (seen.arms, seen.models) == ({}, set())
+    seen = read_metrics_page(page, CHAT)
+    assert (seen.variants, seen.models) == ({}, set())
 
 
 ARM = 'model="chat",version="1",split="s"'
@@ -180,8 +184,8 @@ ASKED = f'interlingua_requests_total{{{ARM},dialect="d",backend="b",outcome="ok"
     ],
 )
 def test_a_page_that_cannot_be_is_not_believed(page: str) -> None:
-    with pytest.raises(Unreadable):
-        read_page(page, CHAT)
+    with pytest.raises(SourceError):
+        read_metrics_page(page, CHAT)
 
 
 def test_a_page_that_is_cut_anywhere_does_no_harm() -> None:
@@ -192,73 +196,14 @@ def test_a_page_that_is_cut_anywhere_does_no_harm() -> None:
     told = 0
     for end in range(0, len(page), 997):
         try:
-            told += len(read_page(page[:end], CHAT).arms) == 2
-        except Unreadable:
+            told += len(read_metrics_page(page[:end], CHAT).variants) == 2
+        except SourceError:
             continue
     assert told > 1
 
 
 @given(st.lists(st.binary() | st.sampled_from([msgspec.json.encode(one) for one in RECORDS])))
 def test_a_log_may_hold_anything(lines: list[bytes]) -> None:
-    seen = read_log(lines, CHAT)
+    seen = read_access_log(lines, CHAT)
     assert seen.lines == len(lines)
     assert seen.skipped <= sum(not line.startswith(b"{") or len(line) < 100 for line in lines)
-
-
-# --- samples --------------------------------------------------------------------------------------
-
-
-def buckets(*values: float, edges: tuple[float, ...] = (1.0, 2.0, 4.0)) -> Buckets:
-    sample = Buckets(edges)
-    sample.extend(values)
-    return sample
-
-
-def test_values_are_sorted_when_they_are_asked_for() -> None:
-    sample = Values()
-    assert (sample.n, sample.mean()) == (0, None)
-    sample.extend([3.0, 1.0, 2.0])
-    assert [sample.quantile(p) for p in (0.0, 0.5, 1.0)] == [1.0, 2.0, 3.0]
-    sample.extend([0.0])
-    assert sample.quantile(0.5) == 1.5
-    mean = sample.mean()
-    assert mean is not None
-    assert (mean.n, mean.value) == (4, 1.5)
-    assert mean.variance == pytest.approx(5 / 3)
-
-
-def test_one_value_does_not_vary() -> None:
-    sample = Values()
-    sample.extend([3.0])
-    mean = sample.mean()
-    assert mean is not None
-    assert (mean.value, mean.variance) == (3.0, 0.0)
-
-
-def test_within_a_bucket_values_are_taken_to_be_spread_evenly() -> None:
-    sample = buckets(0.5, 1.5, 1.5, 3.0)
-    assert sample.quantile(0.25) == 1.0
-    assert sample.quantile(0.5) == 1.5
-    assert sample.quantile(1.0) == 4.0
-    mean = sample.mean()
-    assert mean is not None
-    assert mean.value == 6.5 / 4
-    assert buckets().mean() is None
-
-
-def test_above_the_last_edge_nothing_is_known() -> None:
-    sample = buckets(0.5, 9.0)
-    assert sample.quantile(0.9) == 4.0
-    assert sample.within(0.1, 0.9) == (0.0, math.inf)
-    assert sample.within(0.1, 0.4) == (0.0, 1.0)
-
-
-def test_the_spread_of_many_buckets_is_about_that_of_the_values() -> None:
-    values = [-math.log(1 - (k + 0.5) / 300) for k in range(300)]
-    exact, rough = Values(), buckets(*values, edges=DURATION)
-    exact.extend(values)
-    one, other = exact.mean(), rough.mean()
-    assert one is not None
-    assert other is not None
-    assert other.value == pytest.approx(one.value)
-    assert other.variance == pytest.approx(one.variance, rel=0.1)

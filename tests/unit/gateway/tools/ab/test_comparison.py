@@ -1,29 +1,30 @@
 """Two arms side by side: which, what is told of them, and what has to be known of it."""
 
+import contextlib
+import io
 from collections.abc import Iterator, Sequence
 
 import msgspec
 import pytest
 from msgspec.structs import replace
 
-from gateway.comparing import (
-    Asked,
-    Comparison,
-    Evidence,
-    Mismatch,
-    choose,
-    compare,
-    ratio,
-    read_log,
-    report,
-)
-from gateway.comparing.comparison import Row
-from gateway.comparing.intervals import Interval
+from gateway.commands.ab import print_report
 from gateway.core.loss import Loss
 from gateway.core.types import Usage
 from gateway.telemetry import Record
+from gateway.tools.ab.comparison import (
+    Comparison,
+    ComparisonError,
+    ComparisonRow,
+    build_report,
+    check_split_ratio,
+    compare_versions,
+    select_versions,
+)
+from gateway.tools.ab.sources import Evidence, UsageQuery, read_access_log
+from gateway.tools.ab.statistics import Interval
 
-CHAT = Asked("chat")
+CHAT = UsageQuery("chat")
 RECORD = Record(
     "r",
     began=1.0,
@@ -42,16 +43,16 @@ def many(version: str, n: int, slower: float = 0.0) -> Iterator[Record]:
         yield replace(RECORD, version=version, duration=1.0 + slower + 2 * (k + 0.5) / n)
 
 
-def seen(records: Sequence[Record], asked: Asked = CHAT) -> Evidence:
-    return read_log([msgspec.json.encode(record) for record in records], asked)
+def seen(records: Sequence[Record], asked: UsageQuery = CHAT) -> Evidence:
+    return read_access_log([msgspec.json.encode(record) for record in records], asked)
 
 
-def rows(found: Comparison) -> dict[str, Row]:
+def rows(found: Comparison) -> dict[str, ComparisonRow]:
     return {row.figure: row for row in found.rows}
 
 
 def compared(*records: Record, confidence: float = 0.95) -> Comparison:
-    return compare(seen(records), "rollout", ("1", "2"), confidence)
+    return compare_versions(seen(records), "rollout", ("1", "2"), confidence)
 
 
 def test_shares_are_of_what_was_sent() -> None:
@@ -69,9 +70,9 @@ def test_shares_are_of_what_was_sent() -> None:
         "completion tokens": (200, 120),
         "failed": (0.0, 0.2),
         "refused": (0.0, 0.0),
-        "left by the client": (0.0, 0.1),
-        "answered elsewhere": (0.0, 0.1),
-        "something lost": (0.0, 1 / 9),
+        "cancelled by client": (0.0, 0.1),
+        "answered by fallback": (0.0, 0.1),
+        "with a loss": (0.0, 1 / 9),
         "ended by eos": (1.0, 6 / 7),
         "ended by length": (0.0, 1 / 7),
     }
@@ -81,7 +82,7 @@ def test_shares_are_of_what_was_sent() -> None:
 def test_a_clear_difference_is_found_and_no_other() -> None:
     found = compared(*many("1", 400), *many("2", 100, slower=0.5))
 
-    clear = {row.figure for row in found.rows if row.difference and row.difference.clear}
+    clear = {row.figure for row in found.rows if row.difference and row.difference.excludes_zero}
     assert clear == {
         "duration, mean",
         "duration, p50",
@@ -113,7 +114,9 @@ def test_where_there_is_too_little_no_interval_is_made_up() -> None:
     vectors = replace(RECORD, finish=(), first_token=None)
     found = rows(compared(replace(vectors, version="1"), replace(vectors, version="2")))
 
-    assert found["duration, mean"] == Row("duration, mean", "seconds", 0.0, 0.0, None, "Welch")
+    assert found["duration, mean"] == ComparisonRow(
+        "duration, mean", "seconds", 0.0, 0.0, None, "Welch"
+    )
     assert found["time to first token, p50"].a is None
     assert found["length, mean"].b is None
 
@@ -121,7 +124,7 @@ def test_where_there_is_too_little_no_interval_is_made_up() -> None:
 def test_a_share_of_nothing_is_unknown() -> None:
     gone = replace(RECORD, version="1", diverted="chat@2")
     found = rows(compared(*many("1", 3), gone))
-    lost = found["something lost"]
+    lost = found["with a loss"]
     assert (lost.a, lost.b, lost.difference) == (0.0, None, None)
 
 
@@ -148,7 +151,7 @@ def test_arms_that_are_not_named_are_the_only_ones(
     b: str | None,
     wanted: tuple[str, str, str],
 ) -> None:
-    assert choose(seen(records), split, a, b) == wanted
+    assert select_versions(seen(records), split, a, b) == wanted
 
 
 @pytest.mark.parametrize(
@@ -158,22 +161,24 @@ def test_arms_that_are_not_named_are_the_only_ones(
         (THREE, None, "1", None, "name two versions with --a and --b; there is 1, 2, 10"),
         (THREE, None, "1", "1", "name two versions"),
         (THREE[:1], None, None, None, "name two versions with --a and --b; there is 1"),
-        ([], None, None, None, "there is none that was sent anything"),
-        (THREE, None, "3", None, "version '3' was sent nothing; there is 1, 2, 10"),
-        (THREE, "none", "1", "2", "version '1' was sent nothing; there is nothing"),
-        ([*THREE, *OTHER], None, None, None, "it had the splits other, rollout: name one of them"),
+        ([], None, None, None, "there is none that was sent requests"),
+        (THREE, None, "3", None, "version '3' was sent no requests; there is 1, 2, 10"),
+        (THREE, "none", "1", "2", "version '1' was sent no requests; there is nothing"),
+        ([*THREE, *OTHER], None, None, None, "it had the splits other, rollout: name one with"),
     ],
 )
 def test_what_is_not_plain_must_be_named(
     records: Sequence[Record], split: str | None, a: str | None, b: str | None, said: str
 ) -> None:
-    with pytest.raises(Mismatch, match=said):
-        choose(seen(records), split, a, b)
+    with pytest.raises(ComparisonError, match=said):
+        select_versions(seen(records), split, a, b)
 
 
 def test_everything_is_of_no_split() -> None:
     records = [replace(one, split="") for one in THREE[:1]] + THREE[1:2]
-    assert choose(seen(records, Asked("chat", everything=True)), None, None, None) == ("", "1", "2")
+    assert select_versions(
+        seen(records, UsageQuery("chat", everything=True)), None, None, None
+    ) == ("", "1", "2")
 
 
 # --- shares of the split --------------------------------------------------------------------------
@@ -181,51 +186,57 @@ def test_everything_is_of_no_split() -> None:
 
 def test_what_was_sent_is_held_against_the_weights() -> None:
     evidence = seen([*many("1", 90), *many("2", 10)])
-    fits = ratio(evidence, "rollout", {"1": 9, "2": 1, "3": 0})
-    amiss = ratio(evidence, "rollout", {"1": 5, "2": 5})
+    fits = check_split_ratio(evidence, "rollout", {"1": 9, "2": 1, "3": 0})
+    amiss = check_split_ratio(evidence, "rollout", {"1": 5, "2": 5})
 
-    assert (fits.sent, fits.weights, fits.likelihood, fits.fits) == (
+    assert (fits.sent, fits.weights, fits.likelihood, fits.is_plausible) == (
         {"1": 90, "2": 10},
         {"1": 9, "2": 1},
         1.0,
         True,
     )
-    assert not amiss.fits
+    assert not amiss.is_plausible
 
 
 def test_an_arm_that_nothing_came_to_counts_too() -> None:
-    found = ratio(seen([*many("1", 50)]), "rollout", {"1": 1, "2": 1})
+    found = check_split_ratio(seen([*many("1", 50)]), "rollout", {"1": 1, "2": 1})
     assert found.sent == {"1": 50, "2": 0}
-    assert not found.fits
+    assert not found.is_plausible
 
 
 def test_a_version_without_a_weight_makes_no_sense() -> None:
-    with pytest.raises(Mismatch, match="version '2' was sent something, and has no weight"):
-        ratio(seen(list(many("2", 1))), "rollout", {"1": 1, "2": 0})
+    with pytest.raises(ComparisonError, match="version '2' was sent requests, and has no weight"):
+        check_split_ratio(seen(list(many("2", 1))), "rollout", {"1": 1, "2": 0})
 
 
 # --- as it is told --------------------------------------------------------------------------------
 
 
-def told(found: Comparison, evidence: Evidence, asked: Asked = CHAT) -> str:
-    return report("a.log", asked, evidence, found).text()
+def text_of(found: Comparison, evidence: Evidence, query: UsageQuery = CHAT) -> str:
+    with contextlib.redirect_stdout(io.StringIO()) as out:
+        print_report(build_report("a.log", query, evidence, found))
+    return out.getvalue().removesuffix("\n")
 
 
 def test_the_table() -> None:
     rows = (
-        Row("requests", "", 900, 100),
-        Row("failed", "share", 0.0123, 0.05, Interval(0.0377, -0.01, 0.1), "Newcombe"),
-        Row("duration, mean", "seconds", 1.5, 12.25, Interval(10.75, 9.5, 12.0), "Welch"),
-        Row("duration, p50", "seconds", 0.5, 0.25, Interval(-0.25, -0.3, -0.2), "order statistics"),
-        Row("duration, p95", "seconds", 0.5, None),
-        Row("length, mean", "tokens", 0.0, 0.0, Interval(0.0, 0.0, 0.0), "Welch"),
-        Row("length, p50", "tokens", 1234.5, 1000.25, Interval(-234.25, -300, 0), "order"),
+        ComparisonRow("requests", "", 900, 100),
+        ComparisonRow("failed", "share", 0.0123, 0.05, Interval(0.0377, -0.01, 0.1), "Newcombe"),
+        ComparisonRow("duration, mean", "seconds", 1.5, 12.25, Interval(10.75, 9.5, 12.0), "Welch"),
+        ComparisonRow(
+            "duration, p50", "seconds", 0.5, 0.25, Interval(-0.25, -0.3, -0.2), "order statistics"
+        ),
+        ComparisonRow("duration, p95", "seconds", 0.5, None),
+        ComparisonRow("length, mean", "tokens", 0.0, 0.0, Interval(0.0, 0.0, 0.0), "Welch"),
+        ComparisonRow(
+            "length, p50", "tokens", 1234.5, 1000.25, Interval(-234.25, -300, 0), "order"
+        ),
     )
-    text = told(Comparison("rollout", "1", "2", 0.95, rows), Evidence(exact=True))
+    text = text_of(Comparison("rollout", "1", "2", 0.95, rows), Evidence(exact=True))
     assert (
         text
         == """\
-chat: a is version 1, b is version 2, as the split rollout sent to them
+chat: a is version 1, b is version 2, sent by the split rollout
 
                      a       b    b - a     from        to
 requests           900     100
@@ -236,34 +247,37 @@ duration, p95   500 ms       -  unknown
 length, mean         0       0       +0       +0        +0     Welch
 length, p50       1234    1000     -234     -300        +0     order
 
-5 intervals at 95 %; a * leaves out 0, as about 0.3 of them would if nothing differed."""
+5 intervals at 95 %; a * marks those that exclude 0, as about 0.3 of them would if nothing \
+differed."""
     )
 
 
-def test_what_has_to_be_known_is_told() -> None:
+def test_what_has_to_be_known_is_text_of() -> None:
     evidence = Evidence(exact=False, sticky=1, lines=9, skipped=2, early=1)
-    evidence.apart["pinned by the client"] = 3
-    found = Comparison("", "1", "2", 0.9, (), ratio(seen([*many("1", 50)]), "rollout", {"1": 1}))
-    everything = Asked("chat", everything=True)
+    evidence.excluded["pinned by the client"] = 3
+    found = Comparison(
+        "", "1", "2", 0.9, (), check_split_ratio(seen([*many("1", 50)]), "rollout", {"1": 1})
+    )
+    everything = UsageQuery("chat", everything=True)
 
-    text = told(found, evidence, everything)
+    text = text_of(found, evidence, everything)
 
-    assert "a is version 1, b is version 2, whatever sent to them" in text
-    assert "Mixed in, and no random sample: 3 requests pinned by the client." in text
-    assert "Left out: 3 requests pinned by the client." in told(found, evidence)
+    assert "a is version 1, b is version 2, all requests" in text
+    assert "Included, though not a random sample: 3 requests pinned by the client." in text
+    assert "Left out: 3 requests pinned by the client." in text_of(found, evidence)
     assert "where few users send most of them, the intervals are too narrow" in text
-    assert "A page tells values by their buckets" in text
-    assert "2 of 9 lines tell of no exchange." in text
-    assert "1 of 9 lines tell of what came before that time." in text
+    assert "A page of metrics has only the bucket of each value" in text
+    assert "2 of 9 lines are not the record of a request." in text
+    assert "1 of 9 lines are of requests before --since." in text
     assert "The split sent 50 to the versions 1 for the weights 1, which fits (p = 1)." in text
 
 
 def test_shares_that_do_not_fit_are_a_warning() -> None:
     evidence = seen([*many("1", 50), *many("2", 50)])
-    found = compare(evidence, "rollout", ("1", "2"), 0.95)
-    found = replace(found, ratio=ratio(evidence, "rollout", {"1": 90, "2": 10}))
+    found = compare_versions(evidence, "rollout", ("1", "2"), 0.95)
+    found = replace(found, ratio=check_split_ratio(evidence, "rollout", {"1": 90, "2": 10}))
 
     assert (
         "WARNING: the split sent 50 : 50 to the versions 1, 2 for the weights 90 : 10, "
         "which does not fit (p = 1.5e-40)"
-    ) in told(found, evidence)
+    ) in text_of(found, evidence)

@@ -1,4 +1,4 @@
-"""``interlingua doctor`` before things that are really broken."""
+"""``interlingua check --connect`` with workers and services that are really broken."""
 
 import asyncio
 import contextlib
@@ -22,7 +22,8 @@ from cryptography.hazmat.primitives.asymmetric import ec
 
 from gateway.app import surroundings
 from gateway.config import load
-from gateway.doctor import Finding, entrances, examine, workers
+from gateway.tools import connect_check
+from gateway.tools.connect_check import Finding, check_connections, check_workers
 from tests.conftest import Serve
 from tests.fault.gateways import written
 from tests.redis_server import RedisServer
@@ -60,9 +61,9 @@ def certificate(folder: Path, name: str, *, days: int, host: str = "127.0.0.1") 
 
 async def found(text: str) -> dict[str, Finding]:
     """The findings that are not good, or else the last good one, by what was looked at."""
-    config = load(text, "doctor.yaml", env=os.environ, insecure=True)
-    every = await examine(config, surroundings())
-    return {one.what: one for one in sorted(every, key=lambda one: one.state == "bad")}
+    config = load(text, "gateway.yaml", env=os.environ, insecure=True)
+    every = await check_connections(config, surroundings())
+    return {one.subject: one for one in sorted(every, key=lambda one: one.state == "error")}
 
 
 def pool(*urls: Any, dialect: str = "openai", **more: Any) -> str:
@@ -98,44 +99,48 @@ def reply(status: str, body: bytes = b"{}", *headers: str) -> bytes:
 async def test_a_worker_that_is_well(serve: Serve) -> None:
     worker = await serve(written(admin={"address": "127.0.0.1:0"}))
     said = await found(pool(worker.url))
-    assert said[f"p {worker.url}"] == Finding(
-        "ok", f"p {worker.url}", "GET /v1/models is 200, as openai has it"
+    assert said[f"worker {worker.url} (backend p)"] == Finding(
+        "ok",
+        f"worker {worker.url} (backend p)",
+        "GET /v1/models answered 200, as the protocol openai requires",
     )
     wrong = await found(pool(worker.url, dialect="triton"))
-    assert wrong[f"p {worker.url}"].said == "GET /v2/health/ready is 404"
-    assert wrong[f"p {worker.url}"].mend.startswith("is it triton?")
+    assert wrong[f"worker {worker.url} (backend p)"].message == "GET /v2/health/ready answered 404"
+    assert wrong[f"worker {worker.url} (backend p)"].hint.endswith(
+        "the worker speaks the protocol triton"
+    )
     own = await found(pool(worker.url, health={"path": "/nowhere"}))
-    assert own[f"p {worker.url}"].said == "GET /nowhere is 404"
+    assert own[f"worker {worker.url} (backend p)"].message == "GET /nowhere answered 404"
 
 
 @pytest.mark.parametrize(
     ("answer", "state", "said"),
     [
-        (reply("401 Unauthorized"), "bad", "GET /v1/models is 401: it wants a key"),
-        (reply("503 Busy"), "bad", "GET /v1/models is 503"),
-        (reply("200 OK", b" <html>"), "bad", "GET /v1/models is answered by a page for people"),
-        (b"SSH-2.0-OpenSSH_9.2\r\n", "bad", "what answers there speaks no HTTP"),
+        (reply("401 Unauthorized"), "error", "GET /v1/models answered 401: a key is required"),
+        (reply("503 Busy"), "error", "GET /v1/models answered 503"),
+        (reply("200 OK", b" <html>"), "error", "GET /v1/models answered with a web page"),
+        (b"SSH-2.0-OpenSSH_9.2\r\n", "error", "the response is not HTTP"),
         (
             reply("200 OK", b"{}", "date: Wed, 21 Oct 2015 07:28:00 GMT"),
-            "warn",
-            "its clock is [0-9]+ s behind",
+            "warning",
+            "the clock is [0-9]+ s behind",
         ),
-        (reply("200 OK", b"{}", "date: yesterday"), "ok", "GET /v1/models is 200, as openai has"),
+        (reply("200 OK", b"{}", "date: yesterday"), "ok", "GET /v1/models answered 200, as the"),
     ],
 )
 async def test_a_worker_that_is_not(answer: bytes, state: str, said: str) -> None:
     async with answering(answer) as url:
-        config = load(pool(url), "doctor.yaml", env={}, insecure=True)
-        last = (await workers.examine(config, surroundings()))[-1]
-        assert (last.state, last.what) == (state, f"p {url}")
-        assert re.match(said, last.said), last
+        config = load(pool(url), "gateway.yaml", env={}, insecure=True)
+        last = (await check_workers(config, surroundings()))[-1]
+        assert (last.state, last.subject) == (state, f"worker {url} (backend p)")
+        assert re.match(said, last.message), last
 
 
 async def test_a_key_that_is_no_good() -> None:
     async with answering(reply("403 Forbidden")) as url:
         text = pool({"url": url, "auth": {"bearer": "canary"}})
-        said = (await found(text))[f"p {url}"]
-        assert said.said == "GET /v1/models is 403: its key is no good there"
+        said = (await found(text))[f"worker {url} (backend p)"]
+        assert said.message == "GET /v1/models answered 403: the key is not accepted"
         assert "canary" not in repr(said)
 
 
@@ -143,8 +148,10 @@ async def test_a_worker_that_is_nowhere() -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         refused = f"http://127.0.0.1:{taken.getsockname()[1]}"
     said = await found(pool(refused, "http://nowhere.invalid:80"))
-    assert said[f"p {refused}"].said == "nobody answers there: connection refused"
-    assert said["p http://nowhere.invalid:80"].said.startswith("its name has no address: ")
+    assert said[f"worker {refused} (backend p)"].message == "connection refused"
+    assert said["worker http://nowhere.invalid:80 (backend p)"].message.startswith(
+        "the name nowhere.invalid does not resolve: "
+    )
 
 
 async def test_workers_that_something_else_names(tmp_path: Path) -> None:
@@ -152,19 +159,19 @@ async def test_workers_that_something_else_names(tmp_path: Path) -> None:
         listed = tmp_path / "workers.yaml"
         listed.write_text(f'["{url}"]')
         said = await found(pool({"file": str(listed)}))
-        assert said[f"p {url}"].state == "ok"
+        assert said[f"worker {url} (backend p)"].state == "ok"
         nobody = await found(pool({"dns": "nowhere.invalid:80"}))
-        assert nobody["p"].said == "nobody is named by nowhere.invalid:80"
+        assert nobody["backend p"].message == "no worker is named by nowhere.invalid:80"
 
 
 async def test_a_worker_that_is_slow(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(workers, "_PATIENCE", 0.05)
+    monkeypatch.setattr(connect_check, "_WORKER_TIMEOUT", 0.05)
 
     async def silent(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         await reader.read()
 
     async with serving(silent) as url:
-        assert (await found(pool(url)))[f"p {url}"].said.startswith("nobody answers there: ")
+        assert (await found(pool(url)))[f"worker {url} (backend p)"].message == "timed out"
 
 
 # --- certificates ---------------------------------------------------------------------------------
@@ -173,10 +180,10 @@ async def test_a_worker_that_is_slow(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize(
     ("days", "host", "state", "said"),
     [
-        (100, "127.0.0.1", "ok", "its certificate is good for 100 days"),
-        (5, "127.0.0.1", "warn", "its certificate expires in 5 days"),
-        (-3, "127.0.0.1", "bad", "its certificate is no good: certificate has expired"),
-        (100, "127.0.0.2", "bad", "its certificate is no good: IP address mismatch"),
+        (100, "127.0.0.1", "ok", "certificate is valid for 100 days"),
+        (5, "127.0.0.1", "warning", "certificate expires in 5 days"),
+        (-3, "127.0.0.1", "error", "certificate not accepted: certificate has expired"),
+        (100, "127.0.0.2", "error", "certificate not accepted: IP address mismatch"),
     ],
 )
 async def test_a_workers_certificate(
@@ -185,21 +192,21 @@ async def test_a_workers_certificate(
     pem = certificate(tmp_path, "worker", days=days, host=host)
     async with answering(reply("200 OK"), tls=pem) as url:
         config = load(pool(url, tls={"ca": str(pem)}), "d.yaml", env={}, insecure=True)
-        first = (await workers.examine(config, surroundings()))[0]
+        first = (await check_workers(config, surroundings()))[0]
         assert first.state == state
-        assert first.said.startswith(said)
-        assert (first.mend == "") == (state == "ok")
+        assert first.message.startswith(said)
+        assert (first.hint == "") == (state == "ok")
 
 
 async def test_who_signed_it_and_who_speaks_what(tmp_path: Path) -> None:
     pem = certificate(tmp_path, "worker", days=100)
     async with answering(reply("200 OK"), tls=pem) as url, answering(reply("200 OK")) as plain:
-        unknown = (await found(pool(url)))[f"p {url}"]
-        assert unknown.mend == "name who signed it: `tls: {ca: FILE}`"
+        unknown = (await found(pool(url)))[f"worker {url} (backend p)"]
+        assert unknown.hint == "set the CA that signed it: `tls: {ca: FILE}`"
         mixed = url.replace("https", "http"), plain.replace("http", "https")
         said = await found(pool(*mixed))
-        assert said[f"p {mixed[0]}"].mend.startswith("write https://")
-        assert said[f"p {mixed[1]}"].said.startswith("there is no TLS: ")
+        assert said[f"worker {mixed[0]} (backend p)"].hint.startswith("write https://")
+        assert said[f"worker {mixed[1]} (backend p)"].message.startswith("TLS handshake failed: ")
 
 
 # --- where clients come in ------------------------------------------------------------------------
@@ -208,7 +215,7 @@ async def test_who_signed_it_and_who_speaks_what(tmp_path: Path) -> None:
 async def test_listeners_that_are_free_taken_or_a_gateways(
     serve: Serve, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(entrances, "_PATIENCE", 0.2)
+    monkeypatch.setattr(connect_check, "_LISTENER_TIMEOUT", 0.2)
     gateway = await serve(written(admin={"address": "127.0.0.1:0"}))
     pem, good = (str(certificate(tmp_path, f"{days}", days=days)) for days in (-1, 20))
     with socket.create_server(("127.0.0.1", 0)) as taken:
@@ -220,11 +227,11 @@ async def test_listeners_that_are_free_taken_or_a_gateways(
             {"address": "127.0.0.1:0", "dialects": ["openai"], "tls": {"cert": good, "key": good}},
         ]
         said = await found(written(listeners=listeners))
-    assert said[f"listener 127.0.0.1:{gateway.port}"].said == "a gateway answers there"
-    assert said[f"listener 127.0.0.1:{other}"].said == "can't be had: address already in use"
-    assert said["listener [::1]:0"].said == "its certificate is no good: certificate has expired"
-    assert said["listener 127.0.0.1:0"].said == "its certificate is good for 20 days"
-    assert said["admin 127.0.0.1:0"].said == "is free"
+    assert said[f"listener 127.0.0.1:{gateway.port}"].message == "a gateway is listening there"
+    assert said[f"listener 127.0.0.1:{other}"].message == "cannot listen: address already in use"
+    assert said["listener [::1]:0"].message == "certificate not accepted: certificate has expired"
+    assert said["listener 127.0.0.1:0"].message == "certificate is valid for 20 days"
+    assert said["admin listener 127.0.0.1:0"].message == "the address is free"
 
 
 # --- what is elsewhere ----------------------------------------------------------------------------
@@ -234,11 +241,11 @@ async def test_a_redis_that_is_there_and_one_that_is_not() -> None:
     with RedisServer() as redis:
         text = written(state={"redis": redis.url})
         said = (await found(text))["redis"]
-        assert (said.state, said.said.startswith("version ")) == ("ok", True)
+        assert (said.state, said.message.startswith("version ")) == ("ok", True)
         redis.kill()
         said = (await found(text))["redis"]
-        assert said.state == "bad"
-        assert said.said.startswith("can't be asked: ")
+        assert said.state == "error"
+        assert said.message.startswith("cannot connect: ")
 
 
 async def test_a_redis_of_whom_nobody_knows_who_signed_it(tmp_path: Path) -> None:
@@ -247,7 +254,7 @@ async def test_a_redis_of_whom_nobody_knows_who_signed_it(tmp_path: Path) -> Non
     async with answering(b"", tls=pem) as url:
         there = url.replace("https", "rediss")
         text = written(state={"redis": there, "tls": {"ca": str(other)}})
-        assert (await found(text))["redis"].state == "bad"
+        assert (await found(text))["redis"].state == "error"
 
 
 async def test_collectors_that_are_there_and_that_are_not() -> None:
@@ -256,16 +263,16 @@ async def test_collectors_that_are_there_and_that_are_not() -> None:
     async with answering(reply("404 Not Found")) as url:
         observe = {"traces": {"otlp": url}, "metrics": {"push": {"otlp": refused}}}
         said = await found(written(observe=observe))
-    assert said[f"traces {url}"].state == "ok"
-    assert said[f"figures {refused}"].state == "bad"
+    assert said[f"collector of traces {url}"].state == "ok"
+    assert said[f"collector of metrics {refused}"].state == "error"
 
 
 # --- the command ----------------------------------------------------------------------------------
 
 
-def doctor(*arguments: str, limit: int | None = None) -> subprocess.CompletedProcess[str]:
+def check(*arguments: str, limit: int | None = None) -> subprocess.CompletedProcess[str]:
     low = f"ulimit -n {limit} && " if limit is not None else ""
-    command = f'{low}exec "$0" -m gateway doctor "$@"'
+    command = f'{low}exec "$0" -m gateway check --connect "$@"'
     return subprocess.run(
         ["/bin/bash", "-c", command, sys.executable, *arguments],
         capture_output=True,
@@ -278,17 +285,19 @@ def doctor(*arguments: str, limit: int | None = None) -> subprocess.CompletedPro
 def test_what_is_said_and_the_exit_code(tmp_path: Path) -> None:
     file = tmp_path / "gateway.yaml"
     file.write_text(written())
-    result = doctor(str(file), limit=256)
+    result = check(str(file), limit=256)
     assert result.returncode == 0, result.stdout
     [line] = [one for one in result.stdout.splitlines() if "open files" in one]
     assert line == (
-        "warn  open files: a process may have 256 files open: too few for 10,000 connections; "
+        "warning  open files: the limit of 256 is too low for 10,000 connections; "
         "raise the limit (ulimit -Hn 20064), or lower limits.connections"
     )
     with socket.create_server(("127.0.0.1", 0)) as taken:
         refused = f"http://127.0.0.1:{taken.getsockname()[1]}"
     file.write_text(pool(refused))
-    result = doctor(str(file), "--json")
+    result = check(str(file), "--json")
     assert result.returncode == 1
-    [one] = [one for one in msgspec.json.decode(result.stdout) if one["state"] == "bad"]
-    assert one["what"] == f"p {refused}"
+    [one] = [
+        one for one in msgspec.json.decode(result.stdout)["findings"] if one["state"] == "error"
+    ]
+    assert one["subject"] == f"worker {refused} (backend p)"

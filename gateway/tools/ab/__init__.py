@@ -1,0 +1,11 @@
+"""Compare two versions of a traffic split: is there a difference, and how certain is it? Pure.
+
+statistics   samples, distributions and intervals
+sources      what an access log or a page of metrics says of the versions of a model
+comparison   two versions, number by number, and the report
+"""
+
+from gateway.tools.ab.comparison import ComparisonError, build_report, describe_excluded
+from gateway.tools.ab.sources import UsageQuery
+
+__all__ = ["ComparisonError", "UsageQuery", "build_report", "describe_excluded"]

@@ -1,0 +1,302 @@
+"""Two versions of a model, number by number, and the report of it."""
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from math import floor, log10
+from typing import Any, Final, Literal
+
+from msgspec import Struct
+
+from gateway.figures import Figures as RequestStats
+from gateway.tools.ab.sources import Evidence, UsageQuery
+from gateway.tools.ab.statistics import (
+    Interval,
+    Mean,
+    Sample,
+    chi_square_p_value,
+    difference_interval,
+    quantile_interval,
+    welch_interval,
+    wilson_interval,
+)
+
+Unit = Literal["", "share", "seconds", "tokens"]
+
+_OUTCOMES: Final[Mapping[str, Sequence[str]]] = {
+    "failed": ("worker_error", "gateway_error", "truncated"),
+    "refused": ("client_error",),
+    "cancelled by client": ("cancelled",),
+}
+_SAMPLES: Final[Sequence[tuple[str, Unit, Callable[[RequestStats[Any]], Sample]]]] = (
+    ("time to first token", "seconds", lambda stats: stats.first_token),
+    ("duration", "seconds", lambda stats: stats.duration),
+    ("time per token", "seconds", lambda stats: stats.per_token),
+    ("length", "tokens", lambda stats: stats.completion),
+)
+_QUANTILES: Final = (0.5, 0.95)
+_MIN_P_VALUE: Final = 0.001
+"""Counts that are less likely than this are not by chance."""
+
+_UNITS: Final = {"share": (100.0, "%"), "seconds": (1.0, "s"), "tokens": (1.0, ""), "": (1.0, "")}
+_MILLISECONDS: Final = (1000.0, "ms")
+_DIGITS: Final = 3
+"""Significant digits of the larger number of a row."""
+
+
+class ComparisonError(Exception):
+    """There is nothing to compare, or too much; the message says what there is."""
+
+
+class ComparisonRow(Struct, frozen=True):
+    """One number of both versions, and the difference ``b - a``.
+
+    Without a difference it is a plain count, or there are too few values for one.
+    """
+
+    figure: str
+    unit: Unit
+    a: float | None
+    b: float | None
+    difference: Interval | None = None
+    method: str = ""
+
+
+class SplitRatio(Struct, frozen=True):
+    """Whether the split sends requests to its versions as its weights say."""
+
+    sent: Mapping[str, int]
+    weights: Mapping[str, int]
+    likelihood: float
+    """The p-value of the counts, if the split works as its weights say."""
+
+    @property
+    def is_plausible(self) -> bool:
+        """Whether chance explains the counts."""
+        return self.likelihood >= _MIN_P_VALUE
+
+
+class Comparison(Struct, frozen=True):
+    """The version ``b`` compared with the version ``a``."""
+
+    split: str
+    a: str
+    b: str
+    confidence: float
+    rows: tuple[ComparisonRow, ...]
+    ratio: SplitRatio | None = None
+
+    @property
+    def intervals(self) -> int:
+        """The number of differences: one in so many misses the truth by chance."""
+        return sum(row.difference is not None for row in self.rows)
+
+
+def compare_versions(
+    evidence: Evidence, split: str, versions: tuple[str, str], confidence: float
+) -> Comparison:
+    """Compare two versions to which a split sent requests. ``confidence`` is between 0 and 1."""
+    a, b = (evidence.variants[split, version] for version in versions)
+    pair = _VersionPair(a, b, confidence, "" if evidence.exact else ", from buckets")
+    rows = (*pair.counts(), *pair.shares(), *pair.samples())
+    return Comparison(split, *versions, confidence, rows)
+
+
+def select_versions(
+    evidence: Evidence, split: str | None, a: str | None, b: str | None
+) -> tuple[str, str, str]:
+    """The split and the versions that are named, or the only ones. Raises ComparisonError."""
+    splits = evidence.splits()
+    if split is None and len(splits) > 1:
+        raise ComparisonError(f"it had the splits {', '.join(splits)}: name one with --split")
+    split = "".join(splits) if split is None else split
+    present = evidence.versions(split)
+    for version in (a, b):
+        if version is not None and version not in present:
+            listed = ", ".join(present) or "nothing"
+            raise ComparisonError(f"version {version!r} was sent no requests; there is {listed}")
+    rest = [version for version in present if version not in (a, b)]
+    missing = (a, b).count(None)
+    if a == b is not None or (missing and len(rest) != missing):
+        listed = ", ".join(present) or "none that was sent requests"
+        raise ComparisonError(f"name two versions with --a and --b; there is {listed}")
+    return split, a or rest.pop(0), b or rest.pop(0)
+
+
+def check_split_ratio(evidence: Evidence, split: str, weights: Mapping[str, int]) -> SplitRatio:
+    """Compare the requests of each version with the split's weights. Raises ComparisonError."""
+    weights = {version: weight for version, weight in weights.items() if weight}
+    for version in evidence.versions(split):
+        if version not in weights:
+            raise ComparisonError(f"version {version!r} was sent requests, and has no weight")
+    stats = {version: evidence.variants.get((split, version)) for version in weights}
+    sent = {version: 0 if one is None else one.sent for version, one in stats.items()}
+    return SplitRatio(sent, weights, chi_square_p_value([*sent.values()], [*weights.values()]))
+
+
+class _VersionPair(Struct, frozen=True):
+    """Builds the rows of two versions."""
+
+    a: RequestStats[Any]
+    b: RequestStats[Any]
+    confidence: float
+    suffix: str
+    """Of the method, where values are not exact."""
+
+    def counts(self) -> Iterator[ComparisonRow]:
+        yield ComparisonRow("requests", "", self.a.sent, self.b.sent)
+        for direction, name in (("input", "prompt tokens"), ("output", "completion tokens")):
+            a, b = (_count_tokens(stats, direction) for stats in (self.a, self.b))
+            yield ComparisonRow(name, "", a, b)
+
+    def shares(self) -> Iterator[ComparisonRow]:
+        both = (self.a, self.b)
+        for name, outcomes in _OUTCOMES.items():
+            yield self._share(name, [(_count_outcomes(one, outcomes), one.sent) for one in both])
+        yield self._share("answered by fallback", [(one.diversions, one.sent) for one in both])
+        yield self._share("with a loss", [(one.lossy, one.outcomes.total()) for one in both])
+        for reason in sorted({reason for one in both for (reason,) in one.finishes}):
+            ended = [(one.finishes[reason,], one.finishes.total()) for one in both]
+            yield self._share(f"ended by {reason}", ended)
+
+    def samples(self) -> Iterator[ComparisonRow]:
+        for name, unit, of in _SAMPLES:
+            samples = of(self.a), of(self.b)
+            yield self._mean(f"{name}, mean", unit, *samples)
+            for p in _QUANTILES:
+                yield self._quantile(f"{name}, p{p:.0%}".rstrip("%"), unit, p, *samples)
+
+    def _share(self, name: str, counts: Sequence[tuple[int, int]]) -> ComparisonRow:
+        """``counts`` are the hits and the total of each version."""
+        a, b = (wilson_interval(n, of, self.confidence) if of else None for n, of in counts)
+        difference = None if a is None or b is None else difference_interval(a, b)
+        return ComparisonRow(name, "share", _value(a), _value(b), difference, "Newcombe")
+
+    def _mean(self, name: str, unit: Unit, a: Sample, b: Sample) -> ComparisonRow:
+        one, other = a.mean(), b.mean()
+        difference = welch_interval(one, other, self.confidence)
+        method = f"Welch{self.suffix}"
+        return ComparisonRow(name, unit, _value(one), _value(other), difference, method)
+
+    def _quantile(self, name: str, unit: Unit, p: float, a: Sample, b: Sample) -> ComparisonRow:
+        one, other = (quantile_interval(sample, p, self.confidence) for sample in (a, b))
+        difference = None if one is None or other is None else difference_interval(one, other)
+        left, right = (sample.quantile(p) if sample.n else None for sample in (a, b))
+        method = f"order statistics{self.suffix}"
+        return ComparisonRow(name, unit, left, right, difference, method)
+
+
+def _value(estimate: Interval | Mean | None) -> float | None:
+    return None if estimate is None else estimate.value
+
+
+def _count_tokens(stats: RequestStats[Any], wanted: str) -> int:
+    return sum(count for (direction, _), count in stats.tokens.items() if direction == wanted)
+
+
+def _count_outcomes(stats: RequestStats[Any], outcomes: Sequence[str]) -> int:
+    return sum(count for (*_, outcome), count in stats.outcomes.items() if outcome in outcomes)
+
+
+# --- report ---------------------------------------------------------------------------------------
+
+
+class ComparisonReport(Struct, frozen=True):
+    """What ``interlingua ab`` prints. ``source`` is what it read."""
+
+    source: str
+    model: str
+    comparison: Comparison
+    notes: tuple[str, ...]
+
+    def title(self) -> str:
+        """What is compared with what."""
+        comparison = self.comparison
+        sender = f"sent by the split {comparison.split}" if comparison.split else "all requests"
+        return f"{self.model}: a is version {comparison.a}, b is version {comparison.b}, {sender}"
+
+    def table(self) -> list[Sequence[str]]:
+        """The cells of each row: name, a, b, difference, its interval, a mark, the method."""
+        return [_format_row(row) for row in self.comparison.rows]
+
+
+def build_report(
+    source: str, query: UsageQuery, evidence: Evidence, comparison: Comparison
+) -> ComparisonReport:
+    """The comparison with its notes."""
+    notes = [_describe_intervals(comparison), *describe_excluded(evidence, query)]
+    notes += _describe_limits(evidence)
+    if comparison.ratio is not None:
+        notes.append(_describe_ratio(comparison.ratio))
+    return ComparisonReport(source, query.model, comparison, tuple(notes))
+
+
+def describe_excluded(evidence: Evidence, query: UsageQuery) -> Iterator[str]:
+    """The requests that no split sent to the version that answered."""
+    how = "Included, though not a random sample" if query.everything else "Left out"
+    for reason, count in sorted(evidence.excluded.items()):
+        yield f"{how}: {count} requests {reason}."
+
+
+def _describe_intervals(comparison: Comparison) -> str:
+    missed = comparison.intervals * (1 - comparison.confidence)
+    return (
+        f"{comparison.intervals} intervals at {100 * comparison.confidence:g} %; a * marks those "
+        f"that exclude 0, as about {missed:.1f} of them would if nothing differed."
+    )
+
+
+def _describe_limits(evidence: Evidence) -> Iterator[str]:
+    """What makes the intervals less certain than they look, and what was not read."""
+    if evidence.sticky:
+        yield (
+            "Users keep their version, so that their requests are not independent: where few users "
+            "send most of them, the intervals are too narrow."
+        )
+    if not evidence.exact:
+        yield (
+            "A page of metrics has only the bucket of each value: quantiles and spreads are as "
+            "precise as the buckets. It counts from the gateway's start."
+        )
+    if evidence.skipped:
+        yield f"{evidence.skipped} of {evidence.lines} lines are not the record of a request."
+    if evidence.early:
+        yield f"{evidence.early} of {evidence.lines} lines are of requests before --since."
+
+
+def _describe_ratio(ratio: SplitRatio) -> str:
+    sent, weights = (
+        " : ".join(map(str, numbers.values())) for numbers in (ratio.sent, ratio.weights)
+    )
+    versions = ", ".join(ratio.weights)
+    text = f"split sent {sent} to the versions {versions} for the weights {weights}"
+    if ratio.is_plausible:
+        return f"The {text}, which fits (p = {ratio.likelihood:.2g})."
+    return (
+        f"WARNING: the {text}, which does not fit (p = {ratio.likelihood:.2g}): requests of a "
+        "version are lost or sent elsewhere, or the weights were changed, or few users send most "
+        "of the requests. Find the cause before you rely on these numbers."
+    )
+
+
+def _format_row(row: ComparisonRow) -> Sequence[str]:
+    scale, unit = _UNITS[row.unit]
+    values = [value for value in (row.a, row.b) if value is not None]
+    if row.unit == "seconds" and max(values, default=0.0) < 1:
+        scale, unit = _MILLISECONDS
+    difference = row.difference
+    interval = () if difference is None else (difference.value, difference.low, difference.high)
+    largest = max(values, default=0.0) or max(map(abs, interval), default=0.0)
+    digits = _count_decimals(largest * scale) if row.unit else 0
+    a, b = (_format_number(value, scale, f".{digits}f", unit) for value in (row.a, row.b))
+    if difference is None:
+        return (row.figure, a, b, "unknown" if row.unit else "", "", "", "", "")
+    cells = (_format_number(value, scale, f"+.{digits}f", unit) for value in interval)
+    return (row.figure, a, b, *cells, "*" if difference.excludes_zero else "", row.method)
+
+
+def _format_number(value: float | None, scale: float, spec: str, unit: str) -> str:
+    return "-" if value is None else f"{value * scale:{spec}} {unit}".rstrip()
+
+
+def _count_decimals(largest: float) -> int:
+    before = floor(log10(largest)) + 1 if largest else _DIGITS
+    return max(0, min(_DIGITS, _DIGITS - before))

@@ -1,0 +1,797 @@
+"""A ``config.yaml`` of the LiteLLM proxy, rewritten as a configuration of this gateway.
+
+What it may hold: docs.litellm.ai/docs/proxy/config_settings. Entries of its ``model_list`` are
+called deployments, and those of one name a model group, as LiteLLM does.
+"""
+
+import hashlib
+import math
+import re
+from collections.abc import Mapping, Sequence
+from typing import Any, Final, Literal
+
+from msgspec import Struct
+from msgspec.structs import replace
+
+from gateway.config import units
+from gateway.config.complaints import Complaints, ConfigError
+from gateway.config.complaints import written as format_path
+from gateway.config.document import compose, decode
+from gateway.tools.migrate.providers import (
+    CLIENT_PROTOCOL,
+    MOCK_BACKEND,
+    Provider,
+    resolve_endpoint,
+)
+from gateway.tools.migrate.yaml_file import (
+    CommentedValue,
+    Env,
+    Note,
+    NoteCollector,
+    SourceMapping,
+    SourceValue,
+    UnsupportedEntry,
+    describe_value,
+    format_document,
+    list_values,
+    read_duration,
+    read_integer,
+    read_model_name,
+    read_number,
+    read_text,
+)
+
+# --- deployments ----------------------------------------------------------------------------------
+
+WEIGHT_KEYS: Final = ("weight", "rpm", "tpm")
+"""The keys by which LiteLLM weights deployments: the first that the first deployment has."""
+
+_NO_KEYS: Final = frozenset(
+    {"anything", "dummy", "empty", "fake", "fake-key", "na", "no-key", "none", "not-needed", "x"}
+)
+_EMBEDS: Final = re.compile(r"embed|\b(bge|gte|e5)-")
+_TASKS: Final = {"chat": "chat", "completion": "chat", "embedding": "embedding"}
+
+_PARAM_REASONS: Final = {
+    "api_version": "no supported provider has API versions",
+    "extra_headers": "headers for workers cannot be configured",
+    "headers": "headers for workers cannot be configured",
+    "organization": "headers for workers cannot be configured",
+    "tags": "write a rule under `routes` for these requests",
+    "region_name": "regions are not supported",
+    "max_budget": "prices are not supported",
+    "budget_duration": "prices are not supported",
+    "seed": "only a request sets its seed",
+    "stop": "only a request sets its stop strings",
+    "drop_params": "set `on_loss` of the model",
+}
+_NEEDLESS_PARAMS: Final = {
+    "use_in_pass_through": "requests pass through unchanged by default",
+    "merge_reasoning_content_in_choices": "reasoning stays where the client's protocol has it",
+}
+_INFO_REASONS: Final = {"access_groups": "list the models of each key under `keys`"}
+_OF_INFO: Final = "this property of a model is not used"
+
+
+class SourceWorker(Struct, frozen=True):
+    """The endpoint of a deployment. ``shares`` are its weights by WEIGHT_KEYS."""
+
+    url: str | Env
+    key: Env | None
+    shares: Mapping[str, float]
+    most: int | None
+    occurrences: int = 1
+    """How often the list has this endpoint."""
+
+
+class PoolKey(Struct, frozen=True):
+    """What workers of one pool have in common. ``script`` is the text of a mock response."""
+
+    dialect: str
+    profile: str | None
+    model: str | None
+    total: str | None
+    first_token: str | None
+    retries: int | None
+    order: int
+    script: str | None = None
+
+
+class Deployment(Struct, frozen=True):
+    """An entry of the model list. ``at`` is its position."""
+
+    kind: PoolKey
+    worker: SourceWorker
+    task: str
+    defaults: Mapping[str, float]
+    comments: tuple[str, ...]
+    at: SourceValue
+
+
+class DeploymentReader:
+    """Reads deployments. With ``by_rates``, their rate limits count as weights."""
+
+    def __init__(self, notes: NoteCollector, *, by_rates: bool) -> None:
+        self.notes = notes
+        self._by_rates = by_rates
+        self._secrets: dict[str, str] = {}
+        """The variables that replace secrets in the file, by secret."""
+
+    def read(self, group: str, entry: SourceMapping, params: SourceMapping) -> Deployment:
+        """Read an entry. Raises UnsupportedEntry."""
+        notes, at = self.notes, entry.source
+        script, model = params.pop("mock_response"), params.pop("model")
+        if model is None or not model.text:
+            raise UnsupportedEntry(model or at, "litellm_params has no model")
+        task = _task(entry, model.text, notes)
+        if script is not None and (text := read_text(script, notes, str)) is not None:
+            return self._mocked(text, task, params, at)
+        where = params.pop("api_base", "base_url")
+        found = resolve_endpoint(model, params.pop("custom_llm_provider"), where, notes)
+        provider = found.provider
+        most = read_integer(params.pop("max_parallel_requests"), notes, 1, 100_000)
+        key = self._key(group, params, provider, placed=where is not None)
+        worker = SourceWorker(found.url, key, self._shares(params), most)
+        kind = PoolKey(
+            provider.dialect,
+            provider.profile,
+            found.model,
+            read_duration(params.pop("timeout", "request_timeout"), notes),
+            read_duration(params.pop("stream_timeout"), notes),
+            read_integer(params.pop("max_retries", "num_retries"), notes, 0, 10),
+            read_integer(params.pop("order"), notes, 0, 1000) or 0,
+        )
+        defaults = _defaults(params, notes)
+        params.note_unused(notes, "no such setting", _PARAM_REASONS, _NEEDLESS_PARAMS)
+        return Deployment(kind, worker, task, defaults, found.comments, at)
+
+    def _mocked(self, text: str, task: str, params: SourceMapping, at: SourceValue) -> Deployment:
+        """A deployment that always gives the same answer."""
+        worker = SourceWorker("", None, self._shares(params), None)
+        kind = PoolKey("", None, None, None, None, None, 0, text)
+        params.note_unused(self.notes, "a mock response does not use it", {}, {})
+        return Deployment(kind, worker, task, {}, (), at)
+
+    def _key(
+        self, group: str, params: SourceMapping, provider: Provider, *, placed: bool
+    ) -> Env | None:
+        """The variable for a worker's key, also if the file has the key itself."""
+        given = params.pop("api_key")
+        if given is None:
+            known = provider.key is not None and (not placed or provider.keyed)
+            return Env(str(provider.key)) if known else None
+        value = given.value
+        if isinstance(value, Env):
+            return value
+        if not isinstance(value, str) or value.lower() in _NO_KEYS:
+            self.notes.add(given, "needless", "not a real key; the workers get none")
+            return None
+        name = self._secrets.get(value)
+        if name is None:
+            stem = re.sub(r"[^A-Z0-9]+", "_", group.upper()).strip("_") or "WORKER"
+            taken = [one for one in self._secrets.values() if one.startswith(f"KEY_OF_{stem}")]
+            name = f"KEY_OF_{stem}" + (f"_{len(taken) + 1}" if taken else "")
+            self._secrets[value] = name
+        self.notes.add(
+            given, "changed", f"a secret; it is now read from the environment: set {name}"
+        )
+        return Env(name)
+
+    def _shares(self, params: SourceMapping) -> Mapping[str, float]:
+        shares = {}
+        for key in WEIGHT_KEYS:
+            given = params.pop(key)
+            counts = key == "weight" or self._by_rates
+            if given is None:
+                continue
+            if key != "weight":
+                kind: Literal["changed", "left out"] = "changed" if counts else "left out"
+                reason = (
+                    "used as a weight, not as a limit" if counts else "workers have no rate limits"
+                )
+                self.notes.add(given, kind, reason)
+            if counts and (found := read_number(given, self.notes, 0, 1e12)) is not None:
+                shares[key] = found
+        return shares
+
+
+def _task(entry: SourceMapping, model: str, notes: NoteCollector) -> str:
+    """Raises UnsupportedEntry."""
+    info = entry.pop("model_info")
+    mode = None
+    if info is not None:
+        part = info.mapping()
+        mode = part.pop("mode")
+        part.note_unused(notes, _OF_INFO, _INFO_REASONS, {"id": "versions have names of their own"})
+    if mode is None:
+        if not _EMBEDS.search(model.lower()):
+            return "chat"
+        reason = "taken for an embedding model, by its name; if it is not one, remove the task"
+        notes.add(entry.source, "changed", reason)
+        return "embedding"
+    task = _TASKS.get(mode.text)
+    if task is None:
+        raise UnsupportedEntry(mode, f"the mode {describe_value(mode.value)} is not supported")
+    return task
+
+
+def _defaults(params: SourceMapping, notes: NoteCollector) -> Mapping[str, float]:
+    """The model's defaults for parameters of requests."""
+    found: dict[str, float | None] = {
+        "temperature": read_number(params.pop("temperature"), notes, 0, 2),
+        "top_p": read_number(params.pop("top_p"), notes, 1e-6, 1),
+        "top_k": read_integer(params.pop("top_k"), notes, 1, 1_000_000),
+        "max_tokens": read_integer(params.pop("max_tokens"), notes, 1, 1_000_000_000),
+    }
+    return {key: value for key, value in found.items() if value is not None}
+
+
+# --- model groups ---------------------------------------------------------------------------------
+
+_HEAVIEST: Final = 1000
+
+
+class ModelGroup(Struct):
+    """A model's name and its deployments, in the order of the file."""
+
+    name: str
+    members: list[Deployment]
+
+
+class PoolDefaults(Struct, frozen=True):
+    """Settings of every pool, from the settings of the whole file."""
+
+    policy: str
+    breaker: Mapping[str, Any]
+    most: int | None
+
+
+class ConfigParts(Struct):
+    """The sections of the new configuration."""
+
+    backends: dict[str, Any] = {}
+    models: dict[str, Any] = {}
+    names: dict[str, str] = {}
+    """Each model's name, by all of its names."""
+    tasks: dict[str, str] = {}
+    """The task of each model."""
+
+
+class _Version(Struct):
+    """Workers of one pool, and their share of the model's requests."""
+
+    kind: PoolKey
+    workers: list[SourceWorker]
+    share: float
+    comments: list[str]
+
+
+def add_model(
+    group: ModelGroup, pool_defaults: PoolDefaults, parts: ConfigParts, notes: NoteCollector
+) -> None:
+    """Add the group to the configuration as a model."""
+    by = _weight_key(group.members)
+    versions = _versions(_ranked(group.members, by), by)
+    targets: dict[str, Any] = {}
+    for number, version in enumerate(versions, 1):
+        name = _free_name(group.name, parts.backends)
+        parts.backends[name] = _backend_section(version, by, pool_defaults)
+        target = {"backend": name}
+        if version.kind.model is not None and version.kind.script is None:
+            target["model"] = version.kind.model
+        targets[str(number)] = target
+    model: dict[str, Any] = targets["1"] if len(versions) == 1 else {"versions": targets}
+    if len(versions) > 1:
+        model["split"] = {"weights": _weights(versions)}
+        model["fallback"] = sorted(targets, key=lambda n: versions[int(n) - 1].kind.order)
+    task = parts.tasks[group.name] = group.members[0].task
+    if task != "chat":
+        model["task"] = task
+    if defaults := _shared_defaults(group, notes):
+        model["defaults"] = defaults
+    parts.models[group.name] = model
+    parts.names[group.name] = group.name
+
+
+def _shared_defaults(group: ModelGroup, notes: NoteCollector) -> Mapping[str, float]:
+    """The defaults that all deployments have in common; a model has no others."""
+    first, *rest = (member.defaults for member in group.members)
+    common = {key: value for key, value in first.items() if all(o.get(key) == value for o in rest)}
+    for member in group.members:
+        for key in member.defaults.keys() - common.keys():
+            reason = f"its {key} differs from that of other entries of this name; use two names"
+            notes.add(member.at, "left out", reason)
+    return common
+
+
+# --- who takes how much ---------------------------------------------------------------------------
+
+
+def _weight_key(members: Sequence[Deployment]) -> str | None:
+    """The key by which LiteLLM weights these deployments."""
+    return next((key for key in WEIGHT_KEYS if key in members[0].worker.shares), None)
+
+
+def _share(worker: SourceWorker, by: str | None) -> float:
+    return worker.occurrences if by is None else worker.shares.get(by, 0.0)
+
+
+def _ranked(members: Sequence[Deployment], by: str | None) -> Sequence[Deployment]:
+    """Rank deployments without a share behind those with one."""
+    if not any(_share(member.worker, by) for member in members):
+        return members
+    last = 1 + max(member.kind.order for member in members)
+    return [
+        one if _share(one.worker, by) else replace(one, kind=replace(one.kind, order=last))
+        for one in members
+    ]
+
+
+def _weights(versions: Sequence[_Version]) -> Mapping[str, int]:
+    """The weights of the first rank; the other versions are fallbacks only."""
+    first = min(version.kind.order for version in versions)
+    shares = [version.share if version.kind.order == first else 0 for version in versions]
+    return {str(n): share for n, share in enumerate(_scaled(shares, 1_000_000), 1)}
+
+
+def _versions(members: Sequence[Deployment], by: str | None) -> list[_Version]:
+    """Join deployments with equal settings, unless one address has two keys."""
+    versions: list[_Version] = []
+    for member in members:
+        worker, share = member.worker, _share(member.worker, by)
+        found = next((one for one in versions if _joins(one, member)), None)
+        if found is None:
+            versions.append(_Version(member.kind, [worker], share, [*member.comments]))
+            continue
+        found.share += share
+        found.comments += [text for text in member.comments if text not in found.comments]
+        _join(found.workers, worker)
+    return versions
+
+
+def _joins(version: _Version, member: Deployment) -> bool:
+    new = member.worker
+    keys = [worker.key for worker in version.workers if worker.url == new.url]
+    return version.kind == member.kind and keys in ([], [new.key])
+
+
+def _join(workers: list[SourceWorker], new: SourceWorker) -> None:
+    """Add a worker; if its address is present, add up the weights."""
+    for n, old in enumerate(workers):
+        if old.url == new.url:
+            every = {**old.shares, **new.shares}
+            shares = {key: _share(old, key) + _share(new, key) for key in every}
+            workers[n] = replace(old, shares=shares, occurrences=old.occurrences + new.occurrences)
+            return
+    workers.append(new)
+
+
+def _scaled(shares: Sequence[float], most: int) -> list[int]:
+    """The smallest integers in the same proportion, not all of them 0."""
+    if not any(shares):
+        return [1] * len(shares)
+    whole = [round(share * 1000) for share in shares]
+    common = math.gcd(*whole)
+    found = [share // common for share in whole]
+    if max(found) > most:
+        return [max(round(share * most / max(found)), min(share, 1)) for share in found]
+    return found
+
+
+# --- what is written ------------------------------------------------------------------------------
+
+
+def _backend_section(version: _Version, by: str | None, pool_defaults: PoolDefaults) -> Any:
+    kind = version.kind
+    if kind.script is not None:
+        return {"kind": MOCK_BACKEND, "script": [kind.script]}
+    pool: dict[str, Any] = {"dialect": kind.dialect}
+    if kind.profile is not None:
+        pool["profile"] = kind.profile
+    weights = _scaled([_share(worker, by) for worker in version.workers], _HEAVIEST)
+    pool["workers"] = [
+        _worker_section(worker, weight, pool_defaults)
+        for worker, weight in zip(version.workers, weights, strict=True)
+    ]
+    if len(version.workers) > 1:
+        pool["policy"] = pool_defaults.policy
+    if timeouts := {
+        key: value
+        for key, value in (("first_token", kind.first_token), ("total", kind.total))
+        if value is not None
+    }:
+        pool["timeouts"] = timeouts
+    if kind.retries is not None:
+        pool["retries"] = {"max": kind.retries}
+    if pool_defaults.breaker:
+        pool["breaker"] = pool_defaults.breaker
+    return CommentedValue(pool, version.comments)
+
+
+def _worker_section(worker: SourceWorker, weight: int, pool_defaults: PoolDefaults) -> Any:
+    section: dict[str, Any] = {"url": worker.url}
+    if weight != 1:
+        section["weight"] = weight
+    if (most := worker.most or pool_defaults.most) is not None:
+        section["max_concurrency"] = most
+    if worker.key is not None:
+        section["auth"] = {"bearer": worker.key}
+    return worker.url if len(section) == 1 else section
+
+
+def _free_name(name: str, taken: Mapping[str, Any]) -> str:
+    """A free name for a backend, like that of the model."""
+    stem = re.sub(r"[^A-Za-z0-9._-]+", "-", name).strip("-.")[:90] or "any"
+    number = 1
+    while (found := stem if number == 1 else f"{stem}-{number}") in taken:
+        number += 1
+    return found
+
+
+# --- settings -------------------------------------------------------------------------------------
+
+_POLICIES: Final = {
+    "simple-shuffle": "round_robin",
+    "least-busy": "least_load",
+    "latency-based-routing": "two_choices",
+    "usage-based-routing": "least_load",
+    "usage-based-routing-v2": "least_load",
+    "cost-based-routing": "least_load",
+}
+_DEFAULT_STRATEGY: Final = "simple-shuffle"
+_EQUAL_STRATEGIES: Final = frozenset({_DEFAULT_STRATEGY, "least-busy"})
+_MASTER: Final = "LITELLM_MASTER_KEY_SHA256"
+
+_SETTING_REASONS: Final = {
+    "cache": "responses are not cached",
+    "cache_params": "responses are not cached",
+    "cache_responses": "responses are not cached",
+    "context_window_fallbacks": "a fallback with a larger `limits.context` takes these requests",
+    "content_policy_fallbacks": "a worker's refusal is returned to the client",
+    "retry_policy": "see `retries.on` and `retries.max`",
+    "allowed_fails_policy": "see `breaker`",
+    "success_callback": "not supported as a callback; see `observe`",
+    "failure_callback": "not supported as a callback; see `observe`",
+    "callbacks": "not supported as a callback; see `observe`",
+    "alerting": "alert by the metrics of the admin listener",
+    "database_url": "no database is supported; write its keys and models into the file",
+    "store_model_in_db": "models of the database are not in this file",
+    "redis_host": "set `state: {redis: …}` to share limits between gateways",
+    "redis_port": "set `state: {redis: …}` to share limits between gateways",
+    "redis_password": "set `state: {redis: …}` to share limits between gateways",
+    "redis_url": "set `state: {redis: …}` to share limits between gateways",
+    "enable_tag_filtering": "write a rule under `routes` for these requests",
+    "custom_auth": "set `identity` to accept tokens, or use keys",
+    "enable_jwt_auth": "set `identity` to accept tokens",
+    "litellm_jwtauth": "set `identity` to accept tokens",
+    "global_max_parallel_requests": "limit the workers: `max_concurrency`, `total_concurrency`",
+}
+_NEEDLESS_SETTINGS: Final = {
+    "set_verbose": "see `--log-level`",
+    "debug_level": "see `--log-level`",
+    "json_logs": "each request is logged as a line of JSON",
+    "background_health_checks": "workers are probed every 5 seconds",
+    "health_check_interval": "workers are probed every 5 seconds",
+    "enable_pre_call_checks": "always checked before a request is sent to a worker",
+    "turn_off_message_logging": "no prompt or response is ever logged",
+    "redact_user_api_key_info": "no key is ever logged",
+    "disable_spend_logs": "usage is recorded only with `observe.usage`",
+    "store_prompts_in_spend_logs": "no prompt or response is ever stored",
+    "ignore_invalid_deployments": "a file with an error is refused before it is served",
+}
+_UNKNOWN: Final = "no such setting"
+
+
+class SettingsReader:
+    """Reads the settings of the whole file. ``router`` wins over ``module``, as in LiteLLM."""
+
+    def __init__(
+        self,
+        router: SourceMapping,
+        module: SourceMapping,
+        server: SourceMapping,
+        notes: NoteCollector,
+    ) -> None:
+        self._router = router
+        self._module = module
+        self._server = server
+        self._notes = notes
+
+    def _take(self, *keys: str) -> SourceValue | None:
+        found = self._router.pop(*keys)
+        beaten = self._module.pop(*keys)
+        if found is not None and beaten is not None:
+            self._notes.add(beaten, "needless", f"{format_path(found.path)} wins over it")
+        return found or beaten
+
+    def strategy(self) -> str:
+        """LiteLLM's name of the routing strategy."""
+        given = self._take("routing_strategy")
+        if given is None or given.text in _EQUAL_STRATEGIES:
+            return _DEFAULT_STRATEGY if given is None else given.text
+        if (policy := _POLICIES.get(given.text)) is None:
+            self._notes.add(given, "left out", "workers are used in turn; see `policy`")
+            return _DEFAULT_STRATEGY
+        self._notes.add(given, "changed", f"the nearest policy is {policy}")
+        return given.text
+
+    def pool_defaults(self, strategy: str) -> PoolDefaults:
+        """The settings of every pool."""
+        notes = self._notes
+        fails = self._take("allowed_fails")
+        open_ = read_duration(self._take("cooldown_time"), notes)
+        breaker: dict[str, Any] = {}
+        if (failures := read_integer(fails, notes, 0, 99_999)) is not None and fails is not None:
+            breaker["failures"] = failures + 1
+            notes.add(fails, "changed", f"{failures + 1} failures in a row take a worker out")
+        if open_ is not None:
+            breaker["open"] = open_
+        most = self._take("default_max_parallel_requests") or self._server.pop(
+            "max_parallel_requests"
+        )
+        return PoolDefaults(_POLICIES[strategy], breaker, read_integer(most, notes, 1, 100_000))
+
+    def defaults(self) -> Mapping[str, Any]:
+        """The defaults of all models."""
+        notes = self._notes
+        timeouts = {
+            "first_token": read_duration(self._take("stream_timeout"), notes),
+            "total": read_duration(self._take("timeout", "request_timeout"), notes),
+        }
+        found: dict[str, Any] = {}
+        if limits := {key: value for key, value in timeouts.items() if value is not None}:
+            found["timeouts"] = limits
+        if (retries := read_integer(self._take("num_retries"), notes, 0, 10)) is not None:
+            found["retries"] = {"max": retries}
+        if (drop := self._take("drop_params")) is not None:
+            found["on_loss"] = "report" if drop.value is True else "reject"
+        return found
+
+    def listeners(self) -> Mapping[str, Any]:
+        """The listeners, the admin listener, the limits and the keys."""
+        notes, found = self._notes, dict[str, Any]()
+        key = self._server.pop("master_key")
+        host = "127.0.0.1" if key is None else "0.0.0.0"
+        listener: Any = [{"address": f"{host}:4000", "dialects": [CLIENT_PROTOCOL]}]
+        if key is None:
+            reason = ("no key is required, so it listens on this machine only",)
+            listener = CommentedValue(listener, reason)
+        found["listeners"] = listener
+        if self._has_metrics():
+            found["admin"] = CommentedValue({"address": "127.0.0.1:8081"}, ("/metrics is here",))
+        size = read_integer(self._server.pop("max_request_size_mb"), notes, 1, 1_000_000)
+        if size is not None:
+            found["limits"] = {"body": f"{size}MiB"}
+        if key is not None:
+            found["keys"] = self._key(key)
+        return found
+
+    def _has_metrics(self) -> bool:
+        """Whether Prometheus is a callback; all other callbacks are noted."""
+        found = False
+        for name in ("callbacks", "success_callback", "failure_callback"):
+            for given in list_values(self._module.pop(name)):
+                if given.text == "prometheus":
+                    found = True
+                else:
+                    self._notes.add(given, "left out", _SETTING_REASONS[name])
+        return found
+
+    def _key(self, key: SourceValue) -> Any:
+        """The master key, which may use every model."""
+        value = key.value
+        if not isinstance(value, Env):
+            digest = hashlib.sha256(str(value).encode()).hexdigest()
+            return [{"name": "master", "sha256": digest}]
+        reason = f"set {_MASTER}=$(printf %s \"${value.name}\" | sha256sum | cut -d' ' -f1)"
+        self._notes.add(key, "changed", f"only its SHA-256 is known here; {reason}")
+        return CommentedValue([{"name": "master", "sha256": Env(_MASTER)}], (reason,))
+
+    # --- other names, and other models ------------------------------------------------------------
+
+    def aliases(self, parts: ConfigParts) -> None:
+        """Add the aliases to the models."""
+        given = self._take("model_group_alias")
+        if given is None:
+            return
+        for name, target in given.mapping().items():
+            inner = target.mapping().pop("model") if target.is_mapping else target
+            model = "" if inner is None else inner.text
+            reason = _no_alias(name, model, parts)
+            if reason is not None:
+                self._notes.add(target, "left out", reason)
+            else:
+                parts.names[name] = model
+                parts.models[model].setdefault("aliases", []).append(name)
+
+    def fallbacks(self, parts: ConfigParts) -> None:
+        """Add the fallbacks to the models."""
+        for entry in list_values(self._take("fallbacks")):
+            for name, others in entry.mapping().items():
+                for other in list_values(others):
+                    self._fallback(name, other, parts)
+        for other in list_values(self._take("default_fallbacks")):
+            if other.text not in parts.names:
+                self._notes.add(other, "left out", "there is no such model")
+                continue
+            for name, model in parts.models.items():
+                own = any(one in parts.names for one in model.get("fallback", ()))
+                if not own and name != parts.names[other.text]:
+                    self._fallback(name, other, parts)
+
+    def _fallback(self, name: str, other: SourceValue, parts: ConfigParts) -> None:
+        reason = _no_fallback(name, other.text, parts)
+        if reason is None:
+            parts.models[parts.names[name]].setdefault("fallback", []).append(other.text)
+            if "versions" in parts.models[parts.names[other.text]]:
+                reason = f"for {name}: only one of its versions is tried"
+                self._notes.add(other, "changed", reason)
+        else:
+            self._notes.add(other, "left out", f"for {name}: {reason}")
+
+    def note_unused(self) -> None:
+        """Note all settings that were not read."""
+        for part in (self._router, self._module, self._server):
+            part.note_unused(self._notes, _UNKNOWN, _SETTING_REASONS, _NEEDLESS_SETTINGS)
+
+
+def _no_alias(name: str, model: str, parts: ConfigParts) -> str | None:
+    """Why the name cannot be an alias of the model; None if it can."""
+    if model not in parts.models:
+        return f"there is no model {model!r}"
+    if name in parts.names:
+        return "there is a model of this name"
+    try:
+        units.alias(name)
+    except ValueError as error:
+        return f"{name!r} {error}"
+    return None
+
+
+def _no_fallback(name: str, other: str, parts: ConfigParts) -> str | None:
+    """Why the other model cannot be a fallback; None if it can."""
+    if name not in parts.names:
+        return "there is no such model"
+    if other not in parts.names:
+        return f"there is no model {other!r}"
+    model, after = parts.names[name], parts.names[other]
+    if parts.tasks[model] != parts.tasks[after]:
+        return f"{other!r} has a different task"
+    if model in (after, *_after(after, parts)):
+        return f"{other!r} would lead back to it; fallbacks must not form a cycle"
+    return None
+
+
+def _after(model: str, parts: ConfigParts) -> set[str]:
+    """All models that the fallbacks of this model reach."""
+    found: set[str] = set()
+    ways = [model]
+    while ways:
+        names = parts.models[ways.pop()].get("fallback", ())
+        new = {parts.names[one] for one in names if one in parts.names} - found
+        found |= new
+        ways += new
+    return found
+
+
+# --- the configuration ----------------------------------------------------------------------------
+
+_PREFACE: Final = (
+    "Generated from a LiteLLM config.yaml by `interlingua migrate litellm`, which printed what it",
+    "left out and changed. Secrets are read from the environment.",
+)
+_SECTION_REASONS: Final = {
+    "environment_variables": "set them in the gateway's environment",
+    "include": "migrate the included files, too",
+    "guardrails": "prompts and responses are not inspected",
+    "mcp_servers": "only clients call tools",
+    "files_settings": "file APIs are not supported",
+    "finetune_settings": "fine-tuning is not supported",
+    "vector_store_registry": "nothing is added to prompts",
+}
+
+
+_SETTING_SECTIONS: Final = ("router_settings", "litellm_settings", "general_settings")
+_ORDER: Final = (
+    "version",
+    "listeners",
+    "admin",
+    "limits",
+    "keys",
+    "defaults",
+    "backends",
+    "models",
+)
+
+
+class Migration(Struct, frozen=True):
+    """The new file, or None if it would have no models; and the notes."""
+
+    text: str | None
+    notes: tuple[Note, ...]
+
+    @property
+    def is_complete(self) -> bool:
+        """Whether no note says that something is left out."""
+        return self.text is not None and all(note.kind != "left out" for note in self.notes)
+
+
+def migrate(data: bytes, filename: str) -> Migration:
+    """Rewrite LiteLLM's file. Raises ConfigError if the file can't be read."""
+    complaints, notes = Complaints(filename), NoteCollector()
+    root = SourceValue(compose(decode(data, filename), complaints), (), complaints).mapping()
+    router, module, server = (_section(root, name, complaints) for name in _SETTING_SECTIONS)
+    settings = SettingsReader(router, module, server, notes)
+    strategy = settings.strategy()
+    parts, pool_defaults = ConfigParts(), settings.pool_defaults(strategy)
+    members = DeploymentReader(notes, by_rates=strategy == "simple-shuffle")
+    for group in _groups(root, members, complaints):
+        add_model(group, pool_defaults, parts, notes)
+    settings.aliases(parts)
+    settings.fallbacks(parts)
+    document = {"version": 1, **settings.listeners()}
+    if defaults := settings.defaults():
+        document["defaults"] = defaults
+    settings.note_unused()
+    root.note_unused(notes, "no such setting", _SECTION_REASONS, {})
+    if complaints.found:
+        raise ConfigError(filename, complaints.found)
+    document |= {"backends": parts.backends, "models": parts.models}
+    order = [key for key in _ORDER if key in document]
+    text = (
+        format_document({key: document[key] for key in order}, _PREFACE) if parts.models else None
+    )
+    return Migration(text, tuple(sorted(notes.notes)))
+
+
+def _section(of: SourceMapping, name: str, complaints: Complaints) -> SourceMapping:
+    """A section of the file; an empty mapping if there is none."""
+    given = of.pop(name)
+    return SourceMapping(of.source, {}, complaints) if given is None else given.mapping()
+
+
+def _groups(
+    root: SourceMapping, members: DeploymentReader, complaints: Complaints
+) -> list[ModelGroup]:
+    """The deployments of the model list, grouped by name."""
+    credentials = _credentials(root, members.notes)
+    groups: dict[str, ModelGroup] = {}
+    listed = root.pop("model_list")
+    for given in listed.items() if listed is not None else ():
+        entry = given.mapping()
+        called = entry.pop("model_name")
+        if called is None:
+            members.notes.add(given, "left out", "no model_name; the whole entry")
+        elif (name := read_model_name(called, members.notes)) is not None:
+            params = _section(entry, "litellm_params", complaints)
+            try:
+                _fill_credentials(params, credentials)
+                found = members.read(name, entry, params)
+            except UnsupportedEntry as left:
+                members.notes.add(left.value, "left out", str(left))
+                continue
+            entry.note_unused(members.notes, "no such setting", {}, {})
+            groups.setdefault(name, ModelGroup(name, [])).members.append(found)
+    return [*groups.values()]
+
+
+def _fill_credentials(params: SourceMapping, credentials: Mapping[str, SourceMapping]) -> None:
+    """Add the parameters of the credentials that the entry names. Raises UnsupportedEntry."""
+    named = params.pop("litellm_credential_name")
+    if named is not None:
+        if (shared := credentials.get(named.text)) is None:
+            raise UnsupportedEntry(named, "no such credentials")
+        params.fill_from(shared)
+
+
+def _credentials(root: SourceMapping, notes: NoteCollector) -> Mapping[str, SourceMapping]:
+    """The parameters of each entry of the list of credentials."""
+    found = {}
+    listed = root.pop("credential_list")
+    for given in listed.items() if listed is not None else ():
+        one = given.mapping()
+        name, values = one.pop("credential_name"), one.pop("credential_values")
+        one.note_unused(notes, "not used", {}, {"credential_info": "not used"})
+        if name is not None and values is not None:
+            found[name.text] = values.mapping()
+    return found

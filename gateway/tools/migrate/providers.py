@@ -1,0 +1,168 @@
+"""LiteLLM's providers: the prefix of ``litellm_params.model``, and the endpoint that it stands for.
+
+Names, addresses and variables are LiteLLM's own: docs.litellm.ai, "Supported Models & Providers".
+"""
+
+import re
+from collections.abc import Mapping
+from typing import Final
+
+from msgspec import Struct
+
+from gateway.config import units
+from gateway.config.dialects import Dialects
+from gateway.tools.migrate.yaml_file import Env, NoteCollector, SourceValue, UnsupportedEntry
+from protocols import DIALECTS
+
+_SLASHES: Final = 2
+"""The slashes before the host."""
+
+
+class Provider(Struct, frozen=True):
+    """A provider. ``url`` is its default address, ``key`` the variable that holds its key."""
+
+    dialect: str = "openai"
+    profile: str | None = None
+    url: str | None = None
+    key: str | None = None
+    root: str = "/v1"
+    """The end of LiteLLM's addresses, which this gateway adds by itself."""
+    address: str | None = None
+    """The pattern of an address, with the base and the model's name as its groups."""
+    hint: str = ""
+    """The note if the address does not match."""
+    keyed: bool = False
+    """Whether ``key`` is sent to any address, and not only to ``url``."""
+    note: str = ""
+    """What changes by the migration."""
+
+
+def _service(url: str, key: str) -> Provider:
+    return Provider(url=url, key=key)
+
+
+_OPENAI: Final = _service("https://api.openai.com", "OPENAI_API_KEY")
+_OLLAMA: Final = Provider(
+    url="http://127.0.0.1:11434", note="Ollama is called by its OpenAI API, below /v1"
+)
+
+PROVIDERS: Final[Mapping[str, Provider]] = {
+    "openai": _OPENAI,
+    "text-completion-openai": _OPENAI,
+    "custom_openai": Provider(),
+    "openai_like": Provider(),
+    "hosted_vllm": Provider(profile="vllm"),
+    "litellm_proxy": Provider(),
+    "lm_studio": Provider(),
+    "llamafile": Provider(profile="llamacpp", url="http://127.0.0.1:8080"),
+    "xinference": Provider(),
+    "ollama": _OLLAMA,
+    "ollama_chat": _OLLAMA,
+    "groq": _service("https://api.groq.com/openai", "GROQ_API_KEY"),
+    "mistral": _service("https://api.mistral.ai", "MISTRAL_API_KEY"),
+    "deepseek": _service("https://api.deepseek.com", "DEEPSEEK_API_KEY"),
+    "openrouter": _service("https://openrouter.ai/api", "OPENROUTER_API_KEY"),
+    "together_ai": _service("https://api.together.xyz", "TOGETHERAI_API_KEY"),
+    "fireworks_ai": _service("https://api.fireworks.ai/inference", "FIREWORKS_AI_API_KEY"),
+    "nvidia_nim": _service("https://integrate.api.nvidia.com", "NVIDIA_NIM_API_KEY"),
+    "cerebras": _service("https://api.cerebras.ai", "CEREBRAS_API_KEY"),
+    "sambanova": _service("https://api.sambanova.ai", "SAMBANOVA_API_KEY"),
+    "xai": _service("https://api.x.ai", "XAI_API_KEY"),
+    "databricks": Provider(
+        dialect="databricks", root="/serving-endpoints", key="DATABRICKS_API_KEY", keyed=True
+    ),
+    "huggingface": Provider(dialect="tgi", root=""),
+    "triton": Provider(
+        dialect="triton",
+        root="",
+        address=r"(.*)/v2/models/([^/]+)/(?:generate|generate_stream)",
+        hint="must end in /v2/models/MODEL/generate",
+    ),
+}
+
+CLIENT_PROTOCOL: Final = "openai"
+"""The protocol of LiteLLM's clients."""
+MOCK_BACKEND: Final = "echo"
+"""The kind of backend that answers with a fixed text."""
+
+UNSUPPORTED_PROVIDERS: Final = frozenset({
+    "ai21", "aleph_alpha", "anthropic", "anthropic_text", "anyscale", "azure", "azure_ai",
+    "azure_text", "baseten", "bedrock", "cloudflare", "codestral", "cohere", "cohere_chat",
+    "dashscope", "datarobot", "deepgram", "deepinfra", "elevenlabs", "featherless_ai",
+    "gemini", "github", "github_copilot", "gradient_ai", "jina_ai", "meta_llama", "moonshot",
+    "nlp_cloud", "novita", "nscale", "oci", "oobabooga", "palm", "perplexity", "petals",
+    "predibase", "recraft", "replicate", "sagemaker", "sagemaker_chat", "snowflake", "topaz",
+    "vertex_ai", "vllm", "volcengine", "voyage", "watsonx", "watsonx_text",
+})  # fmt: skip
+"""Providers of LiteLLM whose protocol this gateway does not have."""
+
+
+class Endpoint(Struct, frozen=True):
+    """A worker's base URL, its provider, its name of the model (None: the public one), comments."""
+
+    url: str | Env
+    provider: Provider
+    model: str | None
+    comments: tuple[str, ...]
+
+
+def resolve_endpoint(
+    model: SourceValue, said: SourceValue | None, where: SourceValue | None, notes: NoteCollector
+) -> Endpoint:
+    """Find the endpoint of an entry. Raises UnsupportedEntry."""
+    provider, name = _find_provider(model, said)
+    comments = (provider.note,) if provider.note else ()
+    if where is None:
+        if provider.url is None:
+            raise UnsupportedEntry(model, "no api_base")
+        return Endpoint(provider.url, provider, name, comments)
+    if isinstance(variable := where.value, Env):
+        if provider.root:
+            reason = f"{variable.name} must hold the address without {provider.root} at its end"
+            notes.add(where, "changed", reason)
+            comments = (*comments, reason)
+        return Endpoint(variable, provider, name, comments)
+    text = where.text
+    if provider.address is not None:
+        found = re.fullmatch(provider.address, text)
+        if found is None:
+            raise UnsupportedEntry(where, provider.hint)
+        text, name = found.groups()
+    url, at_its_root = _parse_base(where, text, provider)
+    if provider.root and not at_its_root and not provider.note:
+        reason = f"requests go to {provider.root}, as the protocol requires"
+        notes.add(where, "changed", reason)
+        comments = (*comments, reason)
+    return Endpoint(url, provider, name, comments)
+
+
+def _find_provider(model: SourceValue, said: SourceValue | None) -> tuple[Provider, str | None]:
+    """Find the provider and its name of the model. Raises UnsupportedEntry."""
+    prefix, _, name = model.text.partition("/")
+    if said is not None:
+        prefix, name = said.text, model.text.removeprefix(f"{said.text}/")
+    elif not name or (prefix not in PROVIDERS and prefix not in UNSUPPORTED_PROVIDERS):
+        prefix, name = CLIENT_PROTOCOL, model.text
+    provider = PROVIDERS.get(prefix)
+    if provider is None:
+        raise UnsupportedEntry(model, f"provider {prefix!r} is not supported")
+    if model.text == "*":
+        raise UnsupportedEntry(model, "a wildcard model without a provider is not supported")
+    return provider, None if name == "*" else name
+
+
+def _parse_base(where: SourceValue, text: str, provider: Provider) -> tuple[str, bool]:
+    """A worker's base URL, and whether the protocol's path followed. Raises UnsupportedEntry."""
+    try:
+        url = str(units.UNITS["worker"].read(text))
+    except ValueError as error:
+        raise UnsupportedEntry(where, f"the address {error}") from None
+    roots = Dialects(DIALECTS).make(provider.dialect, provider.profile, {}).roots
+    for root in filter(None, roots):
+        if url.endswith(root):
+            return url.removesuffix(root), True
+    if provider.root and url.count("/") > _SLASHES:
+        raise UnsupportedEntry(
+            where, f"the path of {provider.dialect} is {provider.root}, and the address has another"
+        )
+    return url, False

@@ -1,0 +1,301 @@
+"""LiteLLM's YAML file, read value by value, and the new file, written with its comments.
+
+Every value that is read is popped from its mapping, so that those that nobody read can be noted.
+PyYAML cannot write comments; the writer here needs only the shapes of a configuration.
+"""
+
+import math
+import re
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any, Final, Literal, TypeVar
+
+import msgspec
+import yaml
+from msgspec import Struct
+
+from gateway.config import units
+from gateway.config.complaints import Complaints, Mark, Steps
+from gateway.config.complaints import written as format_path
+from gateway.config.document import at
+from gateway.config.pairs import pairs
+
+ValueT = TypeVar("ValueT")
+NoteKind = Literal["left out", "changed", "needless"]
+
+_NO_NUMBER: Final = "not a number; write it into the new file by hand"
+_WIDTH: Final = 100
+_PLAIN: Final = re.compile(r"[A-Za-z_][A-Za-z0-9_-]*")
+_WORDS: Final = frozenset({"true", "false", "null", "yes", "no", "on", "off", "y", "n"})
+"""Words that some YAML reader takes for something else than a string."""
+
+_ENVIRONMENT: Final = "os.environ/"
+_CONSTRUCT: Final = yaml.constructor.SafeConstructor().construct_object
+
+
+class Env(Struct, frozen=True):
+    """A reference to a variable of the environment."""
+
+    name: str
+
+
+class Note(Struct, frozen=True, order=True):
+    """How a part of the file was migrated. ``path`` is such as ``model_list[0].model_name``."""
+
+    line: int
+    column: int
+    path: str
+    kind: NoteKind
+    why: str
+
+    def text(self, filename: str) -> str:
+        """The note as one line."""
+        return f"{filename}:{self.line}:{self.column}: {self.kind}: {self.path}: {self.why}"
+
+
+class UnsupportedEntry(Exception):
+    """No backend of this gateway can serve an entry of the model list."""
+
+    def __init__(self, value: "SourceValue", reason: str) -> None:
+        self.value = value
+        super().__init__(f"{reason}; the whole entry")
+
+
+class NoteCollector:
+    """Collects the notes of a migration."""
+
+    def __init__(self) -> None:
+        self.notes: list[Note] = []
+
+    def add(self, given: "SourceValue", kind: NoteKind, reason: str) -> None:
+        """Add a note about a value."""
+        mark = given.mark
+        self.notes.append(Note(mark.line, mark.column, format_path(given.path), kind, reason))
+
+
+class SourceValue:
+    """A value of the file and its position. It is read by YAML 1.1, as LiteLLM does."""
+
+    def __init__(self, node: yaml.Node, path: Steps, complaints: Complaints) -> None:
+        self.node = node
+        self.path = path
+        self.mark: Mark = at(node.start_mark)
+        self._complaints = complaints
+
+    @property
+    def value(self) -> Any:
+        """The plain value; a string that names a variable is an Env."""
+        found = _CONSTRUCT(self.node, deep=True)
+        if isinstance(found, str) and found.startswith(_ENVIRONMENT):
+            return Env(found.removeprefix(_ENVIRONMENT))
+        return found
+
+    @property
+    def text(self) -> str:
+        """The value if it is a string and names no variable, or else an empty string."""
+        found = self.value
+        return found if isinstance(found, str) else ""
+
+    def items(self) -> Iterator["SourceValue"]:
+        """The items of a list; none if it is not a list."""
+        if isinstance(self.node, yaml.SequenceNode):
+            for n, node in enumerate(self.node.value):
+                yield SourceValue(node, (*self.path, n), self._complaints)
+
+    def mapping(self) -> "SourceMapping":
+        """The value as a mapping; if it is not one, an empty mapping, and an error."""
+        found = pairs(self.node, "a mapping", self._complaints, self.path)
+        return SourceMapping(self, found or {}, self._complaints)
+
+    @property
+    def is_mapping(self) -> bool:
+        """Whether the value is a mapping."""
+        return isinstance(self.node, yaml.MappingNode)
+
+
+class SourceMapping:
+    """A mapping of the file. ``note_unused`` adds notes about the keys that were not popped."""
+
+    def __init__(
+        self,
+        given: SourceValue,
+        found: Mapping[str, tuple[yaml.Node, yaml.Node]],
+        complaints: Complaints,
+    ) -> None:
+        self.source = given
+        self._left = {
+            key: SourceValue(value, (*given.path, key), complaints)
+            for key, (_, value) in found.items()
+            if value.tag != "tag:yaml.org,2002:null"
+        }
+
+    def pop(self, *keys: str) -> SourceValue | None:
+        """Remove and return the value of the first of these keys that is present."""
+        for key in keys:
+            if (found := self._left.pop(key, None)) is not None:
+                return found
+        return None
+
+    def items(self) -> Iterator[tuple[str, SourceValue]]:
+        """Remove and yield all remaining values."""
+        left, self._left = self._left, {}
+        yield from left.items()
+
+    def fill_from(self, other: "SourceMapping") -> None:
+        """Add the other's values for keys that this mapping lacks."""
+        self._left = {**other._left, **self._left}  # noqa: SLF001 - its own kind
+
+    def note_unused(
+        self,
+        notes: NoteCollector,
+        reason: str,
+        reasons: Mapping[str, str],
+        needless: Mapping[str, str],
+    ) -> None:
+        """Add a note about each remaining key: with a reason of its own, or with ``reason``."""
+        for key, given in self.items():
+            if key in needless:
+                notes.add(given, "needless", needless[key])
+            else:
+                notes.add(given, "left out", reasons.get(key, reason))
+
+
+# --- values ---------------------------------------------------------------------------------------
+
+
+def read_number(
+    given: SourceValue | None, notes: NoteCollector, low: float, high: float
+) -> float | None:
+    """Read a number, limited to ``low`` and ``high``; None and a note if it is not a number."""
+    if given is None:
+        return None
+    value = given.value
+    if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
+        notes.add(given, "left out", _NO_NUMBER)
+        return None
+    if not low <= value <= high:
+        kept = min(max(value, low), high)
+        notes.add(given, "changed", f"is {kept:g} now: it may be from {low:g} to {high:g}")
+        return kept
+    return value
+
+
+def read_integer(
+    given: SourceValue | None, notes: NoteCollector, low: int, high: int
+) -> int | None:
+    """Read a number as ``read_number`` does, and drop its fraction."""
+    found = read_number(given, notes, low, high)
+    return None if found is None else int(found)
+
+
+def read_duration(given: SourceValue | None, notes: NoteCollector) -> str | None:
+    """Read a number of seconds as a duration of the new file."""
+    found = read_number(given, notes, 0, 168 * 3600)
+    if given is None or found is None:
+        return None
+    written = f"{found:.9f}".rstrip("0").rstrip(".")
+    if written == "0":
+        notes.add(given, "left out", "a timeout of 0")
+        return None
+    return f"{written}s"
+
+
+def read_model_name(given: SourceValue, notes: NoteCollector) -> str | None:
+    """Read the public name of a model; None and a note if it is not valid here."""
+    return read_text(given, notes, units.model)
+
+
+def read_text(
+    given: SourceValue, notes: NoteCollector, read: Callable[[str], ValueT]
+) -> ValueT | None:
+    """Parse a string with ``read``; None and a note if that raises ValueError."""
+    value = given.value
+    if not isinstance(value, str):
+        notes.add(given, "left out", "must be a string")
+        return None
+    try:
+        return read(value)
+    except ValueError as error:
+        notes.add(given, "left out", str(error))
+        return None
+
+
+def list_values(given: SourceValue | None) -> list[SourceValue]:
+    """The items of a list, or the value itself if it is not a list."""
+    if given is None:
+        return []
+    return [*given.items()] or [given]
+
+
+def describe_value(value: Any) -> str:
+    """A value, which is no secret, for a note."""
+    return f"${{{value.name}}}" if isinstance(value, Env) else repr(value)
+
+
+# --- the new file ---------------------------------------------------------------------------------
+
+
+class CommentedValue(Struct, frozen=True):
+    """A value and the comments to write above it."""
+
+    value: Any
+    comments: Sequence[str] = ()
+
+
+def format_document(parts: Mapping[str, Any], preface: Sequence[str]) -> str:
+    """Format the whole file."""
+    lines = [f"# {line}" if line else "" for line in preface]
+    for key, value in parts.items():
+        lines += ["", *_entry(key, value, 0)]
+    return "\n".join(lines) + "\n"
+
+
+def _entry(key: str, value: Any, depth: int) -> Iterator[str]:
+    indent = "  " * depth
+    if isinstance(value, CommentedValue):
+        yield from (f"{indent}# {one}" for one in value.comments)
+        value = value.value
+    start = f"{indent}{format_value(key)}:"
+    if (
+        not _has_comments(value)
+        and len(line := f"{start} {format_value(value)}") <= _WIDTH
+        and depth
+    ):
+        yield line
+        return
+    match value:
+        case Mapping():
+            yield start
+            for name, inner in value.items():
+                yield from _entry(name, inner, depth + 1)
+        case list():
+            yield start
+            yield from (f"{indent}  - {format_value(one)}" for one in value)
+        case _:
+            yield f"{start} {format_value(value)}"
+
+
+def _has_comments(value: Any) -> bool:
+    """Whether the value or a part of it has comments."""
+    return isinstance(value, CommentedValue) or (
+        isinstance(value, Mapping) and any(map(_has_comments, value.values()))
+    )
+
+
+def format_value(value: Any) -> str:
+    """Format a value in one line."""
+    match value:
+        case Mapping():
+            inner = ", ".join(
+                f"{format_value(key)}: {format_value(one)}" for key, one in value.items()
+            )
+            return f"{{{inner}}}"
+        case list():
+            return f"[{', '.join(map(format_value, value))}]"
+        case Env(name):
+            return f'"${{{name}}}"'
+        case str() if _PLAIN.fullmatch(value) and value.lower() not in _WORDS:
+            return value
+        case str():
+            return msgspec.json.encode(value.replace("$", "$$")).decode()
+        case _:
+            return msgspec.json.encode(value).decode()

@@ -1,0 +1,40 @@
+"""Tables of the command line."""
+
+import io
+import sys
+
+import pytest
+
+from gateway.commands.console import print_table
+
+HEADINGS = ("model", "requests", "note")
+ROWS = [["[b]x[/b] :smile:", "1,000", "n" * 300], ["y", "2", ""]]
+
+
+def test_a_table_is_plain_text_of_its_own_width(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", "20")
+    print_table(HEADINGS, ROWS, left=(0, 2))
+    assert capsys.readouterr().out.splitlines() == [
+        "model             requests  note",
+        f"[b]x[/b] :smile:     1,000  {'n' * 300}",
+        "y                        2",
+    ]
+
+
+class Terminal(io.StringIO):
+    def isatty(self) -> bool:
+        return True
+
+
+def test_headings_are_bold_in_a_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TERM", "xterm")
+    monkeypatch.delenv("NO_COLOR", raising=False)
+    out = Terminal()
+    monkeypatch.setattr(sys, "stdout", out)
+    print_table(HEADINGS, ROWS, left=(0, 2))
+    first, second, third = out.getvalue().splitlines()
+    assert "\x1b[1m" in first
+    assert "\x1b" not in second + third
+    assert second.endswith("n" * 300)

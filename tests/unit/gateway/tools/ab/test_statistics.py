@@ -1,0 +1,314 @@
+"""Intervals: what others print for the same numbers, and how often they hold the truth."""
+
+import math
+import random
+
+import pytest
+
+from gateway.figures import DURATION
+from gateway.tools.ab.statistics import (
+    BucketSample,
+    ExactSample,
+    Interval,
+    Mean,
+    chi_square_p_value,
+    chi_square_tail,
+    difference_interval,
+    normal_quantile,
+    quantile_interval,
+    t_cdf,
+    t_quantile,
+    welch_interval,
+    wilson_interval,
+)
+
+TRIALS = 2000
+
+
+@pytest.mark.parametrize(
+    ("hits", "of", "low", "high"),
+    [
+        (81, 263, 0.2553, 0.3662),
+        (15, 148, 0.0624, 0.1605),
+        (0, 20, 0.0, 0.1611),
+        (1, 29, 0.0061, 0.1718),
+    ],
+)
+def test_wilsons_interval_is_the_one_that_newcombe_prints(
+    hits: int, of: int, low: float, high: float
+) -> None:
+    found = wilson_interval(hits, of, 0.95)
+    assert found.low == pytest.approx(low, abs=5e-5)
+    assert found.high == pytest.approx(high, abs=5e-5)
+    assert found.value == hits / of
+
+
+@pytest.mark.parametrize(
+    ("b", "a", "low", "high"),
+    [
+        ((56, 70), (48, 80), 0.0524, 0.3339),
+        ((9, 10), (3, 10), 0.1705, 0.8090),
+        ((5, 56), (0, 29), -0.0381, 0.1926),
+        ((0, 10), (0, 20), -0.1611, 0.2775),
+        ((10, 10), (0, 10), 0.6075, 1.0000),
+    ],
+)
+def test_the_difference_of_shares_is_newcombes(
+    b: tuple[int, int], a: tuple[int, int], low: float, high: float
+) -> None:
+    found = difference_interval(wilson_interval(*a, 0.95), wilson_interval(*b, 0.95))
+    assert found.value == pytest.approx(b[0] / b[1] - a[0] / a[1])
+    assert found.low == pytest.approx(low, abs=5e-5)
+    assert found.high == pytest.approx(high, abs=5e-5)
+
+
+def test_welchs_is_students_where_both_are_alike() -> None:
+    found = welch_interval(Mean(10, 5.0, 1.0), Mean(10, 6.0, 1.0), 0.95)
+    half = 2.10092204024096 * math.sqrt(0.2)
+    assert found is not None
+    assert found.value == 1.0
+    assert found.low == pytest.approx(1 - half, abs=1e-6)
+    assert found.high == pytest.approx(1 + half, abs=1e-6)
+
+
+def test_welchs_freedom_is_that_of_the_one_that_varies() -> None:
+    found = welch_interval(Mean(5, 0.0, 4.0), Mean(10**6, 0.0, 1e-9), 0.95)
+    assert found is not None
+    assert found.high == pytest.approx(2.7764451051978 * math.sqrt(4 / 5), abs=1e-6)
+
+
+def test_what_does_not_vary_leaves_no_doubt() -> None:
+    assert welch_interval(Mean(3, 1.0, 0.0), Mean(3, 2.5, 0.0), 0.95) == Interval(1.5, 1.5, 1.5)
+
+
+@pytest.mark.parametrize("few", [None, Mean(1, 2.0, 0.0)])
+def test_of_one_value_no_spread_is_known(few: Mean | None) -> None:
+    enough = Mean(9, 2.0, 1.0)
+    assert welch_interval(few, enough, 0.95) is None
+    assert welch_interval(enough, few, 0.95) is None
+
+
+def values(found: list[float]) -> ExactSample:
+    sample = ExactSample()
+    sample.extend(found)
+    return sample
+
+
+def test_a_median_lies_between_its_neighbours() -> None:
+    found = quantile_interval(values([float(n) for n in range(100, 0, -1)]), 0.5, 0.95)
+    assert found is not None
+    assert found.value == 50.5
+    assert found.low == pytest.approx(40.7, abs=1e-3)
+    assert found.high == pytest.approx(60.3, abs=1e-3)
+
+
+@pytest.mark.parametrize(
+    ("n", "p", "known"),
+    [(0, 0.5, False), (3, 0.5, False), (4, 0.5, True), (72, 0.95, False), (74, 0.95, True)],
+)
+def test_of_few_values_no_quantile_is_sure(n: int, p: float, *, known: bool) -> None:
+    found = quantile_interval(values([float(k) for k in range(n)]), p, 0.95)
+    assert (found is not None) == known
+
+
+def test_an_interval_is_clear_when_it_leaves_out_0() -> None:
+    assert Interval(1.0, 0.1, 2.0).excludes_zero
+    assert Interval(-1.0, -2.0, -0.1).excludes_zero
+    assert not Interval(1.0, 0.0, 2.0).excludes_zero
+
+
+def test_counts_are_held_against_their_weights() -> None:
+    assert chi_square_p_value([90, 10], [90, 10]) == 1.0
+    assert chi_square_p_value([80, 20], [90, 10]) == pytest.approx(
+        math.erfc(math.sqrt(100 / 9 / 2))
+    )
+    assert chi_square_p_value([30, 30, 60], [1, 1, 1]) == pytest.approx(math.exp(-15 / 2))
+
+
+# --- how often they hold the truth ----------------------------------------------------------------
+
+
+def band(trials: int) -> float:
+    """Four standard deviations of how often 95 % of so many trials succeed."""
+    return 4 * math.sqrt(0.95 * 0.05 / trials)
+
+
+def covered(found: list[Interval], truth: float) -> float:
+    return sum(one.low <= truth <= one.high for one in found) / len(found)
+
+
+def test_newcombes_holds_the_truth_as_often_as_it_says() -> None:
+    luck = random.Random(1)
+
+    def hits(of: int, share: float) -> int:
+        return sum(luck.random() < share for _ in range(of))
+
+    found = [
+        difference_interval(
+            wilson_interval(hits(120, 0.1), 120, 0.95), wilson_interval(hits(40, 0.25), 40, 0.95)
+        )
+        for _ in range(TRIALS)
+    ]
+    assert covered(found, 0.15) == pytest.approx(0.95, abs=band(TRIALS))
+
+
+def test_welchs_does() -> None:
+    luck = random.Random(2)
+
+    def drawn(n: int, mean: float, spread: float) -> Mean | None:
+        return values([luck.gauss(mean, spread) for _ in range(n)]).mean()
+
+    found = [welch_interval(drawn(8, 0.0, 1.0), drawn(25, 2.0, 4.0), 0.95) for _ in range(500)]
+    known = [one for one in found if one is not None]
+    assert len(known) == 500
+    assert covered(known, 2.0) == pytest.approx(0.95, abs=band(500))
+
+
+@pytest.mark.parametrize("p", [0.5, 0.9])
+def test_that_of_quantiles_does(p: float) -> None:
+    luck = random.Random(3)
+    truth = -math.log(1 - p)
+
+    def drawn(n: int, scale: float) -> Interval:
+        found = quantile_interval(
+            values([scale * luck.expovariate(1.0) for _ in range(n)]), p, 0.95
+        )
+        assert found is not None
+        return found
+
+    found = [difference_interval(drawn(150, 1.0), drawn(60, 2.0)) for _ in range(TRIALS)]
+    assert covered(found, truth) == pytest.approx(0.955, abs=band(TRIALS) + 0.005)
+
+
+def test_an_even_split_is_called_unlikely_as_seldom_as_it_is() -> None:
+    luck = random.Random(4)
+    found = []
+    for _ in range(TRIALS):
+        b = sum(luck.random() < 0.1 for _ in range(200))
+        found.append(chi_square_p_value([200 - b, b], [90, 10]) < 0.05)
+    assert sum(found) / TRIALS == pytest.approx(0.05, abs=band(TRIALS))
+
+
+# --- distributions, against tabulated values ------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("p", "wanted"),
+    [
+        (0.5, 0.0),
+        (0.9, 1.2815515655446004),
+        (0.95, 1.6448536269514722),
+        (0.975, 1.959963984540054),
+        (0.995, 2.5758293035489004),
+        (0.9995, 3.2905267314919255),
+        (0.025, -1.959963984540054),
+    ],
+)
+def test_the_normal_distribution(p: float, wanted: float) -> None:
+    assert normal_quantile(p) == pytest.approx(wanted, abs=1e-9)
+
+
+@pytest.mark.parametrize(
+    ("p", "freedom", "wanted"),
+    [
+        (0.975, 1, 12.706204736432095),
+        (0.975, 2, 4.302652729911275),
+        (0.975, 5, 2.570581836614739),
+        (0.975, 10, 2.2281388519649385),
+        (0.975, 30, 2.0422724563012373),
+        (0.975, 120, 1.9799304050824413),
+        (0.95, 7, 1.894578605061305),
+        (0.995, 15, 2.946712883338615),
+        (0.9995, 4, 8.610301581379272),
+        (0.025, 5, -2.570581836614739),
+        (0.5, 3, 0.0),
+    ],
+)
+def test_students(p: float, freedom: float, wanted: float) -> None:
+    assert t_quantile(p, freedom) == pytest.approx(wanted, abs=1e-6)
+
+
+@pytest.mark.parametrize("freedom", [1.0, 2.5, 40.0, 1e4])
+@pytest.mark.parametrize("p", [0.5001, 0.6, 0.9, 0.999])
+def test_a_quantile_is_where_so_much_lies_below(p: float, freedom: float) -> None:
+    assert t_cdf(t_quantile(p, freedom), freedom) == pytest.approx(p, abs=1e-9)
+
+
+def test_with_much_freedom_students_is_the_normal_distribution() -> None:
+    assert t_quantile(0.975, 1e6) == pytest.approx(1.959966, abs=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("x", "freedom", "wanted"),
+    [
+        (0.0, 3, 1.0),
+        (0.016, 1, 0.8993431885613662),
+        (3.841458820694124, 1, 0.05),
+        (10.827566170662733, 1, 0.001),
+        (5.991464547107979, 2, 0.05),
+        (18.307038053275146, 10, 0.05),
+        (4.865182051925326, 10, 0.9),
+        (30.0, 3, 1.380057031249e-06),
+    ],
+)
+def test_chi_square(x: float, freedom: int, wanted: float) -> None:
+    assert chi_square_tail(x, freedom) == pytest.approx(wanted, rel=1e-9)
+
+
+# --- samples --------------------------------------------------------------------------------------
+
+
+def buckets(*values: float, edges: tuple[float, ...] = (1.0, 2.0, 4.0)) -> BucketSample:
+    sample = BucketSample(edges)
+    sample.extend(values)
+    return sample
+
+
+def test_values_are_sorted_when_they_are_asked_for() -> None:
+    sample = ExactSample()
+    assert (sample.n, sample.mean()) == (0, None)
+    sample.extend([3.0, 1.0, 2.0])
+    assert [sample.quantile(p) for p in (0.0, 0.5, 1.0)] == [1.0, 2.0, 3.0]
+    sample.extend([0.0])
+    assert sample.quantile(0.5) == 1.5
+    mean = sample.mean()
+    assert mean is not None
+    assert (mean.n, mean.value) == (4, 1.5)
+    assert mean.variance == pytest.approx(5 / 3)
+
+
+def test_one_value_does_not_vary() -> None:
+    sample = ExactSample()
+    sample.extend([3.0])
+    mean = sample.mean()
+    assert mean is not None
+    assert (mean.value, mean.variance) == (3.0, 0.0)
+
+
+def test_within_a_bucket_values_are_taken_to_be_spread_evenly() -> None:
+    sample = buckets(0.5, 1.5, 1.5, 3.0)
+    assert sample.quantile(0.25) == 1.0
+    assert sample.quantile(0.5) == 1.5
+    assert sample.quantile(1.0) == 4.0
+    mean = sample.mean()
+    assert mean is not None
+    assert mean.value == 6.5 / 4
+    assert buckets().mean() is None
+
+
+def test_above_the_last_edge_nothing_is_known() -> None:
+    sample = buckets(0.5, 9.0)
+    assert sample.quantile(0.9) == 4.0
+    assert sample.quantile_bounds(0.1, 0.9) == (0.0, math.inf)
+    assert sample.quantile_bounds(0.1, 0.4) == (0.0, 1.0)
+
+
+def test_the_spread_of_many_buckets_is_about_that_of_the_values() -> None:
+    values = [-math.log(1 - (k + 0.5) / 300) for k in range(300)]
+    exact, rough = ExactSample(), buckets(*values, edges=DURATION)
+    exact.extend(values)
+    one, other = exact.mean(), rough.mean()
+    assert one is not None
+    assert other is not None
+    assert other.value == pytest.approx(one.value)
+    assert other.variance == pytest.approx(one.variance, rel=0.1)

@@ -1,0 +1,188 @@
+"""``interlingua check --connect`` on hosts that are not as this one is."""
+
+import importlib
+import importlib.util
+from importlib import metadata
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import msgspec
+import pytest
+from click.testing import CliRunner, Result
+
+from gateway.cli import main
+from gateway.config import load
+from gateway.tools.connect_check import (
+    Finding,
+    check_kernel,
+    check_local_models,
+    check_open_files,
+    check_versions,
+)
+
+GOOD = """\
+listeners: [{address: "127.0.0.1:0", dialects: [openai]}]
+backends: {e: {kind: echo}}
+models: {m: {backend: e}}
+"""
+
+
+@pytest.fixture
+def file(tmp_path: Path) -> Path:
+    path = tmp_path / "gateway.yaml"
+    path.write_text(GOOD)
+    return path
+
+
+def check(*arguments: str | Path, color: bool = False) -> Result:
+    return CliRunner().invoke(main, ["check", "--connect", *map(str, arguments)], color=color)
+
+
+def test_installed_versions_are_printed_after_the_static_check(file: Path) -> None:
+    result = check(file)
+    assert result.exit_code == 0
+    first, *rest = result.stdout.splitlines()
+    assert first == f"{file}: good: 1 listener, 1 backend, 1 model, 0 keys"
+    said = dict(line[9:].split(": ", 1) for line in rest)
+    assert {"interlingua", "python", "aiohttp", "httptools", "msgspec", "httpx"} <= said.keys()
+
+
+def test_mistakes_are_printed_and_nothing_is_connected_to(file: Path, tmp_path: Path) -> None:
+    file.write_text("backends: {e: {kind: echo}}\nmodels: {m: {backend: f}}\n")
+    result = check(file)
+    assert result.exit_code == 1
+    assert f"{file}:2:23: there is no backend 'f'; known: e" in result.stderr
+    assert result.stdout == ""
+    assert "findings" not in msgspec.json.decode(check(file, "--json").stdout)
+    assert check(tmp_path / "none.yaml").exit_code == 2
+
+
+def test_findings_as_json(file: Path) -> None:
+    result = check(file, "--json")
+    assert result.exit_code == 0
+    report = msgspec.json.decode(result.stdout)
+    assert (report["file"], report["complaints"]) == (str(file), [])
+    said = {one["subject"]: one["message"] for one in report["findings"]}
+    assert said["listener 127.0.0.1:0"] == "the address is free"
+
+
+def test_files_that_may_be_open() -> None:
+    [few], [many] = check_open_files(1), check_open_files(10**9)
+    assert (few.state, many.state) == ("ok", "warning")
+    assert many.hint.startswith("raise the limit (ulimit -Hn 2000000064)")
+
+
+@pytest.mark.parametrize("no_color", ["", "1"])
+def test_colours_are_for_terminals_that_want_them(
+    no_color: str, file: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("NO_COLOR", no_color)
+    result = check(file, color=True)
+    assert ("\x1b[" in result.stdout) == (not no_color)
+
+
+def test_what_is_old_and_what_is_not_there() -> None:
+    def version(name: str) -> str:
+        if name == "uvloop":
+            raise metadata.PackageNotFoundError(name)
+        return "3.13.9" if name == "aiohttp" else "9.0.0rc1"
+
+    said = {one.subject: one for one in check_versions(version)}
+    assert said["aiohttp"] == Finding(
+        "warning", "aiohttp", "3.13.9 is older than 3.14", "pip install 'aiohttp>=3.14'"
+    )
+    assert said["uvloop"].state == "warning"
+    assert said["httpx"].state == "ok"
+
+
+@pytest.mark.parametrize(
+    ("backlog", "ports", "states"),
+    [("4096", "32768\t60999", ["ok", "ok"]), ("128", "50000 60999", ["warning", "warning"])],
+)
+def test_the_kernel(backlog: str, ports: str, states: list[str], tmp_path: Path) -> None:
+    for name, text in (("core/somaxconn", backlog), ("ipv4/ip_local_port_range", ports)):
+        file = tmp_path / name
+        file.parent.mkdir()
+        file.write_text(f"{text}\n")
+    assert [one.state for one in check_kernel(tmp_path)] == states
+
+
+def test_a_kernel_that_does_not_say(tmp_path: Path) -> None:
+    assert [*check_kernel(tmp_path)] == []
+
+
+# --- local models ---------------------------------------------------------------------------------
+
+
+class Torch(SimpleNamespace):
+    """Stands for the library: what there is of it is ``cuda``, and what is free there."""
+
+    def __init__(self, free: int | None) -> None:
+        super().__init__(__version__="2.9", get_num_threads=lambda: 4)
+        self.cuda = SimpleNamespace(
+            is_available=lambda: free is not None,
+            mem_get_info=lambda device: (free, 80 << 30),
+            get_device_name=lambda device: "NVIDIA H200",
+        )
+        self.device = str
+        self._free = free
+
+    def zeros(self, size: int, *, device: str) -> None:
+        if device.startswith("cuda") and self._free is None:
+            raise RuntimeError("Found no NVIDIA driver on your system.\nPlease check it.")
+
+
+def findings_of(device: str, torch: Any, monkeypatch: pytest.MonkeyPatch) -> list[Finding]:
+    text = f"""
+backends: {{t: {{kind: torch, path: "package:m", device: "{device}", memory: 8GiB}}}}
+models: {{m: {{backend: t}}}}
+"""
+    config = load(text, "gateway.yaml", env={})
+    monkeypatch.setattr(importlib, "import_module", lambda name: torch)
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None if torch is None else name)
+    return [*check_local_models(config)]
+
+
+@pytest.mark.parametrize(
+    ("device", "free", "expected"),
+    [
+        ("auto", None, Finding("ok", "backend t", "torch 2.9 on cpu, 4 threads")),
+        ("cpu", 40 << 30, Finding("ok", "backend t", "torch 2.9 on cpu, 4 threads")),
+        (
+            "auto",
+            40 << 30,
+            Finding("ok", "backend t", "torch 2.9 on NVIDIA H200: 40,960 of 81,920 MiB free"),
+        ),
+        (
+            "cuda:1",
+            1 << 30,
+            Finding(
+                "warning",
+                "backend t",
+                "torch 2.9 on NVIDIA H200: 1,024 of 81,920 MiB free, less than `memory`",
+                "stop other processes on the device, or lower `memory`",
+            ),
+        ),
+        (
+            "cuda",
+            None,
+            Finding(
+                "error",
+                "backend t",
+                "the device cuda is not available: Found no NVIDIA driver on your system.",
+                "set another device, or repair the driver",
+            ),
+        ),
+    ],
+)
+def test_a_local_models_device(
+    device: str, free: int | None, expected: Finding, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert findings_of(device, Torch(free), monkeypatch) == [expected]
+
+
+def test_a_local_model_without_torch(monkeypatch: pytest.MonkeyPatch) -> None:
+    [finding] = findings_of("auto", None, monkeypatch)
+    assert finding.message == "torch and transformers are not installed"
+    assert finding.hint == "pip install 'interlingua[torch]'"
