@@ -22,7 +22,6 @@ from gateway.core.types import (
     TopLogprob,
     Usage,
 )
-from protocols.repeats import PROBE
 
 
 class Details(Struct):
@@ -133,19 +132,6 @@ class WireVectors(Struct):
 
 read_answer = msgspec.json.Decoder(WireAnswer).decode
 read_vectors = msgspec.json.Decoder(WireVectors).decode
-
-
-def probed(wire: Any) -> Any:
-    """``wire``, which is needed no more, with PROBE in the place of its text.
-
-    It has the fields of ``WireAnswer``.
-    """
-    for choice in wire.choices or ():
-        if (delta := choice.delta or choice.message) is None:
-            choice.text = PROBE
-        else:
-            delta.content = PROBE
-    return wire
 
 
 def text_in(got: Any) -> str | None:
