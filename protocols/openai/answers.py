@@ -130,8 +130,6 @@ class ChatEncoder:
     def _text(self, event: Text) -> bytes:
         index = event.index
         before = b"" if index in self._open else self._opening(index)
-        if event.pieces:
-            return before + self._chunks.several(index, event.pieces, b'{"content":', b"}")
         if not event.logprobs and not event.token_ids:
             head, tail = self._chunks.template(index)
             return b'%b%b{"content":%b}%b' % (before, head, encode(event.text), tail)
@@ -246,8 +244,6 @@ class TextEncoder:
 
     def _write(self, event: Event) -> bytes:
         if type(event) is Text:
-            if event.pieces:
-                return self._several(event)
             ids = event.token_ids if self._request.want.token_ids else ()
             return self._text(event.index, event.text, event.logprobs, ids)
         match event:
@@ -265,11 +261,6 @@ class TextEncoder:
             case _:
                 pass
         return b""
-
-    def _several(self, event: Text) -> bytes:
-        index = event.index
-        self._offsets[index] = self._offsets.get(index, 0) + len(event.text)
-        return self._chunks.several(index, event.pieces)
 
     def _text(
         self, index: int, text: str, logprobs: Sequence[TokenLogprob], ids: Sequence[int]

@@ -32,7 +32,6 @@ from gateway.core.types import (
     Sampling,
     Stopping,
     TextPart,
-    apart,
 )
 
 _LARGEST: Final = 8 << 20
@@ -287,7 +286,7 @@ async def _listen(
         size += len(piece)
         if size > _LARGEST:
             raise WorkerFailed(f"the answer is larger than {_LARGEST} bytes")
-        heard.events += apart(decoder.feed(piece))
+        heard.events += decoder.feed(piece)
         if until is not None and until(heard):
             return
     heard.events += decoder.close()
