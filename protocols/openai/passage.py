@@ -26,6 +26,7 @@ _STRAY: Final = re.compile(rb"^(?!(?:\xef\xbb\xbf)?data:|:|event|id|retry|\r?$).
 """A line that is no field of an event: some workers say so what went wrong."""
 _LARGEST: Final = 1 << 20
 """Bytes of one event."""
+_FRAME: Final = len(sse.event(b""))
 
 
 def reader(request: Request, complaint: Callable[[bytes], None] = complain) -> Decoder:
@@ -124,7 +125,12 @@ class StreamPassage:
         """Read each whole event; gives what may be passed on."""
         end, clean, over = 0, True, False
         try:
-            while end < len(held):
+            for payload in sse.plain(held) or ():
+                self._event(payload, events)
+                end += len(payload) + _FRAME
+                if over := bool(events) and type(events[-1]) is Done:
+                    break
+            while end < len(held) and not over:
                 found = sse.plain_at(held, end)
                 if found is not None:
                     self._event(found[1], events)
