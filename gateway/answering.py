@@ -19,7 +19,7 @@ from gateway.auth import Principal
 from gateway.core.context import Context
 from gateway.core.errors import ClientError, GatewayError
 from gateway.core.lookout import Lookout
-from gateway.core.ports import About, Call, Dialect, Envelope, Relay
+from gateway.core.ports import About, Call, Dialect, Envelope
 from gateway.exchange import Answering, Exchange
 from gateway.instead import NO_ROOM, Trail, lacks, passes_on
 from gateway.noting import Noted, Overheard
@@ -174,15 +174,15 @@ class Answers:
     ) -> Coroutine[Any, Any, None]:
         """Have it answered so."""
         record, context = asked.record, asked.context
-        brief = answering.relay if type(answering) is Relaying else answering.request
-        if type(brief) is Relay:
-            record.stream = brief.stream
+        request = answering.request
+        if type(answering) is Relaying:
+            record.stream = request.stream
         record.losses = answering.losses
-        record.operation = brief.kind
+        record.operation = request.kind
         if context.trace is not None:
-            context.trace.wants(answering.request)
-        if brief.timeout is not None:
-            context.deadline.shorten(brief.timeout)
+            context.trace.wants(request)
+        if request.timeout is not None:
+            context.deadline.shorten(request.timeout)
         if asked.watch is not None:
             asked.watch.answers(
                 Asking(asked.dialect, asked.call, route, answering, context, self._body)
@@ -190,7 +190,7 @@ class Answers:
         if asked.noted is not None:
             answering = Overheard(answering, asked.noted)
         exchange = Exchange(answering, context, asked.sink, record, self._lookout)
-        if client_id := asked.envelope.client_id or brief.client_id:
+        if client_id := asked.envelope.client_id or request.client_id:
             return self._named((asked.dialect.name, record.key, client_id), exchange)
         return exchange.run(self.live, stream=record.stream)
 

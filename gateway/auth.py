@@ -83,10 +83,6 @@ class Keyring:
             raise Unauthorized("the API key is not known", missing=False)
         return principal
 
-    def lasts(self, principal: Principal | None) -> bool:
-        """Whether who was found is found again each time: no holder of a token need be."""
-        return principal is None or principal.sha256.lower() in self._by_digest
-
     def posing(self, name: str) -> "Keyring":
         """One that takes everybody for the holder of the key of this name. Raises KeyError."""
         found = next((one for _, one in self._by_digest.values() if one.name == name), None)

@@ -67,11 +67,11 @@ class Relaying(Struct, eq=False):
 
     async def gathered(self) -> Piece:
         """See ``gateway.exchange.Answering``."""
-        return counted(self.relay, await self._backend.fetch(self.relay, self._about.context))
+        return counted(self.request, await self._backend.fetch(self.relay, self._about.context))
 
     def pieces(self, take: Take | None = None) -> Pieces:
         """See ``gateway.exchange.Answering``."""
-        self.heard = Count(self.relay).apply
+        self.heard = Count(self.request).apply
         return self._backend.relay(self.relay, self._about.context, take)
 
     def _translated(self) -> Translation:

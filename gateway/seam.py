@@ -4,20 +4,9 @@ A front (``gateway.front``) makes both out of sockets. Nothing above it knows wh
 """
 
 from collections.abc import Mapping
-from typing import Any, Protocol
-
-from msgspec import Struct
+from typing import Protocol
 
 from gateway.core.ports import Headers
-
-
-class Head(Struct, eq=False):
-    """Where who serves a request keeps what follows from its head, the body's length left aside.
-
-    Those of one connection that have the same head share it.
-    """
-
-    known: Any = None
 
 
 class Request(Protocol):
@@ -30,10 +19,6 @@ class Request(Protocol):
     headers: Mapping[str, str]
     """Found by lower-case name."""
     peer: str
-
-    @property
-    def head(self) -> Head | None:
-        """None where the same one is not known to come again."""
 
     async def body(self, limit: int) -> bytes:
         """The whole body. Raises TooLarge past ``limit`` bytes, having read no more than that."""

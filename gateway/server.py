@@ -42,8 +42,8 @@ from gateway.limits.accounts import Accounts
 from gateway.limits.limiter import Limiter
 from gateway.paths import Found, Paths
 from gateway.router import Route, Router
-from gateway.seam import Head, Sink
 from gateway.seam import Request as HttpRequest
+from gateway.seam import Sink
 from gateway.shadow import Shadows
 from gateway.telemetry import Observer, Record
 from gateway.watching.kept import Explain, nobody
@@ -70,21 +70,6 @@ class Settings(Struct, frozen=True):
     """Whether who has no key may have requests explained."""
     config: str = ""
     """The configuration's hash, for the record."""
-
-
-class _Known(Struct, frozen=True):
-    """What a head leads to, as long as paths and keys are these."""
-
-    paths: Paths
-    keyring: Keyring
-    found: Found
-    principal: Principal | None
-    id: str | None
-    """The client's own name for its requests."""
-    dialect: str
-    path: str
-    key: str
-    """As a record has them."""
 
 
 class Traces(Protocol):
@@ -181,23 +166,15 @@ class Server:
     async def serve(self, http: HttpRequest, sink: Sink) -> None:
         """Answer one request. Raises only what cancels its task."""
         clock, config = self._clock, self._settings.config
-        began, head = clock(), http.head
-        known: _Known | None = None if head is None else head.known
-        if known is None or known.paths is not self.paths or known.keyring is not self._keyring:
-            known = None
-            id_ = request_id(http.headers) or self._new_id()
-            record = Record(id_, self._now(), "", http.path[:200], config=config)
-        else:
-            id_ = known.id or self._new_id()
-            record = Record(
-                id_, self._now(), known.dialect, known.path, key=known.key, config=config
-            )
+        began = clock()
+        id_ = request_id(http.headers) or self._new_id()
+        record = Record(id_, self._now(), "", http.path[:200], config=config)
         self.running += 1
         try:
-            if known is None and http.path in self._pages:
+            if http.path in self._pages:
                 send(sink, self._pages[http.path](), record)
             else:
-                await self._serve(http, known, sink, record)
+                await self._serve(http, sink, record)
         except asyncio.CancelledError:
             record.outcome = "cancelled"
             raise
@@ -210,11 +187,9 @@ class Server:
                 self._limiter.settle(record)
             self._observe(record)
 
-    async def _serve(
-        self, http: HttpRequest, known: _Known | None, sink: Sink, record: Record
-    ) -> None:
+    async def _serve(self, http: HttpRequest, sink: Sink, record: Record) -> None:
         try:
-            found = self._find(http, record) if known is None else known.found
+            found = self._find(http, record)
         except GatewayError as error:
             dialect = self.paths.owner(http.path).dialect
             record.dialect = dialect.name
@@ -224,7 +199,7 @@ class Server:
             self._traces.begin(record, http)
         dialect, headers, body = found.mount.dialect, http.headers, b""
         try:
-            principal = known.principal if known else await self._admit(found, http, record)
+            principal = await self._admit(found, http, record)
             watch = None
             if HEADER in headers and headers[HEADER] == "1":
                 watch = self._explain(record, principal, open_to_all=self._settings.explain)
@@ -268,30 +243,18 @@ class Server:
         yield self._router.dialect(found.params.get("model", "")) or ""
 
     async def _admit(self, found: Found, http: HttpRequest, record: Record) -> Principal | None:
-        """Who asks, which is kept with the head where it lasts. Raises Unauthorized."""
-        keyring, headers, principal = self._keyring, http.headers, None
-        if not found.endpoint.open:
-            try:
-                principal = keyring.authenticate(headers)
-            except Unsettled:
-                await keyring.settle()
-                principal = keyring.authenticate(headers)
+        """Who asks. Raises Unauthorized."""
+        if found.endpoint.open:
+            return None
+        keyring, headers = self._keyring, http.headers
+        try:
+            principal = keyring.authenticate(headers)
+        except Unsettled:
+            await keyring.settle()
+            principal = keyring.authenticate(headers)
         if principal is not None:
             record.key = principal.name
-        if http.head is not None and keyring.lasts(principal):
-            self._keep(http.head, http, principal, record)
         return principal
-
-    def _keep(
-        self, head: Head, http: HttpRequest, principal: Principal | None, record: Record
-    ) -> None:
-        """Know where a head leads, unless that is chosen anew for each request."""
-        found = self.paths.find(http.method, http.path)
-        if not found.rivals:
-            id_, dialect = request_id(http.headers), found.mount.dialect.name
-            head.known = _Known(
-                self.paths, self._keyring, found, principal, id_, dialect, record.path, record.key
-            )
 
     def _unpacked(self, http: HttpRequest, body: bytes) -> bytes:
         encoding = http.headers["content-encoding"]

@@ -11,7 +11,6 @@ from backends.http.dialling import dial
 from backends.http.origin import Origin, head, origin
 from backends.upstream import Connections
 from gateway.core.errors import InternalError, WorkerUnreachable
-from gateway.core.glance import Glance
 from gateway.core.outbox import Outbox
 from gateway.core.ports import Headers, WireRequest
 
@@ -145,7 +144,6 @@ class _Home:
         self._resting: deque[Connection] = deque()
         self._dials = asyncio.Semaphore(_DIALS)
         self._dialling = 0
-        self._glance = Glance[int]()
 
     @property
     def busy(self) -> bool:
@@ -190,7 +188,7 @@ class _Home:
             self._resting.popleft().cut()
 
     def _make(self) -> Connection:
-        return Connection(self._loop, self._outbox, self._rest, self._end, self._glance)
+        return Connection(self._loop, self._outbox, self._rest, self._end)
 
     def _rest(self, connection: Connection) -> None:
         if len(self._resting) >= self._keep:

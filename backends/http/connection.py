@@ -7,8 +7,6 @@ from typing import Final, cast
 from httptools import HttpParserError, HttpParserUpgrade, HttpResponseParser
 
 from backends.http.answer import STOPPED, STRANGE, Answer
-from gateway.core.fields import Names
-from gateway.core.glance import Glance
 from gateway.core.outbox import Outbox
 
 _BUFFER: Final = 64 << 10
@@ -18,17 +16,14 @@ _FIELD: Final = 8190
 _HEADERS: Final = 128
 _EMPTY: Final = 64 << 10
 """Bytes that may come without one of a body among them: heads, chunk extensions, trailers."""
-_NAMES: Final = Names()
 _SWITCHED: Final = 101
 _FINAL: Final = 200
-_BODILESS: Final = (204, 304)
 
 
 class Connection(asyncio.Protocol):
     """A connection that serves one request after the other.
 
-    ``rested`` is called with it when it may serve again, ``ended`` when it never will. ``glance``
-    knows the worker's last head, and its status; all of its connections share it.
+    ``rested`` is called with it when it may serve again, ``ended`` when it never will.
     """
 
     def __init__(
@@ -37,7 +32,6 @@ class Connection(asyncio.Protocol):
         outbox: Outbox,
         rested: Callable[["Connection"], None],
         ended: Callable[["Connection"], None],
-        glance: Glance[int],
     ) -> None:
         self.since = 0.0
         """When it began to rest, by the loop's clock."""
@@ -45,7 +39,6 @@ class Connection(asyncio.Protocol):
         self._outbox = outbox
         self._rested = rested
         self._ended = ended
-        self._glance = glance
         self._transport: asyncio.Transport | None = None
         self._parts: list[bytes] = []
         """Of the body of the answer that comes."""
@@ -65,10 +58,6 @@ class Connection(asyncio.Protocol):
         self._severed = False
         self.paused = False
         """The worker is made to wait."""
-        self._fresh = False
-        """A request was sent, and nothing has come since."""
-        self._owed = 0
-        """Bytes of the body that are still to come, where its head was known."""
         self._empty = 0
         """Bytes of an answer that came without one of a body among them."""
         self._count = 0
@@ -88,7 +77,6 @@ class Connection(asyncio.Protocol):
     def ask(self, data: bytes) -> Answer:
         """Send a whole request. Nothing has come of its answer yet."""
         self._parts.clear()
-        self._fresh = True
         answer = self._answer = Answer(self, self._parts)
         if self._transport is None:
             answer.fail()
@@ -134,26 +122,19 @@ class Connection(asyncio.Protocol):
             self.cut()  # nobody asked for this: what follows it could be taken for an answer
             return
         answer.held += len(data)
-        fresh, rest = self._fresh, data
-        if fresh or self._owed:
-            self._fresh = False
-            rest = self._known(answer, data)
-        if rest:
-            parts = self._parts
-            before = len(parts)
-            try:
-                self._feed(rest)
-            except HttpParserUpgrade:
-                self._keeps = False
-            except HttpParserError:
-                self._wrong = True
-            if fresh and rest is data:
-                self._learn(answer, data)
-            self._empty = 0 if len(parts) > before else self._empty + len(rest)
-            if self._answer.complete:
-                del parts[self._extent :]  # nobody asked for more
-            if self._wrong or self._empty > _EMPTY:
-                self._refuse(answer)
+        parts = self._parts
+        before = len(parts)
+        try:
+            self._feed(data)
+        except HttpParserUpgrade:
+            self._keeps = False
+        except HttpParserError:
+            self._wrong = True
+        self._empty = 0 if len(parts) > before else self._empty + len(data)
+        if self._answer.complete:
+            del parts[self._extent :]  # nobody asked for more
+        if self._wrong or self._empty > _EMPTY:
+            self._refuse(answer)
         if answer.held > _BUFFER:
             self._hold_back()
         answer.came()
@@ -177,7 +158,7 @@ class Connection(asyncio.Protocol):
         if len(name) + len(value) > _FIELD or self._count > _HEADERS:
             self._wrong = True
         elif not answer.status:
-            answer.headers[_NAMES[name]] = value.decode("latin-1")
+            answer.headers[name.decode("latin-1").lower()] = value.decode("latin-1")
 
     def on_headers_complete(self) -> None:
         """The head has come; one that only announces another is passed over."""
@@ -192,10 +173,10 @@ class Connection(asyncio.Protocol):
     def on_message_complete(self) -> None:
         """The end of an answer, or of what came before one."""
         answer = self._answer
-        if answer.complete:
-            return
-        if answer.status:
-            self._whole(answer)
+        if answer.status and not answer.complete:
+            answer.complete = True
+            self._extent = len(self._parts)
+            self._count = self._empty = 0
 
     def on_message_begin(self) -> None:
         """A head begins: the awaited one, or one that nobody asked for."""
@@ -206,45 +187,11 @@ class Connection(asyncio.Protocol):
 
     # --- within ---------------------------------------------------------------------------------
 
-    def _known(self, answer: Answer, data: bytes) -> bytes:
-        """Read an answer whose head is known; gives what is yet to be parsed."""
-        start, owed = 0, self._owed
-        if not owed:
-            glance = self._glance
-            start = glance.body(data)
-            if not start or glance.told is None:
-                return data
-            answer.status, answer.headers, owed = glance.told, glance.headers, glance.size
-        end = start + owed
-        piece = data[start:end]
-        if piece:
-            self._parts.append(piece)
-        beyond = len(data) - end
-        if beyond < 0:
-            self._owed = -beyond
-            return b""
-        self._owed = 0
-        self._whole(answer)
-        return data[end:]
-
-    def _learn(self, answer: Answer, data: bytes) -> None:
-        """``answer`` is what ``data`` begins with, unless something came before it."""
-        status = answer.status
-        top = b"HTTP/1.1 %d " % status
-        if self._keeps and status and status not in _BODILESS and data.startswith(top):
-            self._glance.learn(data, answer.headers, status)
-
     def _hold_back(self) -> None:
         """More has come than is to be held: make the worker wait."""
         if not self.paused and not self._severed and self._transport is not None:
             self.paused = True
             self._transport.pause_reading()
-
-    def _whole(self, answer: Answer) -> None:
-        """All of it has come."""
-        answer.complete = True
-        self._extent = len(self._parts)
-        self._count = self._empty = 0
 
     def _refuse(self, answer: Answer) -> None:
         """What came is not HTTP, or more of it than there can be sense in."""

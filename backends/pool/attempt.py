@@ -13,7 +13,6 @@ from backends.pool.roster import Place
 from backends.pool.tally import Tally
 from backends.pool.watch import NEVER, Watch
 from backends.upstream import Reading, Upstream
-from gateway.core.brief import AnyRequest
 from gateway.core.context import Clock, Deadline, Timeouts
 from gateway.core.errors import (
     ClientError,
@@ -27,6 +26,7 @@ from gateway.core.lookout import Lookout
 from gateway.core.ports import Decoder, Headers, Passage, Piece, Take, WireRequest
 from gateway.core.types import (
     Done,
+    Request,
     Served,
     Start,
     Text,
@@ -54,7 +54,7 @@ _SILENT: Final = frozenset({Start, Served, Timing, Usage})
 class Work(Struct, frozen=True):
     """One request on its way. ``wire`` has the headers that many have in common."""
 
-    asked: AnyRequest
+    request: Request
     wire: WireRequest
     own: Headers
     """The headers of this request alone, but for the worker's key."""
@@ -109,7 +109,7 @@ class Attempt(Watch):
         self._means = means
         self._passage = work.passage()
         timeouts = means.timeouts
-        self._streams = streams = work.asked.stream
+        self._streams = streams = work.request.stream
         # The first token of an answer in one piece is its last: only the deadline bounds it.
         first = place.since + timeouts.first_token if streams else NEVER
         Watch.__init__(self, means.lookout, work.deadline, first, timeouts.idle)
@@ -154,7 +154,7 @@ class Attempt(Watch):
             self._fail(error)
         finally:
             member.waiting.discard(self)
-        if self._streams or work.asked.kind == "embedding":
+        if self._streams or work.request.kind == "embedding":
             self._timed()
         return held
 
@@ -327,7 +327,7 @@ class Attempt(Watch):
         if self.accepted and self._reading is not None:
             self._reading.abort()  # what else comes there must not be taken for another answer
         if isinstance(error, DeadlineExceeded):
-            tells = self._streams or self._work.asked.kind == "embedding"
+            tells = self._streams or self._work.request.kind == "embedding"
             if error.which == "first_token" and tells:
                 self._timed()
         elif not self.accepted or isinstance(error, StreamBroken):

@@ -25,7 +25,6 @@ from backends.pool.showing import Shown
 from backends.pool.stopping import Stopping
 from backends.pool.tally import Tally
 from backends.upstream import Connected, Connections, Upstream, Worker
-from gateway.core.brief import AnyRequest, request_of
 from gateway.core.context import Clock, Context, Deadline
 from gateway.core.errors import GatewayError
 from gateway.core.lookout import Lookout
@@ -259,7 +258,7 @@ class PoolBackend:
     def _work(self, relay: Relay, context: Context) -> Work:
         wire, own = allowed(relay.wire, context)
         read_error = relay.read_error or self._dialect.read_error
-        return Work(relay, wire, own, relay.passage, read_error, self._deadline(context))
+        return Work(relay.request, wire, own, relay.passage, read_error, self._deadline(context))
 
     def _deadline(self, context: Context) -> Deadline:
         """The exchange's, or the pool's where that is sooner. Raises DeadlineExceeded."""
@@ -296,7 +295,7 @@ class PoolBackend:
 
     async def _begun(self, work: Work, context: Context) -> tuple[Attempt, list[Piece]]:
         """The first worker's answer that begins, and how it does: all of one in one piece."""
-        wish = self._wish(work.asked, context)
+        wish = self._wish(work.request, context)
         watch = context.watch
         show = None if watch is None else Shown(watch, self._settings, self._roster, work)
         retry: Retry | None = None
@@ -352,14 +351,14 @@ class PoolBackend:
             context.trace.ends(attempt.failure)
         if not attempt.over:  # it may still be at work
             self._tally.abandoned += 1
-            self._stop(attempt.member, work.asked)
+            self._stop(attempt.member, work.request)
 
-    def _wish(self, asked: AnyRequest, context: Context) -> Wish:
+    def _wish(self, request: Request, context: Context) -> Wish:
         """What is to be minded in choosing a worker."""
-        if self._asking is None and asked.priority is None and context.give_way is None:
+        if self._asking is None and request.priority is None and context.give_way is None:
             return ANY
-        ask = NOTHING if self._asking is None else self._asking(request_of(asked), context)
-        priority = USUAL_PRIORITY if asked.priority is None else asked.priority
+        ask = NOTHING if self._asking is None else self._asking(request, context)
+        priority = USUAL_PRIORITY if request.priority is None else request.priority
         if context.give_way is not None:
             priority = LAST_PRIORITY
         return Wish(frozenset(), ask, priority, context.give_way)
@@ -369,9 +368,9 @@ class PoolBackend:
         if any(other.was == "up" for other in self._roster.members if other is not member):
             member.forsake()
 
-    def _stop(self, member: Member, asked: AnyRequest) -> None:
+    def _stop(self, member: Member, request: Request) -> None:
         if self._cancelling is not None and self._started:
-            self._stopping.send(member.worker, self._cancelling.cancel(request_of(asked)))
+            self._stopping.send(member.worker, self._cancelling.cancel(request))
 
 
 def _is_dry(context: Context) -> bool:

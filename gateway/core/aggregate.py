@@ -1,8 +1,8 @@
 """Events to one whole answer. A unary answer is this fold over the same events as a stream."""
 
-from collections.abc import Callable, Iterable
-from operator import attrgetter, itemgetter
-from typing import Any, Final
+from collections.abc import Iterable
+from operator import attrgetter
+from typing import Final
 
 from msgspec import Struct
 
@@ -56,23 +56,6 @@ class Answer(Struct):
 
 
 _INDEX: Final = attrgetter("index")
-_PARTS: Final = (Served, PromptEcho, Text, End, Usage)
-
-
-def _finding(kinds: tuple[type, ...]) -> Callable[[tuple[Any, ...]], tuple[Any, ...]]:
-    """Finds the ``_PARTS`` among events of these kinds, with the last of them where one lacks."""
-    return itemgetter(*[kinds.index(part) if part in kinds else -1 for part in _PARTS])
-
-
-_LONE: Final = {
-    kinds: _finding(kinds)
-    for served in ((), (Served,))
-    for echo in ((), (PromptEcho,))
-    for usage in ((), (Usage,))
-    for kinds in ((*served, *echo, Text, End, *usage, Done),)
-}
-"""What tells of one choice in one text, as nearly all that came whole does."""
-_UNTOLD: Final = Served()
 
 
 class Fold:
@@ -168,30 +151,6 @@ class Fold:
 
 def folded(events: Iterable[Event]) -> Answer:
     """The whole answer that these are. Raises StreamBroken where they are none."""
-    told = tuple(events)
-    alone = _alone(told)
-    if alone is not None:
-        return alone
     fold = Fold()
-    fold.add(told)
+    fold.add(events)
     return fold.result()
-
-
-def _alone(events: tuple[Event, ...]) -> Answer | None:
-    """The same as ``Fold`` makes of one choice in one text; None of any other."""
-    find = _LONE.get(tuple(map(type, events)))
-    if find is None:
-        return None
-    served, echo, text, end, usage = find((*events, None))
-    index, said, echoed, logprobs = text.index, text.text, 0, text.logprobs
-    if index != end.index:
-        return None
-    if echo is not None:
-        if index != echo.index:
-            return None
-        said, echoed, logprobs = echo.text + said, len(echo.text), (*echo.logprobs, *logprobs)
-    ids, logprobs = [*text.token_ids], [*logprobs]
-    choice = ChoiceAnswer(
-        index, said, echoed, text.tokens, "", None, "", [], ids, logprobs, end.reason, end.stop
-    )
-    return Answer([choice], [], usage, [], served or _UNTOLD)

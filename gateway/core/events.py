@@ -4,7 +4,6 @@ Every stream of events ends in exactly one of Done or an exception. Each choice 
 usage comes at most once (unless running usage was asked for; then the last one counts).
 """
 
-from collections.abc import Sequence
 from typing import Literal
 
 from msgspec import Struct
@@ -52,18 +51,13 @@ class PromptEcho(Struct, frozen=True, tag=True):
 
 
 class Text(Struct, frozen=True, gc=False, tag=True):
-    """A piece of a choice's text. ``tokens`` is how many tokens it stands for.
-
-    Where several pieces came together, which tell of nothing else, they may be one event. Then
-    ``pieces`` are their texts, none empty and each of as many tokens; a stream tells each of them.
-    """
+    """A piece of a choice's text. ``tokens`` is how many tokens it stands for."""
 
     text: str
     index: int = 0
     tokens: int = 1
     token_ids: tuple[int, ...] = ()
     logprobs: tuple[TokenLogprob, ...] = ()
-    pieces: tuple[str, ...] = ()
 
 
 class Thought(Struct, frozen=True, gc=False, tag=True):
@@ -169,22 +163,3 @@ Event = (
     | Served
     | Done
 )
-
-
-def together(pieces: Sequence[str], index: int, each: int = 1) -> Text:
-    """These pieces of a text, at least one and none empty, each of ``each`` tokens."""
-    if len(pieces) == 1:
-        return Text(pieces[0], index, each)
-    return Text("".join(pieces), index, each * len(pieces), pieces=tuple(pieces))
-
-
-def apart(events: Sequence[Event]) -> Sequence[Event]:
-    """These events, in which each piece of a text is one."""
-    found: list[Event] = []
-    for event in events:
-        if type(event) is Text and event.pieces:
-            each = event.tokens // len(event.pieces)
-            found += [Text(text, event.index, each) for text in event.pieces]
-        else:
-            found.append(event)
-    return found

@@ -25,7 +25,6 @@ from typing import Any, Literal, Protocol, runtime_checkable
 from msgspec import Struct
 
 from gateway.core.aggregate import Answer
-from gateway.core.brief import Brief
 from gateway.core.catalog import Catalog, ModelInfo
 from gateway.core.context import Context
 from gateway.core.errors import GatewayError
@@ -291,15 +290,17 @@ class Passage(Protocol):
         """See ``Decoder.close``."""
 
 
-class Relay(Brief, frozen=True):
+class Relay(Struct, frozen=True):
     """A client's own bytes on their way to a worker.
 
+    ``request`` is what they ask, as far as choosing a worker and counting need it.
     ``headers`` gives those of the answer, as its encoder would have them, when the first is there.
     ``passage`` makes a new one for each try. ``encoder`` makes what writes an error into a stream,
     where the call may be one that can't be translated. ``read_error`` is in the place of
     ``WorkerDialect.read_error``, where a client of this dialect hears more.
     """
 
+    request: Request
     wire: WireRequest
     headers: Callable[[], Headers]
     passage: Callable[[], Passage]

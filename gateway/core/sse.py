@@ -17,8 +17,6 @@ from gateway.core.events import Event
 DONE = b"data: [DONE]\n\n"
 LARGEST = 1 << 28
 """Bytes of an answer in one piece."""
-Skip = Callable[[bytes, int], int]
-"""Reads what it knows of the events that begin at a place, and gives the place where it stopped."""
 plain_at: Final = re.compile(rb"data: (.*+)(?<!\r)\n\n").match
 """Finds the whole event at a place, if it is one line ``data: ...``; its group is the data."""
 _BOM = b"\xef\xbb\xbf"
@@ -29,21 +27,14 @@ def event(data: bytes) -> bytes:
     return b"data: " + data + b"\n\n"
 
 
-def each(lines: bytes, head: bytes, tail: bytes) -> bytes:
-    """Each of the ``lines``, of which all end with a newline, between ``head`` and ``tail``."""
-    return b"%b%b%b" % (head, lines[:-1].replace(b"\n", tail + head), tail)
-
-
 def events_of(
-    payloads: Iterable[bytes],
-    read: Callable[[bytes, list[Event]], None],
-    before: list[Event] | None = None,
+    payloads: Iterable[bytes], read: Callable[[bytes, list[Event]], None]
 ) -> tuple[list[Event], GatewayError | None]:
-    """What ``read`` adds to the events ``before`` for each payload, up to the error that ends them.
+    """The events that ``read`` adds for each payload, up to the error that ends them.
 
     The error is to be told when the events before it are passed on. Raises it where there are none.
     """
-    events = [] if before is None else before
+    events: list[Event] = []
     try:
         for payload in payloads:
             read(payload, events)
@@ -124,32 +115,15 @@ class Splitter(Struct, eq=False):
     _size: int = 0
     _first: bool = True
 
-    def feed(self, data: bytes, skip: Skip | None = None) -> Iterable[bytes]:
-        """The data of each event that is complete. Raises WorkerFailed past the size limit.
-
-        ``skip`` may read others before and after each of them, which are left out.
-        """
+    def feed(self, data: bytes) -> Iterable[bytes]:
+        """The data of each event that is complete. Raises WorkerFailed past the size limit."""
         if not self._buffer and not self._data and len(data) <= self.limit:
             if not data:
                 return ()
-            if skip is not None:
-                start = skip(data, 0)
-                return () if start == len(data) else self._skipping(data, start, skip)
             if (found := plain(data)) is not None:
                 self._first = False
                 return found
         return self._cut(data)
-
-    def _skipping(self, data: bytes, start: int, skip: Skip) -> Iterator[bytes]:
-        """The same from ``start``, where an event begins, while events are plain."""
-        while start < len(data):
-            found = plain_at(data, start)
-            if found is None:
-                yield from self._cut(data[start:])
-                return
-            self._first = False
-            yield found[1]
-            start = skip(data, found.end())
 
     def _cut(self, data: bytes) -> Iterator[bytes]:
         buffer = self._buffer

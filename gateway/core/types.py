@@ -22,8 +22,6 @@ from gateway.core.events import (
     TopLogprob,
     Usage,
     Vector,
-    apart,
-    together,
 )
 from gateway.core.request import (
     SECTIONS,
@@ -110,6 +108,4 @@ __all__ = [
     "Vector",
     "VideoPart",
     "Want",
-    "apart",
-    "together",
 ]

@@ -3,7 +3,6 @@
 from collections.abc import Sequence
 from typing import Final
 
-from gateway.core.brief import AnyRequest, request_of
 from gateway.core.ports import Piece
 from gateway.core.types import (
     CallArguments,
@@ -14,6 +13,7 @@ from gateway.core.types import (
     GenerateRequest,
     Prompt,
     Refusal,
+    Request,
     Served,
     Start,
     Text,
@@ -35,8 +35,8 @@ _MOST_PER_TOKEN: Final = 16
 class Count:
     """Watches one answer. The backend's own figures always win."""
 
-    def __init__(self, asked: AnyRequest) -> None:
-        self._asked = asked
+    def __init__(self, request: Request) -> None:
+        self._request = request
         self._told = False
         self._prompt: int | None = None
         self._tokens = 0
@@ -85,17 +85,17 @@ class Count:
             estimated = True
         prompt = self._prompt
         if prompt is None:
-            prompt, guessed = _prompt_tokens(self._asked)
+            prompt, guessed = _prompt_tokens(self._request)
             estimated = estimated or guessed
         return Usage(prompt, tokens, None, None, "estimated" if estimated else "counted")
 
 
-def counted(asked: AnyRequest, pieces: Sequence[Piece]) -> Piece:
+def counted(request: Request, pieces: Sequence[Piece]) -> Piece:
     """All of an answer as one piece, with usage before Done if there was none."""
     if len(pieces) == 1:
         data, said = pieces[0]
-        return data or None, said if _ends_told(said) else Count(asked).apply(said)
-    count, body = Count(asked), None
+        return data or None, said if _ends_told(said) else Count(request).apply(said)
+    count, body = Count(request), None
     events: list[Event] = []
     for data, said in pieces:
         body = data or body
@@ -113,9 +113,8 @@ def by_length(characters: int) -> int:
     return -(-characters // _PER_TOKEN)
 
 
-def _prompt_tokens(asked: AnyRequest) -> tuple[int, bool]:
+def _prompt_tokens(request: Request) -> tuple[int, bool]:
     """The prompt's tokens, and whether they are a guess: ids are as many as they are."""
-    request = request_of(asked)
     tokens, guessed, before = 0, False, 0
     given: Sequence[Prompt] = ()
     if type(request) is GenerateRequest:

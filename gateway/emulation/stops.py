@@ -20,7 +20,6 @@ from gateway.core.types import (
     Stopping,
     Text,
     Thought,
-    apart,
 )
 
 PATHS: Final = frozenset({"stopping.stop", "stopping.include_stop"})
@@ -67,7 +66,7 @@ class Stops:
     def apply(self, events: Sequence[Event]) -> list[Event]:
         """What may be passed on now."""
         out: list[Event] = []
-        for event in apart(events):
+        for event in events:
             match event:
                 case End(_, index):
                     self._cut.discard(index)

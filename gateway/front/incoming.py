@@ -7,7 +7,6 @@ from typing import Final
 from msgspec import Struct
 
 from gateway.core.errors import Malformed, TooLarge
-from gateway.seam import Head
 
 UNASKED: Final = 64 << 10
 """Bytes of a body that are held before anybody asks for it."""
@@ -22,7 +21,6 @@ class Incoming(Struct, eq=False):
     path: str
     query: str
     headers: Mapping[str, str]
-    head: Head | None = None
     complete: bool = False
     parts: list[bytes] = []
     """Those of the body that came."""

@@ -7,19 +7,11 @@ from typing import Final, final
 from httptools import HttpParserError, HttpParserUpgrade, HttpRequestParser
 from msgspec import Struct
 
-from gateway.core.fields import Names
-from gateway.core.glance import Glance
 from gateway.front.incoming import Incoming
-from gateway.seam import Head
 
 _HEADERS: Final = 128
-_NAMES: Final = Names()
 _HEADS: Final = 8
 """How many lines as long as one may be a head may take."""
-
-
-_Asked = tuple[str, str, str, Head]
-"""Method, path and query of a request, and what follows from its head."""
 
 
 @final
@@ -71,31 +63,9 @@ class Reader:
         """The request whose head offers another protocol."""
         self._again = False
         """The head is one that was read before."""
-        self._glance = Glance[_Asked]()
-        self._made: Incoming | None = None
-        """The first request whose head is read of what comes now."""
-        self._owed = 0
-        """Bytes of the body that are still to come, where its head was known."""
-        self._last = False
-        """A request has ended the connection: no other may follow it."""
 
     def feed(self, data: bytes) -> None:
         """Read on."""
-        while data and not self.deaf:
-            between = self.body is None and not (self.in_head or self._last)
-            if self._owed:
-                data = self._pour(data)
-            elif between and (start := self._glance.body(data)):
-                data = self._repeat(data, start)
-            else:
-                self._parse(data)
-                if (made := self._made) is not None:
-                    self._made = None
-                    if between:
-                        self._learn(made, data)
-                break
-
-    def _parse(self, data: bytes) -> None:
         rest: bytes | memoryview = data
         while rest and not self.deaf:
             come = len(rest)
@@ -161,7 +131,7 @@ class Reader:
         if large or self._count > _HEADERS:
             self._refuse(431, "the request's headers are too large or too many")
             return
-        known, headers = _NAMES[name], self._headers
+        known, headers = name.decode("latin-1").lower(), self._headers
         if known not in headers:
             try:  # nearly all are, and without a choice of errors that is half the work
                 headers[known] = value.decode()
@@ -181,8 +151,6 @@ class Reader:
         made = self._told()
         if self._refused is None:
             self.body = made
-            self._made = self._made or made
-            self._last = not made.keeps
             self._between = 0
             if self._parser.should_upgrade():
                 self._offering = made
@@ -206,50 +174,6 @@ class Reader:
             self.body = None
 
     # --- within ---------------------------------------------------------------------------------
-
-    def _repeat(self, data: bytes, start: int) -> bytes:
-        """A request has come whose head is known; gives what comes after it."""
-        glance = self._glance
-        assert glance.told is not None  # noqa: S101 - a head is known with what it says
-        method, path, query, head = glance.told
-        end = start + glance.size
-        body = data[start:end]
-        come = len(body)
-        owed = self._owed = glance.size - come
-        made = Incoming(
-            self._loop,
-            self._go_on,
-            method,
-            path,
-            query,
-            glance.headers,
-            head,
-            not owed,
-            [body],
-            come,
-        )
-        if owed:
-            self.body = made
-        self._arrived(made)
-        return data[end:]
-
-    def _pour(self, data: bytes) -> bytes:
-        """More of such a request's body has come; gives what comes after it."""
-        piece = data[: self._owed]
-        self._owed -= len(piece)
-        self.on_body(piece)
-        if not self._owed:
-            self.on_message_complete()
-        elif self.body is not None:
-            self.body.wake()
-        return data[len(piece) :]
-
-    def _learn(self, made: Incoming, data: bytes) -> None:
-        """``made`` is what ``data`` begins with."""
-        headers = self._headers
-        alone = made.headers is headers  # no other came with it
-        if alone and not (self._last or made.http10 or made.expects or "upgrade" in headers):
-            self._glance.learn(data, headers, (made.method, made.path, made.query, Head()))
 
     def _stay(self) -> None:
         """Read on as plain HTTP after an offer of another protocol: that changes nothing here.

@@ -33,7 +33,7 @@ from protocols.body import value
 from protocols.databricks.profiles import EFFORTS, EXTRA, profile
 from protocols.databricks.tables import MOST_TOOLS
 from protocols.openai import faults
-from protocols.openai.decoder import answer_decoder
+from protocols.openai.decoder import AnswerDecoder
 from protocols.openai.faults import Fault
 from protocols.openai.narrowing import Narrowing, only_parts, without_logprobs
 from protocols.openai.tools import narrowed
@@ -101,7 +101,7 @@ class Worker:
             return VectorDecoder(request, complaint=complaint)
         narrow = self._generation(request, {})
         echoes = self._writer(request).echoes(narrow.request)
-        return answer_decoder(narrow.request, echoes=echoes, complaint=complaint)
+        return AnswerDecoder(narrow.request, echoes=echoes, complaint=complaint)
 
     def _writer(self, request: Request) -> Writer:
         return self._writers[self._extra_params or request.source == self._source]

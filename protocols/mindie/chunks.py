@@ -33,7 +33,6 @@ from gateway.core.types import (
     Text,
     Thought,
     TokenLogprob,
-    apart,
 )
 from protocols.mindie import errors
 from protocols.mindie.texts import CONTENT_TYPE, encode, reply
@@ -101,7 +100,7 @@ class Encoder:
 
     def write(self, events: Sequence[Event]) -> bytes:
         """See ``gateway.core.ports.Encoder``."""
-        return b"".join([self._write(event) for event in apart(events)])
+        return b"".join([self._write(event) for event in events])
 
     def error(self, error: GatewayError) -> bytes:
         """See ``gateway.core.ports.Encoder``. What its client stopped has come to its end."""

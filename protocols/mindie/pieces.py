@@ -27,7 +27,6 @@ from gateway.core.types import (
     Thought,
     Timing,
     Usage,
-    apart,
 )
 from protocols.mindie import errors
 from protocols.mindie.profiles import Profile
@@ -123,7 +122,7 @@ class NativeEncoder:
 
     def write(self, events: Sequence[Event]) -> bytes:
         """See ``gateway.core.ports.Encoder``."""
-        return b"".join([self._write(event) for event in apart(events)])
+        return b"".join([self._write(event) for event in events])
 
     def error(self, error: GatewayError) -> bytes:
         """See ``gateway.core.ports.Encoder``. What its client stopped has come to its end."""
@@ -229,7 +228,7 @@ class InputsEncoder:
 
     def write(self, events: Sequence[Event]) -> bytes:
         """See ``gateway.core.ports.Encoder``."""
-        return b"".join([self._write(event) for event in apart(events)])
+        return b"".join([self._write(event) for event in events])
 
     def error(self, error: GatewayError) -> bytes:
         """See ``gateway.core.ports.Encoder``. What its client stopped has come to its end."""
@@ -295,7 +294,7 @@ class PromptEncoder:
 
     def write(self, events: Sequence[Event]) -> bytes:
         """See ``gateway.core.ports.Encoder``."""
-        return b"".join([self._write(event) for event in apart(events)])
+        return b"".join([self._write(event) for event in events])
 
     def error(self, error: GatewayError) -> bytes:
         """See ``gateway.core.ports.Encoder``. What its client stopped just ends, as all does."""

@@ -17,7 +17,7 @@ from msgspec.structs import replace
 
 from gateway.core.errors import Malformed
 from gateway.core.ports import About, Call, Decoder, Encoder, Headers, Passage, Relay, WireRequest
-from gateway.core.types import Event, GenerateRequest, Request, Text, Usage, Want
+from gateway.core.types import Event, GenerateRequest, Text, Usage, Want
 from protocols.body import read_object
 from protocols.mindie import chunks, errors
 from protocols.mindie.checks import rows
@@ -82,7 +82,6 @@ class ServerRelays:
         self._relays = Relays(
             _forms(setup, taken, chats),
             read=self._talk,
-            glances={},
             whole=errors.JSON,
             stream=_EVENTS,
         )
@@ -137,18 +136,13 @@ class ServerRelays:
         if relay is None:
             return None
 
-        def request() -> Request:
-            return replace(relay.request, client_id=name)
-
+        request = replace(relay.request, client_id=name)
         form = chunks.Form(chat=variant == "chat", early=self._early)
         return replace(
             relay,
+            request=request,
             wire=replace(relay.wire, headers=(*relay.wire.headers, ("req-id", name))),
-            encoder=lambda: chunks.Encoder(
-                form, cast("GenerateRequest", request()), about, headers
-            ),
-            read=request,
-            client_id=name,
+            encoder=lambda: chunks.Encoder(form, cast("GenerateRequest", request), about, headers),
         )
 
     def _talk(self, request: GenerateRequest) -> Decoder:
@@ -192,30 +186,17 @@ class ServerRelays:
         first = _EVENTS if request.stream else errors.JSON
         names = {"model_name": about.model, "id": request.client_id or ""}
 
-        def read() -> Decoder:
-            return _Counted(TextDecoder(request, early=self._early), tally)
-
         def passed() -> Passage:
             tally.tokens = 0
-            return passage(request, read, names, end=b"")
+            decoder = _Counted(TextDecoder(request, early=self._early), tally)
+            return passage(request, decoder, names, b"")
 
         def encoder() -> Encoder:
             made = TextEncoder(self._setup.profile, request, about, headers)
             made.write([Usage(0, tally.tokens)])  # told in the event that ends what is stopped
             return made
 
-        return Relay(
-            wire,
-            lambda: first + headers,
-            passed,
-            encoder,
-            read=lambda: request,
-            kind=request.kind,
-            stream=request.stream,
-            priority=request.priority,
-            timeout=request.timeout,
-            client_id=request.client_id,
-        )
+        return Relay(request, wire, lambda: first + headers, passed, encoder)
 
 
 class _Counted:

@@ -29,7 +29,6 @@ from gateway.core.types import (
     Thought,
     Timing,
     Usage,
-    apart,
 )
 from protocols.mindie import errors
 from protocols.mindie.profiles import Profile
@@ -157,7 +156,7 @@ class TextEncoder:
 
     def write(self, events: Sequence[Event]) -> bytes:
         """See ``gateway.core.ports.Encoder``."""
-        return b"".join([self._write(event) for event in apart(events)])
+        return b"".join([self._write(event) for event in events])
 
     def error(self, error: GatewayError) -> bytes:
         """Bare text. What was held back is text all the same, and goes before it."""

@@ -19,7 +19,7 @@ from collections.abc import Sequence
 from functools import cached_property
 from typing import Any
 
-from msgspec import UNSET, Raw, Struct
+from msgspec import Raw, Struct
 
 from gateway.core.aggregate import Answer, ChoiceAnswer
 from gateway.core.errors import GatewayError
@@ -49,9 +49,8 @@ from protocols.openai.pieces import (
     encode,
     reason_of,
     text_logprobs,
-    usage_of,
 )
-from protocols.openai.style import REASONS, Lone, Style
+from protocols.openai.style import REASONS, Style
 
 __all__ = ["REASONS", "ChatEncoder", "Style", "TextEncoder"]
 
@@ -95,28 +94,8 @@ class ChatEncoder:
 
     def whole(self, answer: Answer) -> Reply:
         """See ``gateway.core.ports.Encoder``."""
-        shapes = self._style.chat_shapes
-        if shapes.lone is not None and _is_text(answer):
-            return self._text_alone(answer, shapes.lone)
         choices = [self._choice(choice) for choice in answer.choices]
-        return whole(shapes, answer, choices, self._shared)
-
-    def _text_alone(self, answer: Answer, make: Lone) -> Reply:
-        """What ``whole`` gives for one text."""
-        [choice], usage, shared = answer.choices, answer.usage, self._shared
-        told = make.choice(
-            index=0,
-            message=make.message(content=choice.text),
-            finish_reason=self._style.reasons[choice.reason],
-        )
-        made = make.answer(
-            id=shared["id"],
-            created=shared["created"],
-            model=shared["model"],
-            choices=(told,),
-            usage=UNSET if usage is None else usage_of(usage),
-        )
-        return Reply(200, encode(made))
+        return whole(self._style.chat_shapes, answer, choices, self._shared)
 
     @cached_property
     def _chunks(self) -> Chunks:
@@ -151,8 +130,6 @@ class ChatEncoder:
     def _text(self, event: Text) -> bytes:
         index = event.index
         before = b"" if index in self._open else self._opening(index)
-        if event.pieces:
-            return before + self._chunks.several(index, event.pieces, b'{"content":', b"}")
         if not event.logprobs and not event.token_ids:
             head, tail = self._chunks.template(index)
             return b'%b%b{"content":%b}%b' % (before, head, encode(event.text), tail)
@@ -222,15 +199,6 @@ class ChatEncoder:
         return self._style.chat_shapes.message(values)
 
 
-def _is_text(answer: Answer) -> bool:
-    """Whether it is the first choice alone, a text of which nothing else is told."""
-    if len(answer.choices) != 1 or answer.served.fingerprint is not None:
-        return False
-    [one] = answer.choices
-    more = one.index or one.calls or one.thought or one.refusal or one.logprobs or one.token_ids
-    return not more
-
-
 class TextEncoder:
     """Writes the answer to a completion; the arguments are those of ``ChatEncoder``."""
 
@@ -276,8 +244,6 @@ class TextEncoder:
 
     def _write(self, event: Event) -> bytes:
         if type(event) is Text:
-            if event.pieces:
-                return self._several(event)
             ids = event.token_ids if self._request.want.token_ids else ()
             return self._text(event.index, event.text, event.logprobs, ids)
         match event:
@@ -295,11 +261,6 @@ class TextEncoder:
             case _:
                 pass
         return b""
-
-    def _several(self, event: Text) -> bytes:
-        index = event.index
-        self._offsets[index] = self._offsets.get(index, 0) + len(event.text)
-        return self._chunks.several(index, event.pieces)
 
     def _text(
         self, index: int, text: str, logprobs: Sequence[TokenLogprob], ids: Sequence[int]

@@ -1,16 +1,15 @@
 """What the answers to conversations and to completions share: framing, and where usage goes."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from functools import partial
 from typing import Any, Final, Protocol
 
 from msgspec import Struct
 
-from gateway.core import sse
 from gateway.core.aggregate import Answer, ChoiceAnswer
 from gateway.core.ports import About, Headers, Reply
 from gateway.core.types import GenerateRequest, Served, Usage
-from protocols.openai.pieces import encode, encode_lines, ordered, usage_of
+from protocols.openai.pieces import encode, ordered, usage_of
 from protocols.openai.style import Shapes, Style
 
 _HOLE: Final = b"\0"
@@ -107,13 +106,6 @@ class Chunks:
             head, _, tail = self.chunk(index, _HOLE).partition(_HOLE)
             self._templates[index] = head, tail
         return self._templates[index]
-
-    def several(
-        self, index: int, texts: Sequence[str], before: bytes = b"", after: bytes = b""
-    ) -> bytes:
-        """An ordinary chunk for each of these, as JSON between ``before`` and ``after``."""
-        head, tail = self.template(index)
-        return sse.each(encode_lines(texts), head + before, after + tail)
 
     def chunk(self, index: int, body: bytes, **more: bytes) -> bytes:
         """One chunk; ``more`` are a piece's further keys."""

@@ -1,14 +1,12 @@
 """Reading workers' answers: streams and whole ones, to conversations and completions."""
 
 from collections.abc import Callable, Mapping, Sequence
-from functools import partial
 from typing import Final
 
 import msgspec
 
 from gateway.core import sse
 from gateway.core.errors import GatewayError, StreamBroken, WorkerFailed
-from gateway.core.ports import Decoder
 from gateway.core.types import (
     Done,
     End,
@@ -17,31 +15,25 @@ from gateway.core.types import (
     GenerateRequest,
     PromptEcho,
     Refusal,
-    Served,
     Text,
     Thought,
     Usage,
-    together,
 )
-from protocols.glance import WholeDecoder
-from protocols.openai import wholes
 from protocols.openai.calls import Calls
 from protocols.openai.faults import complain
 from protocols.openai.incoming import (
     WireAnswer,
     WireChoice,
+    WireDelta,
     covering,
     end_in,
     logprobs_in,
     parts_in,
-    probed,
     read_answer,
     served_in,
     shares,
     usage_in,
 )
-from protocols.openai.usual_chunks import read_chunk
-from protocols.repeats import Repeats, text_alone
 
 REASONS: Final[Mapping[str, FinishReason | None]] = {
     "stop": "eos",
@@ -56,7 +48,6 @@ REASONS: Final[Mapping[str, FinishReason | None]] = {
     "invalid flag": None,
 }
 """By their names, of which some are those of workers akin; None is a failure of the worker."""
-_ROLE: Final = b'"role":"assistant",'  # most workers tell it in the first chunk only
 _DONE: Final = b"[DONE]"
 
 
@@ -70,16 +61,6 @@ class _Choice:
         self.calls = Calls(index)
         self.ended = False
         self.prompt = prompt  # what is still to come back of it, where it was asked for
-
-
-def answer_decoder(
-    request: GenerateRequest, *, echoes: bool, complaint: Callable[[bytes], None] = complain
-) -> Decoder:
-    """What reads the answer to a request, a usual one at a glance; see ``AnswerDecoder``."""
-    careful = partial(AnswerDecoder, request, echoes=echoes, complaint=complaint)
-    if echoes or request.stream:
-        return careful()
-    return WholeDecoder(wholes.chat if request.kind == "chat" else wholes.completion, careful)
 
 
 class AnswerDecoder:
@@ -108,55 +89,28 @@ class AnswerDecoder:
         self._served = False
         self._usage: Usage | None = None
         self._choices: dict[int, _Choice] = {}
-        self._usual = request.n in (None, 1) and not request.prompts[1:] and not echoes
-        """Whether what came so far was usual, as the rest is likely to be."""
-        self._repeats = Repeats()
-        self._index = 0
-        """The choice whose pieces repeat each other."""
         self._failed: GatewayError | None = None
 
     def feed(self, data: bytes) -> Sequence[Event]:
         """See ``gateway.core.ports.Decoder``."""
         if self._failed is not None:
             raise self._failed
-        events: list[Event] = []
-        payloads = self._splitter.feed(self._body.feed(data), partial(self._alike, events))
-        events, self._failed = sse.events_of(payloads, self._event, events)
+        payloads = self._splitter.feed(self._body.feed(data))
+        events, self._failed = sse.events_of(payloads, self._event)
         return events
 
-    def _alike(self, events: list[Event], data: bytes, start: int) -> int:
-        """Read the whole events from ``start`` on that are like one before. Gives their end."""
-        texts: list[str] = []
-        end = self._repeats.run(data, start, texts)
-        if said := texts if all(texts) else [*filter(None, texts)]:
-            events.append(together(said, self._index))
-        return end
-
-    def run(
-        self, data: bytes, start: int, events: list[Event], pieces: Sequence[bytes] = ()
-    ) -> int:
-        """Read them as one, while no part of an event was fed before.
-
-        ``pieces`` are those that ``data`` came in, where that is known.
-        """
-        text, count, end = self._repeats.together(data, start, pieces)
-        if text:
-            events.append(Text(text, self._index, count))
-        return end
-
-    def event(self, payload: bytes, events: list[Event]) -> bool:
-        """Read the data of one event, which ``run`` does not know; whether it may know the next.
+    def event(self, payload: bytes, events: list[Event]) -> None:
+        """Read the data of one event of a stream of which no part of another was fed before.
 
         Raises at once what ``feed`` would raise behind what was there before.
         """
         self._body.begun = True
         before = len(events)
         try:
-            self._unlike(payload, events)
+            self._event(payload, events)
         except GatewayError:
             del events[before:]
             raise
-        return self._repeats.head != b""
 
     def close(self) -> Sequence[Event]:
         """See ``gateway.core.ports.Decoder``."""
@@ -182,68 +136,16 @@ class AnswerDecoder:
     # --- a stream ---------------------------------------------------------------------------------
 
     def _event(self, payload: bytes, events: list[Event]) -> None:
-        text = self._repeats.text(payload)
-        if text is None:
-            self._unlike(payload, events)
-        elif text:
-            events.append(Text(text, self._index))
-
-    def _unlike(self, payload: bytes, events: list[Event]) -> None:
-        """Read an event that is not like one before."""
-        if self._usual and payload != _DONE and self._chunk(payload, events):
-            return
         if self._done or not (said := payload.strip()):
             return
-        if said == _DONE:
-            if self._ends_calls:
-                events += self._called()
-            if not self._choices or self._ended() < len(self._choices):
-                raise StreamBroken("The worker ended its stream without a finish reason.")
-            events += self._end()
-        else:
-            self._usual = False
-            before = len(events)
-            wire = self._read(payload, events, whole=False)
-            self._compare(payload, wire, events[before:])
-
-    def _chunk(self, payload: bytes, events: list[Event]) -> bool:
-        """Read a chunk as nearly all are, and learn what others look like; whether it is one."""
-        wire = read_chunk(payload)
-        if wire is None:
-            return False
-        text = finish = None
-        if wire.choices:
-            choice, known = wire.choices[0], self._choices.get(0) or self._choice(0)
-            if known.ended:
-                return False
-            text = choice.text if choice.delta is None else choice.delta.content
-            finish = choice.finish_reason
-            known.ended = finish is not None
-        if not self._served:
-            self._served = True
-            events.append(Served(wire.model, wire.system_fingerprint, wire.id, wire.created))
-            payload = payload.replace(_ROLE, b"", 1)  # but for this, others may be like it
-        if text:
-            events.append(Text(text))
-        if finish is not None:
-            events.append(End(wholes.REASONS[finish]))
-        if wire.usage is not None:
-            self._count(usage_in(wire.usage), events)
-        if text is None or finish is not None or wire.usage is not None:
-            self._repeats.forget()
-        elif self._repeats.learn(payload, text, read_chunk, probed(wire)):
-            self._index = 0
-        return True
-
-    def _compare(self, payload: bytes, wire: WireAnswer, events: list[Event]) -> None:
-        """Learn what a piece of text looks like here; whatever else comes may change that."""
-        said = text_alone(events)
-        if said is None or wire.usage is not None:
-            self._repeats.forget()
+        if said != _DONE:
+            self._read(payload, events, whole=False)
             return
-        plain = self._request.choices == 1 and said == Text(said.text, said.index)
-        if plain and self._repeats.learn(payload, said.text, read_answer, probed(wire)):
-            self._index = said.index
+        if self._ends_calls:
+            events += self._called()
+        if not self._choices or self._ended() < len(self._choices):
+            raise StreamBroken("The worker ended its stream without a finish reason.")
+        events += self._end()
 
     def _called(self) -> list[Event]:
         """The ends of the choices whose last word was a call."""
@@ -264,15 +166,14 @@ class AnswerDecoder:
         return len([True for choice in self._choices.values() if choice.ended])
 
     def _end(self) -> list[Event]:
-        self._done, self._usual = True, False
-        self._repeats.forget()
+        self._done = True
         running = self._request.want.usage == "each"
         usage = [] if self._usage is None or running else [self._usage]
         return [*usage, Done()]
 
     # --- one JSON object --------------------------------------------------------------------------
 
-    def _read(self, body: bytes, events: list[Event], *, whole: bool) -> WireAnswer:
+    def _read(self, body: bytes, events: list[Event], *, whole: bool) -> None:
         try:
             wire = read_answer(body)
         except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as e:
@@ -280,11 +181,13 @@ class AnswerDecoder:
             raise WorkerFailed("The worker's answer can't be read.") from e
         if wire.choices is None or wire.error is not None:
             self._complain(body)
-        if whole and not wire.choices:
+        choices = wire.choices or []
+        if self._served and len(choices) == 1 and self._is_text(wire, choices[0], events):
+            return
+        if whole and not choices:
             raise WorkerFailed("The worker's answer has no choices.")
         self._tell_served(wire, events)
         usage = None if wire.usage is None else usage_in(wire.usage)
-        choices = wire.choices or []
         counts = shares(choices, usage.completion_tokens) if whole and usage is not None else None
         for position, choice in enumerate(choices):
             index = position if choice.index is None and whole else choice.index or 0
@@ -293,7 +196,23 @@ class AnswerDecoder:
             if (choice.finish_reason or whole) and not known.ended:
                 events.append(self._finish(choice, known))
         self._count(usage, events)
-        return wire
+
+    def _is_text(self, wire: WireAnswer, choice: WireChoice, events: list[Event]) -> bool:
+        """Tell what a chunk says that holds a piece of text alone, as most do; whether it does."""
+        known = self._choices.get(choice.index or 0)
+        if known is None or known.ended or known.prompt is not None or wire.usage is not None:
+            return False
+        index, delta = choice.index, choice.delta
+        if delta is None:
+            alone = WireChoice(index, text=choice.text)
+        else:
+            alone = WireChoice(index, WireDelta(delta.content))
+        text = choice.text if delta is None else delta.content
+        if type(text) is not str or choice != alone:
+            return False
+        if text:
+            events.append(Text(text, known.index))
+        return True
 
     def _count(self, usage: Usage | None, events: list[Event]) -> None:
         """This is how much it was so far, where that is known."""

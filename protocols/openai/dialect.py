@@ -30,7 +30,7 @@ from protocols.body import fields_of, unchecked_fields, value
 from protocols.openai import described, errors, faults, standing
 from protocols.openai.answers import ChatEncoder, Style, TextEncoder
 from protocols.openai.chunks import heading
-from protocols.openai.decoder import answer_decoder
+from protocols.openai.decoder import AnswerDecoder
 from protocols.openai.profiles import PROFILES
 from protocols.openai.reading import given, wrong_type
 from protocols.openai.relay import openai_relays
@@ -42,7 +42,6 @@ from protocols.openai.requests import (
     read_embedding,
     read_model,
 )
-from protocols.openai.usual import read_usual
 from protocols.openai.vectors import VectorDecoder, VectorEncoder
 from protocols.openai.worker import Writer
 from protocols.schema import Schema, answer, array, record, ref, refusals, structs
@@ -192,10 +191,6 @@ class OpenAI:
         client_id = call.headers.get("x-client-request-id")
         timeout = timeout_in(call.headers)
         variant = call.endpoint.variant
-        if variant == "chat" and self._plain:
-            usual = read_usual(call.body, client_id=client_id, timeout=timeout)
-            if usual is not None:
-                return usual
         fields = fields_of(call)
         match variant:
             case "chat":
@@ -292,7 +287,7 @@ class OpenAI:
         """See ``gateway.core.ports.WorkerDialect``."""
         if isinstance(request, EmbedRequest):
             return VectorDecoder(request)
-        return answer_decoder(request, echoes=self._writer.echoes(request))
+        return AnswerDecoder(request, echoes=self._writer.echoes(request))
 
     def read_error(self, status: int, headers: Mapping[str, str], body: bytes) -> GatewayError:
         """See ``gateway.core.ports.WorkerDialect``."""

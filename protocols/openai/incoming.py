@@ -22,17 +22,16 @@ from gateway.core.types import (
     TopLogprob,
     Usage,
 )
-from protocols.repeats import PROBE
 
 
-class Details(Struct):
+class Details(Struct, gc=False):
     """Of prompt or completion tokens."""
 
     cached_tokens: int | None = None
     reasoning_tokens: int | None = None
 
 
-class WireUsage(Struct):
+class WireUsage(Struct, gc=False):
     """Usage, wherever it stands."""
 
     prompt_tokens: int | None = None
@@ -42,14 +41,14 @@ class WireUsage(Struct):
     reasoning_tokens: int | None = None
 
 
-class WireFunction(Struct):
+class WireFunction(Struct, gc=False):
     """A call's function, or a piece of it; arguments may come as an object."""
 
     name: str | None = None
     arguments: str | dict[str, Any] | None = None
 
 
-class WireCall(Struct):
+class WireCall(Struct, gc=False):
     """A tool call, or a piece of one."""
 
     index: int | None = None
@@ -58,7 +57,7 @@ class WireCall(Struct):
     custom: dict[str, Any] | None = None
 
 
-class WireDelta(Struct):
+class WireDelta(Struct, gc=False):
     """A message, or a piece of one."""
 
     content: str | list[dict[str, Any]] | None = None
@@ -69,7 +68,7 @@ class WireDelta(Struct):
     function_call: WireFunction | None = None
 
 
-class WireToken(Struct):
+class WireToken(Struct, gc=False):
     """A token of a conversation's answer."""
 
     token: str
@@ -78,7 +77,7 @@ class WireToken(Struct):
     top_logprobs: list["WireToken"] | None = None
 
 
-class WireLogprobs(Struct):
+class WireLogprobs(Struct, gc=False):
     """Both forms: of conversations (``content``), and of completions (columns)."""
 
     content: list[WireToken] | None = None
@@ -88,7 +87,7 @@ class WireLogprobs(Struct):
     top_logprobs: list[dict[str, float | None] | None] | None = None
 
 
-class WireChoice(Struct):
+class WireChoice(Struct, gc=False):
     """A choice, whole or in pieces."""
 
     index: int | None = None
@@ -102,7 +101,7 @@ class WireChoice(Struct):
     token_ids: list[int] | None = None
 
 
-class WireAnswer(Struct):
+class WireAnswer(Struct, gc=False):
     """An answer, or a chunk of one."""
 
     id: Any = None
@@ -133,19 +132,6 @@ class WireVectors(Struct):
 
 read_answer = msgspec.json.Decoder(WireAnswer).decode
 read_vectors = msgspec.json.Decoder(WireVectors).decode
-
-
-def probed(wire: Any) -> Any:
-    """``wire``, which is needed no more, with PROBE in the place of its text.
-
-    It has the fields of ``WireAnswer``.
-    """
-    for choice in wire.choices or ():
-        if (delta := choice.delta or choice.message) is None:
-            choice.text = PROBE
-        else:
-            delta.content = PROBE
-    return wire
 
 
 def text_in(got: Any) -> str | None:

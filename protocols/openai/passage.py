@@ -11,17 +11,12 @@ from gateway.core import sse
 from gateway.core.errors import GatewayError, StreamBroken, WorkerFailed
 from gateway.core.ports import Decoder, Passage
 from gateway.core.types import Done, EmbedRequest, Event, Request, Served
-from protocols.glance import Glance
 from protocols.openai.decoder import AnswerDecoder
 from protocols.openai.faults import complain
 from protocols.openai.incoming import WireUsage, usage_in
 
 Names = Mapping[str, str]
 """What the client is to read in an answer, by its key: ``id``, or a key of the model's name."""
-
-_Run = Callable[[bytes, int, list[Event], Sequence[bytes]], int]
-_Read = Callable[[bytes, list[Event]], bool]
-"""What ``AnswerDecoder.run`` and ``event`` are."""
 
 _encode = msgspec.json.Encoder().encode
 _fields = msgspec.json.Decoder(dict[str, Raw]).decode
@@ -31,6 +26,7 @@ _STRAY: Final = re.compile(rb"^(?!(?:\xef\xbb\xbf)?data:|:|event|id|retry|\r?$).
 """A line that is no field of an event: some workers say so what went wrong."""
 _LARGEST: Final = 1 << 20
 """Bytes of one event."""
+_FRAME: Final = len(sse.event(b""))
 
 
 def reader(request: Request, complaint: Callable[[bytes], None] = complain) -> Decoder:
@@ -40,20 +36,14 @@ def reader(request: Request, complaint: Callable[[bytes], None] = complain) -> D
     return AnswerDecoder(request, complaint=complaint)
 
 
-def passage(
-    request: Request,
-    read: Callable[[], Decoder],
-    names: Names,
-    *,
-    end: bytes,
-) -> Passage:
-    """What passes on the answer to ``request``; ``read`` makes what reads it.
+def passage(request: Request, decoder: Decoder, names: Names, end: bytes = sse.DONE) -> Passage:
+    """What passes on the answer to ``request``, which ``decoder`` reads.
 
     ``end`` is as for ``StreamPassage``.
     """
     if request.stream:
-        return StreamPassage(read(), names, request.model, end)
-    return WholePassage(lambda: request, lambda _: read(), names)
+        return StreamPassage(decoder, names, request.model, end)
+    return WholePassage(decoder, names)
 
 
 def _served(events: Sequence[Event]) -> Served | None:
@@ -75,49 +65,28 @@ def _renamed(names: Names, served: Served) -> dict[str, tuple[str, str]]:
 
 
 class WholePassage(Struct, eq=False):
-    """An answer in one piece; a stream that comes in its place is for the encoder.
+    """An answer in one piece; a stream that comes in its place is for the encoder."""
 
-    ``read`` makes what reads the answer to a ``request``; ``glance`` is asked first what the whole
-    of it tells.
-    """
-
-    _request: Callable[[], Request]
-    _read: Callable[[Any], Decoder]
+    _decoder: Decoder
     _names: Names
-    _glance: Glance | None = None
-    _decoder: Decoder | None = None
     _pieces: list[bytes] = []
-    _waits: bool = False
-    """Whether it is read when the whole of it is there."""
 
     def feed(self, pieces: Sequence[bytes]) -> tuple[bytes | None, Sequence[Event]]:
         """See ``gateway.core.ports.Passage``."""
-        if not self._pieces:
-            self._waits = pieces[0].startswith(b"{")
         self._pieces += pieces
-        return b"", () if self._waits else self._reading().feed(b"".join(pieces))
+        return b"", self._decoder.feed(b"".join(pieces))
 
     def close(self) -> tuple[bytes | None, Sequence[Event]]:
         """See ``gateway.core.ports.Passage``."""
         body = b"".join(self._pieces).strip()
-        events = None
-        if self._waits and self._glance is not None:
-            events = self._glance(body)
-        if events is None:
-            said = self._reading().feed(body) if self._waits else ()
-            events = [*said, *self._reading().close()]
-            if not body.startswith(b"{"):
-                return None, events
+        events = self._decoder.close()
+        if not body.startswith(b"{"):
+            return None, events
         served = _served(events)
         if served is not None and (renamed := _renamed(self._names, served)):
             fields = _fields(body)
             body = _encode(fields | {key: new for key, (_, new) in renamed.items()})
         return body, events
-
-    def _reading(self) -> Decoder:
-        if self._decoder is None:
-            self._decoder = self._read(self._request())
-        return self._decoder
 
 
 class StreamPassage:
@@ -129,10 +98,7 @@ class StreamPassage:
         ``end`` is what the stream ends with; empty where its last event says so.
         """
         self._decoder = decoder
-        self._run: _Run = _none
-        self._event: _Read = self._fed
-        if isinstance(decoder, AnswerDecoder):
-            self._run, self._event = decoder.run, decoder.event
+        self._event = decoder.event if isinstance(decoder, AnswerDecoder) else self._fed
         self._names = names
         self._end = end
         self._pairs: dict[bytes, bytes] = {}
@@ -148,34 +114,33 @@ class StreamPassage:
             raise self._failed
         held = b"".join(pieces)
         if self._held:
-            held, pieces = self._held + held, ()
+            held = self._held + held
         if self._strange or (not self._begun and held.lstrip()[:1] == b"{"):
             self._strange, self._held = True, b""
             return None, self._decoder.feed(held)
         events: list[Event] = []
-        end = self._run(held, 0, events, pieces)
-        if end == len(held):
-            self._held = b""
-            return self._passed(held), events
-        return self._read(held, end, events, pieces), events
+        return self._read(held, events), events
 
-    def _read(self, held: bytes, end: int, events: list[Event], pieces: Sequence[bytes]) -> bytes:
-        """Read each whole event from ``end`` on; gives what may be passed on."""
-        clean, over = True, False
+    def _read(self, held: bytes, events: list[Event]) -> bytes:
+        """Read each whole event; gives what may be passed on."""
+        end, clean, over = 0, True, False
         try:
-            while end < len(held):
+            for payload in sse.plain(held) or ():
+                self._event(payload, events)
+                end += len(payload) + _FRAME
+                if over := bool(events) and type(events[-1]) is Done:
+                    break
+            while end < len(held) and not over:
                 found = sse.plain_at(held, end)
                 if found is not None:
-                    alike = self._event(found[1], events)
+                    self._event(found[1], events)
                 elif (found := _BOUNDARY.search(held, end)) is not None:
                     clean = False
-                    alike = self._block(held[end : found.end()], events)
+                    self._block(held[end : found.end()], events)
                 else:
                     break
                 end = found.end()
-                if alike:
-                    end = self._run(held, end, events, pieces)
-                elif events and type(events[-1]) is Done:
+                if events and type(events[-1]) is Done:
                     over = True
                     break
         except GatewayError as error:
@@ -203,19 +168,15 @@ class StreamPassage:
             return self._end, events
         return _STRAY.sub(b"", self._passed(self._held.strip() + b"\n\n")), events
 
-    def _fed(self, payload: bytes, events: list[Event]) -> bool:
+    def _fed(self, payload: bytes, events: list[Event]) -> None:
         """What ``AnswerDecoder.event`` does, by any decoder."""
-        return self._block(sse.event(payload), events)
+        self._block(sse.event(payload), events)
 
-    def _block(self, block: bytes, events: list[Event]) -> bool:
-        """Read an event as it stands; whether others may be like one before.
-
-        Raises also what its decoder would have told only afterwards.
-        """
+    def _block(self, block: bytes, events: list[Event]) -> None:
+        """Read an event as it stands. Raises also what its decoder would have told only later."""
         said = self._decoder.feed(block)
         self._decoder.feed(b"")
         events += said
-        return not said or type(said[-1]) is not Done
 
     def _rename(self, served: Served | None) -> None:
         if served is not None and (renamed := _renamed(self._names, served)):
@@ -226,12 +187,6 @@ class StreamPassage:
         for old, new in self._pairs.items():
             data = data.replace(old, new)
         return data
-
-
-def _none(held: bytes, start: int, events: list[Event], pieces: Sequence[bytes]) -> int:
-    """What an ``AnswerDecoder`` sees at a glance, others read."""
-    del held, events, pieces
-    return start
 
 
 def _pairs(renamed: Mapping[str, tuple[str, str]]) -> dict[bytes, bytes]:

@@ -10,8 +10,6 @@ from msgspec import UNSET, Raw, Struct, UnsetType
 from gateway.core.types import FinishReason, TokenLogprob, ToolCall, Usage
 
 encode = msgspec.json.Encoder().encode
-encode_lines = msgspec.json.Encoder().encode_lines
-"""JSON for each value, in a line of its own."""
 
 FLOOR = -9999.0
 """Stands for a log probability that JSON can't say (minus infinity), as in OpenAI's own answers."""

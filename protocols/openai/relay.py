@@ -16,12 +16,11 @@ from msgspec import UNSET, Meta, Raw, Struct, UnsetType
 from msgspec.structs import replace
 
 from gateway.core.ports import About, Call, Decoder, Headers, Passage, Relay, WireRequest
+from gateway.core.types import Request
 from protocols.body import WRONG, check_text, take_fields
-from protocols.glance import Glance
-from protocols.openai import wholes
-from protocols.openai.passage import Names, StreamPassage, WholePassage, reader
+from protocols.openai.passage import Names, passage, reader
 from protocols.openai.profiles import Profile
-from protocols.openai.relayed import Kind, Relayed
+from protocols.openai.relayed import Kind, request_of
 from protocols.openai.requests import Reading
 from protocols.openai.style import Style
 from protocols.params import Param
@@ -30,7 +29,6 @@ _encode = msgspec.json.Encoder().encode
 
 JSON: Final[Headers] = (("Content-Type", "application/json"),)
 _STREAM: Final[Headers] = (("Content-Type", Style().content_type),)
-_GLANCES: Final[Mapping[str, Glance]] = {"chat": wholes.chat, "completion": wholes.completion}
 _OURS: Final = frozenset(
     {"echo", "best_of", "suffix", "priority", "use_beam_search", "stream", "modalities"}
 )
@@ -206,33 +204,23 @@ class _Way(Struct, frozen=True):
     """Those of which ``check`` reads every text."""
     in_path: bool
     """Whether the path names the model."""
-    glance: Glance | None
 
 
-def _way(form: Form, glances: Mapping[str, Glance]) -> _Way:
+def _way(form: Form) -> _Way:
     # What is said of the model is told to workers in their own way.
     check = checker(replace(form, shapes={"model": Any | UnsetType, **form.shapes}))
     kind: Kind = "completion"
     if "prompt" not in form.shapes:
         kind = "chat" if "messages" in form.shapes else "embedding"
     taken = names(check)
-    return _Way(
-        form,
-        kind,
-        check.decode,
-        taken,
-        taken - _UNREAD,
-        "{model}" in form.path,
-        glances.get(kind),
-    )
+    return _Way(form, kind, check.decode, taken, taken - _UNREAD, "{model}" in form.path)
 
 
 class Relays:
     """Makes relays for workers of one dialect and profile.
 
     ``forms`` are the kinds of calls; ``read`` makes what reads an answer beside its being passed
-    on, and a ``glance`` at a usual one in one piece is enough without it; ``whole`` and ``stream``
-    are the first headers of answers of either kind.
+    on; ``whole`` and ``stream`` are the first headers of answers of either kind.
     """
 
     def __init__(
@@ -240,11 +228,10 @@ class Relays:
         forms: Mapping[str, Form],
         *,
         read: Callable[[Any], Decoder] = reader,
-        glances: Mapping[str, Glance] = _GLANCES,
         whole: Headers = JSON,
         stream: Headers = _STREAM,
     ) -> None:
-        self._ways = {name: _way(form, glances) for name, form in forms.items()}
+        self._ways = {name: _way(form) for name, form in forms.items()}
         self._read = read
         self._whole = whole
         self._stream = stream
@@ -286,25 +273,16 @@ class Relays:
         if stream is None:
             stream = "stream" in said and body.stream
         shown = {"model": about.model} if names is None else names
-        told = Relayed(way.kind, body, about.served_model, stream, timeout)
-        passes: Callable[[], Passage]
-        if stream:
-            first, passes = self._stream, partial(self._streamed, told, shown)
-        else:
-            first = self._whole
-            passes = partial(WholePassage, told.bare, self._read, shown, way.glance)
+        request = request_of(way.kind, body, about.served_model, stream=stream, timeout=timeout)
         return Relay(
-            _addressed(way, told.model, fields),
-            partial(headers, first),
-            passes,
-            read=told.request,
-            kind=way.kind,
-            stream=stream,
-            timeout=timeout,
+            request,
+            _addressed(way, about.served_model, fields),
+            partial(headers, self._stream if stream else self._whole),
+            partial(self._passage, request, shown),
         )
 
-    def _streamed(self, told: Relayed, names: Names) -> Passage:
-        return StreamPassage(self._read(told.bare()), names, told.model)
+    def _passage(self, request: Request, names: Names) -> Passage:
+        return passage(request, self._read(request), names)
 
 
 def openai_relays(

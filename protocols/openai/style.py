@@ -11,7 +11,7 @@ from gateway.core.errors import GatewayError
 from gateway.core.ports import Headers
 from gateway.core.types import FinishReason
 from protocols.openai import errors
-from protocols.openai.pieces import Maker, Shape, encode, maker, shape
+from protocols.openai.pieces import Shape, encode, shape
 
 REASONS: Final[Mapping[FinishReason, str]] = {
     "eos": "stop",
@@ -22,20 +22,6 @@ REASONS: Final[Mapping[FinishReason, str]] = {
     "unknown": "stop",
 }
 _ABSENT: Final = {"refusal": b"null", "logprobs": b"null"}
-_LONE: Final = (
-    frozenset({"id", "created", "model", "choices", "usage"}),
-    frozenset({"index", "message", "finish_reason"}),
-    frozenset({"content"}),
-)
-"""What the objects of a whole answer hold where that is one text."""
-
-
-class Lone(Struct, frozen=True):
-    """Make the objects of an answer that is one text, of keys that this style has."""
-
-    answer: Maker
-    choice: Maker
-    message: Maker
 
 
 class Shapes(Struct, frozen=True):
@@ -44,8 +30,6 @@ class Shapes(Struct, frozen=True):
     answer: Shape
     choice: Shape
     message: Shape
-    lone: Lone | None
-    """For one text alone; None where the style leaves out some of its keys."""
 
 
 class Style(Struct, frozen=True, kw_only=True, dict=True):
@@ -129,7 +113,4 @@ class Style(Struct, frozen=True, kw_only=True, dict=True):
         whole = (self.answer, ("object", encode(name)))
         choices = (choice, *absent)
         message = (self.message, *absent, ("role", encode("assistant")))
-        objects = whole, choices, message
-        told = all(keys.issubset(had) for keys, (had, *_) in zip(_LONE, objects, strict=True))
-        lone = Lone(*[maker(*one) for one in objects]) if told else None
-        return Shapes(shape(*whole), shape(*choices), shape(*message), lone)
+        return Shapes(shape(*whole), shape(*choices), shape(*message))

@@ -31,7 +31,6 @@ from gateway.core.types import (
     Text,
     Thought,
     TokenLogprob,
-    apart,
 )
 from protocols.ovms import errors
 
@@ -115,7 +114,6 @@ class GenerationEncoder:
     def write(self, events: Sequence[Event]) -> bytes:
         """The chunks of these events. A piece and the end right behind it are one chunk."""
         out: list[bytes] = []
-        events = apart(events)
         for i, one in enumerate(events):
             match one:
                 case Text() | Thought() | Refusal() | PromptEcho() | CallStart() | CallArguments():

@@ -21,7 +21,7 @@ from gateway.core.types import (
     VideoPart,
 )
 from protocols.openai import faults
-from protocols.openai.decoder import answer_decoder
+from protocols.openai.decoder import AnswerDecoder
 from protocols.openai.faults import Fault
 from protocols.openai.narrowing import Narrowing, alone, only_parts, without_logprobs
 from protocols.openai.vectors import VectorDecoder
@@ -86,7 +86,7 @@ class Worker:
             return VectorDecoder(request, complaint=complaint)
         asked = self._narrow(request, {}).request
         echoes = self._writer.echoes(asked)
-        return answer_decoder(asked, echoes=echoes, complaint=complaint)
+        return AnswerDecoder(asked, echoes=echoes, complaint=complaint)
 
     # --- requests ---------------------------------------------------------------------------------
 

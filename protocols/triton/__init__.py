@@ -5,7 +5,6 @@ vocabulary    what the models of each profile take and tell: the tables
 generate      reading a body of generate       infer         reading a body of infer
 tensors       inputs held against the model    binary        inputs and outputs as raw bytes
 meaning       inputs to the internal request   guided        output formats
-usual         most bodies of generate, at once
 answer        writing generate                 infer_answer  writing infer
 measures      what is told beside the text     wire          how the original prints
 models        the endpoints that inform        refusal       errors

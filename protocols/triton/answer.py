@@ -25,14 +25,13 @@ from gateway.core.types import (
     Text,
     TokenLogprob,
     Usage,
-    apart,
 )
 from protocols.triton import measures, refusal
 from protocols.triton.meaning import wanted
 from protocols.triton.measures import Piece
 from protocols.triton.tensors import flat
 from protocols.triton.vocabulary import Profile
-from protocols.triton.wire import EVENTS, SAID, SAID_AS_EVENTS, encode, encode_lines, fp32, version
+from protocols.triton.wire import EVENTS, SAID, SAID_AS_EVENTS, encode, fp32, version
 
 
 class Generated(Struct, kw_only=True):
@@ -110,9 +109,7 @@ class GenerateEncoder:
         return Reply(200, body, SAID)
 
     def _event(self, event: Text | Refusal) -> bytes:
-        """An event that is nothing but a text, for each piece of it."""
-        if type(event) is Text and event.pieces:
-            return sse.each(encode_lines(event.pieces), self._head, b"}\n\n")
+        """An event that is nothing but a text."""
         return self._head + encode(event.text) + b"}\n\n"
 
     def _object(self, row: Sequence[Piece]) -> bytes:
@@ -131,7 +128,7 @@ class GenerateEncoder:
         place in its lists tells them apart.
         """
         rows: list[list[Piece]] = []
-        for event in apart(events):
+        for event in events:
             match event:
                 case Start(tokens) if tokens is not None:
                     self._prompt_tokens = tokens

@@ -7,10 +7,7 @@ before; of another's end nothing more is known.
 
 import math
 from collections.abc import Mapping, Sequence
-from functools import partial
 from typing import Final
-
-from msgspec.structs import replace
 
 from gateway.core import sse
 from gateway.core.errors import GatewayError, StreamBroken, WorkerFailed
@@ -24,11 +21,9 @@ from gateway.core.types import (
     Text,
     TokenLogprob,
     Usage,
-    together,
 )
-from protocols.repeats import PROBE, Repeats, text_alone
 from protocols.triton.failures import complain_of
-from protocols.triton.incoming import REASONS, UNTOLD, Said, are_usual, read, usual
+from protocols.triton.incoming import REASONS, UNTOLD, Said, read
 from protocols.triton.plan import Plan
 
 _LARGEST_EVENT: Final = 1 << 24
@@ -69,8 +64,6 @@ class _Reader:
     ) -> None:
         self._request = request
         self._known = known
-        self._usual = are_usual(known)
-        """Whether what came so far was of the usual form, in which the rest is likely to be."""
         self._in_pieces = plan.streams(request)
         """Whether each event is a token's, as far as nothing else is told."""
         self._whole = False
@@ -85,18 +78,14 @@ class _Reader:
         self._prompt_tokens: int | None = None
         self._tokens: int | None = None
         self._served = False
-        self._repeats = Repeats()
-        self._counted: Sequence[int] = ()
-        """The counts of events that repeat each other."""
         self._failed: GatewayError | None = None
 
     def feed(self, data: bytes) -> Sequence[Event]:
         """What the next bytes of a stream tell."""
         if self._failed is not None:
             raise self._failed
-        events: list[Event] = []
-        payloads = self._splitter.feed(data, partial(self._alike, events))
-        events, self._failed = sse.events_of(filter(bytes.strip, payloads), self._event, events)
+        payloads = filter(bytes.strip, self._splitter.feed(data))
+        events, self._failed = sse.events_of(payloads, self._read)
         return events
 
     def close(self, rest: bytes) -> Sequence[Event]:
@@ -139,37 +128,6 @@ class _Reader:
 
     # --- events -----------------------------------------------------------------------------------
 
-    def _alike(self, events: list[Event], data: bytes, start: int) -> int:
-        """Read the whole events from ``start`` on that say a text as the last one did.
-
-        Gives where they end.
-        """
-        texts: list[str] = []
-        end = self._repeats.run(data, start, texts)
-        if texts:
-            counts = self._counted
-            if counts:
-                self._tokens = (self._tokens or 0) + counts[0] * len(texts)
-            if said := texts if all(texts) else [*filter(None, texts)]:
-                events.append(together(said, 0, counts[0] if counts else 1))
-        return end
-
-    def _event(self, payload: bytes, events: list[Event]) -> None:
-        before = len(events)
-        said = self._read(payload, events)
-        if not self._repeat(payload, said, events[before:]):
-            self._repeats.forget()
-
-    def _repeat(self, payload: bytes, said: Said, events: Sequence[Event]) -> bool:
-        """Learn what a piece of text looks like here; whether there was something to be learned."""
-        if not self._usual or self._choices != 1 or text_alone(events) is None:
-            return False
-        if not said.counts and not self._in_pieces:  # each text tells its own size
-            return False
-        self._counted = said.counts
-        [text] = said.texts
-        return self._repeats.learn(payload, text, usual, replace(said, texts=[PROBE]))
-
     def _rest(self, data: bytes) -> Sequence[Event]:
         """An event whose newlines are missing, which are ``data``."""
         try:
@@ -182,8 +140,8 @@ class _Reader:
             raise self._failed
         return events
 
-    def _read(self, body: bytes, events: list[Event]) -> Said:
-        said = self._said(body)
+    def _read(self, body: bytes, events: list[Event]) -> None:
+        said = read(body, self._request, self._known)
         self._count(said, events)
         if said.reasons:
             self._tells_ends = True
@@ -192,15 +150,6 @@ class _Reader:
             self._piece(said, index, text, events)
         if said.counts and self._request.want.usage == "each":
             events += self._usage()
-        return said
-
-    def _said(self, body: bytes) -> Said:
-        if self._usual:
-            said = usual(body)
-            if said is not None:
-                return said
-            self._usual = False
-        return read(body, self._request, self._known)
 
     def _count(self, said: Said, events: list[Event]) -> None:
         if not self._served and said.model is not None:

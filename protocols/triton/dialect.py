@@ -40,7 +40,6 @@ from protocols.triton.infer_answer import InferEncoder
 from protocols.triton.meaning import Prompts
 from protocols.triton.models import Models
 from protocols.triton.refusal import Status
-from protocols.triton.usual import Usual
 from protocols.triton.vocabulary import PROFILES, Profile
 from protocols.triton.worker import Writer
 
@@ -120,7 +119,6 @@ class Triton:
         self._profile = PROFILES[name]
         self._status: Status = status
         self._mode = meaning.MODES[prompts]
-        self._usual = Usual(self._profile, self._mode)
         self._renamed = bool(fields)
         self._models = Models(self._profile, status)
         generating = ("generate", "generate_stream", "infer")
@@ -140,15 +138,13 @@ class Triton:
 
         Raises PathNotFound and InvalidParameter for a version that is none.
         """
-        return Envelope(call.params["model"], _version(call), self._usual.streams(call))
+        stream = generate.streams(call, self._profile)
+        return Envelope(call.params["model"], _version(call), stream)
 
     def decode(self, call: Call, model: ModelInfo | None = None) -> Request:
         """The request. Raises Malformed, InvalidParameter and Unsupported."""
         del model
-        infers = call.endpoint.variant == "infer"
-        if not infers and (usual := self._usual.request(call)) is not None:
-            return usual
-        reader = infer if infers else generate
+        reader = infer if call.endpoint.variant == "infer" else generate
         sent = reader.read(call, self._profile)
         stream = generate.streamed(call, self._profile, flag=sent.streaming)
         return meaning.request(sent, self._profile, self._mode, stream=stream)

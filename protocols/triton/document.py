@@ -6,6 +6,7 @@ from typing import Any
 import msgspec
 from msgspec import Raw
 
+from gateway.core.ports import Call
 from protocols.triton import careful, faults
 
 
@@ -46,6 +47,14 @@ def fields(text: bytes) -> Fields:
     except (msgspec.DecodeError, UnicodeDecodeError):
         found = careful.members(text)
         return Fields([name for name, _ in found], [raw for _, raw in found])
+
+
+def fields_of(call: Call) -> Fields:
+    """The object that is a call's body, which is read once. Raises Malformed."""
+    kept: Fields | None = call.__dict__.get("fields")
+    if kept is None:
+        kept = call.__dict__["fields"] = fields(call.body)
+    return kept
 
 
 def value(text: bytes) -> Any:

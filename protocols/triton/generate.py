@@ -10,6 +10,7 @@ from protocols.triton.tensors import Sent
 from protocols.triton.vocabulary import Profile
 
 _NESTED = "parameters"
+_STREAM = "generate_stream"
 _SCALARS: Final = (str, int, float, bool)
 """What a parameter that is no tensor may be."""
 
@@ -21,7 +22,7 @@ def read(call: Call, profile: Profile) -> Sent:
     """
     if encoded(call):
         raise faults.encoded()
-    fields = document.fields(call.body)
+    fields = document.fields_of(call)
     sent = Sent(call.params["model"], request_id(fields), streaming=_flag(fields, profile))
     for name in fields.names:
         if name == _NESTED:
@@ -39,8 +40,10 @@ def encoded(call: Call) -> bool:
 
 def streams(call: Call, profile: Profile) -> bool:
     """Whether generate_stream answers in pieces; what is wrong with a body, ``read`` says."""
+    if call.endpoint.variant != _STREAM:
+        return False
     try:
-        return streamed(call, profile, flag=_flag(document.fields(call.body), profile))
+        return streamed(call, profile, flag=_flag(document.fields_of(call), profile))
     except Malformed:
         return True
 
@@ -48,7 +51,7 @@ def streams(call: Call, profile: Profile) -> bool:
 def streamed(call: Call, profile: Profile, *, flag: bool | None) -> bool:
     """Whether the answer comes in pieces, by the body's flag, where it was sent."""
     asked = profile.streams if flag is None else flag
-    return asked and call.endpoint.variant == "generate_stream"
+    return asked and call.endpoint.variant == _STREAM
 
 
 def _flag(fields: Fields, profile: Profile) -> bool | None:

@@ -46,11 +46,6 @@ def outputs(wires: Mapping[str, str]) -> Mapping[str, str]:
     return _OWN if known == _OWN else known
 
 
-def are_usual(known: Mapping[str, str]) -> bool:
-    """Whether a model's ``outputs`` have the names that its family has."""
-    return known is _OWN
-
-
 _Count = Annotated[int, Meta(ge=0)]
 
 
@@ -66,7 +61,7 @@ class Said(Struct):
     logprobs: Sequence[tuple[TokenLogprob, ...]] = ()
 
 
-class Usual(Struct, forbid_unknown_fields=True):
+class _OneText(Struct, forbid_unknown_fields=True):
     """An answer of one text. The names are those that the families of models have."""
 
     text_output: str
@@ -82,16 +77,13 @@ class Usual(Struct, forbid_unknown_fields=True):
     sequence_end: bool = False
 
 
-_usual = msgspec.json.Decoder(Usual).decode
+_one_text = msgspec.json.Decoder(_OneText).decode
 
 
-def usual(body: bytes) -> Said | None:
-    """What an answer of one text holds, as most do: the same as ``read`` gives, and sooner.
-
-    None for any other, and for whatever is wrong with one.
-    """
+def _text_of(body: bytes) -> Said | None:
+    """What an answer of one text holds, as most do; None for any other, and for a wrong one."""
     try:
-        got = _usual(body)
+        got = _one_text(body)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
         return None
     said = Said([got.text_output], got.model_name, prompt_tokens=got.num_input_tokens)
@@ -118,6 +110,8 @@ def read(body: bytes, request: GenerateRequest, known: Mapping[str, str]) -> Sai
 
     Raises what an error in it means, and WorkerFailed for what can't be read.
     """
+    if known is _OWN and (told := _text_of(body)) is not None:
+        return told
     try:
         got = _decode(body) if len(body) > _CAREFULLY_READ else document.value(body)
     except (Malformed, msgspec.DecodeError, UnicodeDecodeError, RecursionError) as e:
@@ -126,14 +120,14 @@ def read(body: bytes, request: GenerateRequest, known: Mapping[str, str]) -> Sai
         complain(got, known[TEXT])
         if not isinstance(got, dict) or not (known[TEXT] in got or "model_name" in got):
             raise WorkerFailed("The worker's answer is not in its dialect.")
-    told = {name: flat(got[wire]) for name, wire in known.items() if wire in got}
-    texts = told.pop(TEXT, [])
+    values = {name: flat(got[wire]) for name, wire in known.items() if wire in got}
+    texts = values.pop(TEXT, [])
     if not {str}.issuperset(map(type, texts)):
         raise WorkerFailed("The worker's answer is no text.")
     name = got.get("model_name")
     said = Said(texts, name if isinstance(name, str) else None)
-    if told:
-        _read_more(told, said, request)
+    if values:
+        _read_more(values, said, request)
     return said
 
 

@@ -30,7 +30,10 @@ def relay(call: Call, about: About, profile: Profile) -> Relay | None:
     variant = call.endpoint.variant
     if variant not in {"generate", "generate_stream"} or generate.encoded(call):
         return None
-    fields = _fields(call.body)
+    try:
+        fields = document.fields_of(call)
+    except Malformed:
+        fields = _NOTHING
     if profile.cancel and profile.cancel in _named(fields):
         return None  # it may be another client's request that it ends
     streams = variant == "generate_stream"
@@ -41,14 +44,12 @@ def relay(call: Call, about: About, profile: Profile) -> Relay | None:
     names = Names(name_of(model), about.model)
     headers = (("Content-Type", EVENTS),) if streams else SAID
     return Relay(
+        request,
         WireRequest(f"{path_of(model)}/{variant}", call.body, JSON),
         lambda: headers,
         partial(StreamPassage if streams else WholePassage, names),
         partial(GenerateEncoder, request, about, profile, framed=streams),
         partial(refused, names),
-        read=lambda: request,
-        kind="completion",
-        stream=streams,
     )
 
 

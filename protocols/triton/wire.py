@@ -3,7 +3,6 @@
 import math
 import re
 import struct
-from collections.abc import Sequence
 from decimal import Decimal
 from typing import Any, Final
 
@@ -21,7 +20,6 @@ SAID_AS_EVENTS: Final[Headers] = (("Content-Type", EVENTS), _CHUNKED)
 """What a model says goes out without its length, though it be whole."""
 
 _encode = msgspec.json.Encoder().encode
-_encode_lines = msgspec.json.Encoder().encode_lines
 _ESCAPE = re.compile(rb"\\(?:u00..|.)")
 _WRITTEN_OUT: Final = (1e-6, 1e-5)
 """Between these the original writes no exponent."""
@@ -30,12 +28,6 @@ _WRITTEN_OUT: Final = (1e-6, 1e-5)
 def encode(what: Any) -> bytes:
     """Compact JSON. The hexadecimal digits of an escaped control character are capitals."""
     text = _encode(what)
-    return _ESCAPE.sub(_capitals, text) if text.find(b"\\u00") >= 0 else text
-
-
-def encode_lines(what: Sequence[Any]) -> bytes:
-    """The same of each of these, in a line of its own."""
-    text = _encode_lines(what)
     return _ESCAPE.sub(_capitals, text) if text.find(b"\\u00") >= 0 else text
 
 

@@ -2,7 +2,7 @@
 
 import re
 from collections.abc import Mapping
-from functools import lru_cache, partial
+from functools import lru_cache
 from typing import Any, Final
 from urllib.parse import quote
 
@@ -13,13 +13,11 @@ from gateway.core.loss import Loss
 from gateway.core.ports import Decoder, Renderer, WireRequest
 from gateway.core.types import GenerateRequest, Request
 from protocols import rendering
-from protocols.glance import WholeDecoder
 from protocols.triton import guided, incoming, learning
 from protocols.triton.decoder import AnswerDecoder
 from protocols.triton.learning import Model
 from protocols.triton.plan import PACK, Plan
 from protocols.triton.vocabulary import PROMPT, Profile
-from protocols.triton.wholes import whole
 from protocols.triton.wire import JSON
 
 _encode = msgspec.json.Encoder().encode
@@ -100,10 +98,7 @@ class Writer:
         """See ``gateway.core.ports.WorkerDialect``."""
         request, plan = self._planned(request)
         prompt = rendering.prompt_of(request, self._renderer) if plan.cuts(request) else None
-        careful = partial(AnswerDecoder, request, self._outputs, plan, prompt)
-        if request.stream:
-            return careful()
-        return WholeDecoder(partial(whole, request, self._outputs, prompt), careful)
+        return AnswerDecoder(request, self._outputs, plan, prompt)
 
     def _named(self, values: dict[str, Any]) -> dict[str, Any]:
         """The values by the model's own names."""

@@ -21,8 +21,6 @@ from gateway.core.types import (
     GenerateRequest,
     Text,
     Usage,
-    apart,
-    together,
 )
 from gateway.making import load, make_dialect
 from protocols import DIALECTS
@@ -264,19 +262,6 @@ def test_all_of_the_text_is_in_the_answer_streamed_or_whole(
         batches = [events[i : i + cuts] for i in range(0, len(events), cuts)]
         wire = b"".join(streamed.write(batch) for batch in batches)
         assert whole in said(wire)
-
-
-@every_dialect
-@settings(max_examples=50)
-@given(texts=pieces, each=st.integers(1, 2))
-def test_pieces_that_come_together_are_told_each_on_its_own(
-    dialect: Dialect, texts: list[str], each: int
-) -> None:
-    end: list[Event] = [End("eos"), Usage(1, each * len(texts)), Done()]
-    one = together(texts, 0, each)
-    for sent, request in answerable(dialect):
-        streamed, other = (dialect.encoder(sent, request, ABOUT) for _ in range(2))
-        assert streamed.write([one, *end]) == other.write([*apart([one]), *end])
 
 
 def said(wire: bytes) -> str:

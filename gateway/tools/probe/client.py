@@ -45,7 +45,6 @@ from gateway.core.types import (
     Text,
     TextPart,
     Usage,
-    apart,
 )
 from gateway.paths import Mount, Paths
 
@@ -323,7 +322,7 @@ async def _read_stream(
     until: Callable[[WorkerResponse], bool] | None,
 ) -> None:
     async for chunk in _read_chunks(http_response, response):
-        response.events += apart(decoder.feed(chunk))
+        response.events += decoder.feed(chunk)
         if until is not None and until(response):
             return
     response.events += decoder.close()

@@ -49,26 +49,6 @@ def test_what_is_written_is_read(payloads: list[bytes], size: int) -> None:
     assert split(wire, size) == payloads
 
 
-@pytest.mark.parametrize(
-    ("wire", "left"),
-    [
-        (b"data: ?\n\n" * 3, []),
-        (b"data: ?\n\ndata: a\n\ndata: ?\n\ndata: ?\n\ndata: b\n\n", [b"a", b"b"]),
-        (b"data: a\n\ndata: ?\n\n: odd\n\ndata: ?\n\n", [b"a", b"?"]),
-        (b"data: a\r\n\ndata: ?\n\n", [b"a", b"?"]),
-    ],
-    ids=["all", "before, between", "up to one that is not plain", "up to another kind of line"],
-)
-def test_events_that_are_read_elsewhere_are_left_out(wire: bytes, left: list[bytes]) -> None:
-    def skip(data: bytes, start: int) -> int:
-        known = b"data: ?\n\n"
-        while data.startswith(known, start):
-            start += len(known)
-        return start
-
-    assert [*sse.Splitter().feed(wire, skip)] == left
-
-
 @pytest.mark.parametrize("wire", [b"data: a", b"data: a\n", b"data: a\n\ndata: b\n"])
 def test_a_stream_that_stops_inside_an_event_is_broken(wire: bytes) -> None:
     with pytest.raises(StreamBroken):

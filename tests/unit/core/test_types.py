@@ -6,7 +6,6 @@ from msgspec.structs import replace
 from gateway.core import errors
 from gateway.core.catalog import ModelInfo, VersionInfo
 from gateway.core.types import (
-    Done,
     EmbedRequest,
     GenerateRequest,
     ImagePart,
@@ -14,11 +13,8 @@ from gateway.core.types import (
     Message,
     Sampling,
     Templating,
-    Text,
     TextPart,
     Want,
-    apart,
-    together,
 )
 
 
@@ -78,14 +74,6 @@ def test_what_is_said_in_place_of_something_else_is_found() -> None:
 
     assert request.said["n"] == 2
     assert replace(request, n=3).said["n"] == 3
-
-
-def test_pieces_of_a_text_that_came_together_can_be_told_apart() -> None:
-    one, many = together(["a"], 1, 2), together(["a", "b"], 1, 2)
-
-    assert one == Text("a", 1, 2)
-    assert many == Text("ab", 1, 4, pieces=("a", "b"))
-    assert apart([Done(), many, one]) == [Done(), Text("a", 1, 2), Text("b", 1, 2), one]
 
 
 def test_a_model_is_ready_when_one_version_is() -> None:

@@ -57,14 +57,6 @@ def test_without_keys_everybody_may_ask() -> None:
     authorize(None, "anything")
 
 
-def test_whose_key_it_is_does_not_change_but_whose_token_it_is_may() -> None:
-    assert RING.lasts(APP)
-    assert RING.lasts(Principal("app", APP.sha256.upper()))
-    assert RING.lasts(None)
-    assert not RING.lasts(Principal("jwt:app", ""))
-    assert not RING.lasts(Principal("other", hashlib.sha256(b"sk-other").hexdigest()))
-
-
 def test_a_key_is_for_its_models() -> None:
     authorize(APP, "chat")
     authorize(Principal("all", APP.sha256), "anything")

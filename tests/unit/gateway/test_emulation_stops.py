@@ -23,8 +23,6 @@ from gateway.core.types import (
     Thought,
     TokenLogprob,
     Usage,
-    apart,
-    together,
 )
 from gateway.emulation.stops import Stops, effective, shortened, without_stops
 
@@ -43,15 +41,6 @@ def token(text: str, id_: int, index: int = 0) -> Text:
 
 def spoken(events: Sequence[Event], index: int = 0) -> str:
     return "".join(one.text for one in events if isinstance(one, Text) and one.index == index)
-
-
-@given(st.lists(FEW.filter(bool), min_size=2, max_size=8), STOPS)
-def test_pieces_that_came_together_are_held_back_each_on_its_own(
-    texts: list[str], strings: list[str]
-) -> None:
-    one: list[Event] = [together(texts, 0), End("eos"), Done()]
-
-    assert stops(*strings).apply(one) == stops(*strings).apply(apart(one))
 
 
 # --- the law --------------------------------------------------------------------------------------

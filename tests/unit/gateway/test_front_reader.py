@@ -2,13 +2,11 @@
 
 import asyncio
 from collections.abc import Iterator
-from typing import Any
 
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from gateway.core.glance import Glance
 from gateway.front.incoming import Incoming
 from gateway.front.reader import Reader, Refused
 
@@ -140,110 +138,7 @@ def test_what_follows_a_body_in_chunks_is_no_header(loop: asyncio.AbstractEventL
     assert (second.path, second.headers) == ("/first", {"host": "a"})
 
 
-LINES = st.sampled_from(
-    [
-        b"a: b",
-        b"A: b",
-        b"a: c",
-        b"b: ",
-        b"expect: 100-continue",
-        b"connection: close",
-        b"connection: upgrade\r\nupgrade: websocket",
-        b"host: b",
-        b" folded",
-        b"transfer-encoding: x",
-    ]
-)
-TOPS = st.sampled_from([b"POST /a HTTP/1.1", b"POST /a?b HTTP/1.1", b"POST /a HTTP/1.0"])
-LENGTHS = st.sampled_from([b"content-length: %d", b"Content-Length:%d ", b"content-length: 0%d"])
-BODIES = st.sampled_from([b"", b"{}", b"x" * 20, b"a: b\r\n\r\n"])
-
-
-class Blind(Glance[Any]):
-    """Knows nothing again."""
-
-    def body(self, data: bytes) -> int:
-        del data
-        return 0
-
-
-USUAL = b"POST /a HTTP/1.1", [b"a: b"], b"content-length: %d", False
-KINDS = st.tuples(TOPS, st.lists(LINES, max_size=2), LENGTHS, st.booleans()) | LINES.map(
-    lambda line: (USUAL[0], [line], USUAL[2], False)
-)
-
-
-@st.composite
-def messages(draw: st.DrawFn) -> list[bytes]:
-    """Requests, of which most have a head that came before, each as its reads bring it."""
-    reads = []
-    for top, lines, length, chunked in draw(
-        st.lists(st.sampled_from([USUAL] * 8 + [draw(KINDS)]), min_size=2, max_size=8)
-    ):
-        body = draw(BODIES)
-        framing, sent = length % len(body), body
-        if chunked:
-            framing = b"transfer-encoding: chunked"
-            sent = (b"%x\r\n%b\r\n" % (len(body), body) if body else b"") + b"0\r\n\r\n"
-        whole = b"\r\n".join([top, b"host: a", framing, *lines, b"", sent])
-        cuts = [5, whole.index(b"\r\n\r\n") + 4, len(whole) - 1]
-        at = draw(st.sampled_from([*[len(whole)] * 6, *cuts]))
-        reads += [read for read in (whole[:at], whole[at:]) if read]
-    at = draw(st.sampled_from([*[len(reads)] * 4, 0, 1]))  # some come together
-    return [*reads[:at], b"".join(reads[at : at + 2]), *reads[at + 2 :]]
-
-
-@settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
-@given(messages())
-def test_what_is_known_at_a_glance_is_what_would_have_been_read(
-    loop: asyncio.AbstractEventLoop, reads: list[bytes]
-) -> None:
-    def told(one: Incoming | Refused) -> object:
-        if isinstance(one, Refused):
-            return one
-        head = one.method, one.path, one.query, one.headers, one.http10, one.keeps, one.expects
-        return *head, one.complete, one.broken, one.size, b"".join(one.parts)
-
-    seen, read = of(loop), of(loop)
-    read[0]._glance = Blind()
-    for data in reads:
-        for reader, _ in (seen, read):
-            if not reader.deaf:
-                reader.feed(data)
-        assert [told(one) for one in seen[1]] == [told(one) for one in read[1]]
-        assert (seen[0].deaf, seen[0].in_head) == (read[0].deaf, read[0].in_head)
-
-
-def test_a_request_that_repeats_the_head_before_is_not_parsed(
-    loop: asyncio.AbstractEventLoop,
-) -> None:
-    reader, arrived = of(loop)
-    for number, body in enumerate((b"{}", b"{}", b"{ }", b"", b"{  }")):
-        head = b"POST / HTTP/1.1\r\nHost: a\r\nContent-Length: %d\r\n\r\n" % len(body)
-        for piece in (head, body) if len(body) > 3 else (head + body,):
-            reader.feed(piece)
-        if number:
-            reader._parser = None  # type: ignore[assignment]  # it is not needed
-    told = [one.headers["content-length"] for one in arrived if isinstance(one, Incoming)]
-    assert told == ["2", "2", "3", "0", "4"]
-
-
-def test_requests_with_the_same_head_share_what_follows_from_it(
-    loop: asyncio.AbstractEventLoop,
-) -> None:
-    reader, arrived = of(loop)
-    usual = b"POST / HTTP/1.1\r\nHost: a\r\nContent-Length: %d\r\n\r\n"
-    other = usual.replace(b"Host: a", b"Host: b")
-    for data in [usual % 0] * 3 + [usual % 2 + b"{}"] + [other % 0] * 2:
-        reader.feed(data)
-    heads = [one.head for one in arrived if isinstance(one, Incoming)]
-    assert heads[:2] == [None, None]
-    assert heads[2] is heads[3] is not None
-    assert heads[4] is None
-    assert heads[5] not in (None, heads[3])
-
-
-def test_nothing_is_known_after_a_request_that_ends_the_connection(
+def test_nothing_is_read_after_a_request_that_ends_the_connection(
     loop: asyncio.AbstractEventLoop,
 ) -> None:
     reader, arrived = of(loop)

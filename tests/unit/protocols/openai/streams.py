@@ -6,8 +6,7 @@ from typing import Any
 import msgspec
 
 from gateway.core.errors import GatewayError
-from gateway.core.ports import Decoder
-from gateway.core.types import Event, GenerateRequest, apart
+from gateway.core.types import GenerateRequest
 
 HEADING = {"id": "c-1", "object": "chat.completion.chunk", "created": 7, "model": "worker's"}
 STREAMED = GenerateRequest(model="worker's", kind="chat", stream=True)
@@ -37,11 +36,6 @@ def told(step: Callable[[Any], Any], close: Callable[[], Any], parts: Sequence[A
     except GatewayError as error:
         return found, type(error), error.message
     return found
-
-
-def pieces(decoder: Decoder) -> Callable[[bytes], Sequence[Event]]:
-    """What feeds it, and gives each piece of a text as an event of its own."""
-    return lambda data: apart(decoder.feed(data))
 
 
 def flat(batches: Any) -> Any:

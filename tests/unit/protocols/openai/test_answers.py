@@ -27,7 +27,6 @@ from gateway.core.types import (
     TopLogprob,
     Usage,
     Want,
-    together,
 )
 from protocols.openai.answers import ChatEncoder, Style, TextEncoder
 
@@ -314,18 +313,9 @@ def test_a_streamed_completion(about: About) -> None:
     ]
 
 
-def test_pieces_that_came_together_are_chunks_of_their_own(about: About) -> None:
-    single: list[Event] = [Text("a"), Text('"\n'), Text("é"), End("eos"), Done()]
-    events: list[Event] = [together(["a", '"\n', "é"], 0), End("eos"), Done()]
-
-    for make, request in ((ChatEncoder, CHAT), (TextEncoder, TEXT)):
-        one, other = (make(Style(), streamed(request), about) for _ in range(2))
-        assert written(one, events) == written(other, single)
-
-
-def test_they_count_for_where_a_token_stands(about: About) -> None:
+def test_texts_count_for_where_a_token_stands(about: About) -> None:
     stream = TextEncoder(Style(), streamed(TEXT), about)
-    stream.write([together(["Hi ", "there "], 0)])
+    stream.write([Text("Hi "), Text("there ")])
 
     assert b'"text_offset":[9]' in stream.write([Text("Hi", logprobs=(HI,))])
 

@@ -6,11 +6,8 @@ from typing import Any
 
 import msgspec
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
-from msgspec.structs import replace
 
-from gateway.core.aggregate import Answer, ChoiceAnswer, Fold
+from gateway.core.aggregate import Fold
 from gateway.core.context import Context, Deadline
 from gateway.core.errors import StreamBroken
 from gateway.core.ports import About, Encoder
@@ -25,13 +22,11 @@ from gateway.core.types import (
     Start,
     Text,
     Thought,
-    TokenLogprob,
-    ToolCall,
     Usage,
     Vector,
     Want,
 )
-from protocols.openai.answers import REASONS, ChatEncoder, Style, TextEncoder
+from protocols.openai.answers import ChatEncoder, Style, TextEncoder
 from protocols.openai.vectors import VectorEncoder
 
 CHAT = GenerateRequest(model="m", kind="chat")
@@ -206,46 +201,3 @@ def test_vectors_without_a_count(about: About) -> None:
     answer = whole(VectorEncoder(Style(), EMBED, about), [Vector(0, (1.0,)), Done()])
 
     assert list(answer) == ["object", "data", "model"]
-
-
-_CHOICES = st.builds(
-    ChoiceAnswer,
-    index=st.sampled_from([0, 0, 0, 1]),
-    text=st.sampled_from(["", "a", 'say "hi"\n', "\u00e9\U0001f600"]),
-    thought=st.sampled_from(["", "", "", "hm"]),
-    refusal=st.sampled_from(["", "", "", "no"]),
-    calls=st.sampled_from([[], [], [], [ToolCall("c", "f", "{}")]]),
-    token_ids=st.sampled_from([[], [], [], [7]]),
-    logprobs=st.sampled_from([[], [], [], [TokenLogprob("a", -1.0)]]),
-    reason=st.sampled_from(["eos", "stop", "length", "content_filter", "unknown"]),
-)
-_ANSWERS = st.builds(
-    Answer,
-    choices=st.lists(_CHOICES, min_size=1, max_size=2),
-    usage=st.sampled_from([None, Usage(2, 1), Usage(2, 1, 1, 0)]),
-    served=st.sampled_from([Served(), Served("m"), Served(fingerprint="x")]),
-)
-_STYLES = (
-    Style(),
-    Style(absent={}, message=("content", "role"), answer=("usage", "choices", "model", "created",
-          "id")),
-    Style(chat_choice=("finish_reason", "message")),
-    Style(answer=("choices", "object")),
-    Style(index="prompt", reasons=dict.fromkeys(REASONS, "end")),
-)  # fmt: skip
-
-
-@given(_ANSWERS, st.sampled_from(_STYLES), st.sampled_from([CHAT, replace(CHAT, n=2, want=IDS)]))
-def test_a_text_alone_is_written_as_any_other_answer(
-    answer: Answer, style: Style, request_: GenerateRequest
-) -> None:
-    about = About(
-        "r1", 1, "mock", "v1", "8b", Context("r1", Deadline(lambda: 0.0, 60), lambda: 0.0)
-    )
-    other = replace(style)
-    shapes = replace(style.chat_shapes, lone=None)
-    vars(other)["chat_shapes"] = shapes  # as any other answer
-
-    written = ChatEncoder(style, request_, about).whole(answer)
-
-    assert written == ChatEncoder(other, request_, about).whole(answer)

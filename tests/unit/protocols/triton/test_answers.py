@@ -26,7 +26,6 @@ from gateway.core.types import (
     TokenLogprob,
     TopLogprob,
     Usage,
-    together,
 )
 from protocols.triton import Triton, wire
 
@@ -61,14 +60,6 @@ EXTRAS = {
     "return_num_input_tokens": True,
     "return_num_output_tokens": True,
 }
-
-
-@pytest.mark.parametrize("extras", [{}, EXTRAS], ids=["text alone", "with counts"])
-def test_pieces_that_came_together_are_events_of_their_own(encoder: Any, extras: Any) -> None:
-    one, other = (encoder({**STREAMING, **extras}, "generate_stream") for _ in range(2))
-    texts = ["a", '"\n', "\x1f", "\u00e9"]
-
-    assert one.write([together(texts, 0)]) == other.write([*map(Text, texts)])
 
 
 def test_counts_are_of_the_piece_and_the_end_comes_with_the_last_text(encoder: Any) -> None:

@@ -353,3 +353,24 @@ def test_prompts_are_raw_or_said_by_a_user(
 def test_alternatives_are_asked_for_once(client: Any) -> None:
     request = client.decode({"text_input": "a", "prompt_logprobs": 2})
     assert request.logprobs == Logprobs(0, 2)
+
+
+@pytest.mark.parametrize("flag", ["true", "false"])
+@pytest.mark.parametrize("more", ["", ', "my_own": 1'])
+def test_a_flag_counts_however_its_name_is_spelt(client: Any, flag: str, more: str) -> None:
+    for name in ("stream", "\\u0073tream"):
+        body = f'{{"text_input": "a", "{name}": {flag}{more}}}'.encode()
+        call = client.call("/v2/models/vllm_like/generate_stream", body, method="POST")
+
+        assert client.dialect.peek(call).stream is (flag == "true")
+        assert client.dialect.decode(call).stream is (flag == "true")
+
+
+def test_parameters_may_stand_in_their_own_object(client: Any) -> None:
+    body = {"text_input": 'a "b"', "stream": True, "parameters": {"max_tokens": 5, "top_k": 3}}
+    call = client.call("/v2/models/vllm_like/generate_stream", body, method="POST")
+    found = client.dialect.decode(call)
+
+    assert found.stopping.max_tokens == 5
+    assert found.stream
+    assert found.given == {"text_input", "stream", "max_tokens", "top_k"}

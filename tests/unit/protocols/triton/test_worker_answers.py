@@ -1,6 +1,7 @@
 """Workers' answers: the bytes that real servers send, and what they mean."""
 
 import json
+from collections.abc import Mapping
 from typing import Any
 
 import pytest
@@ -8,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from msgspec.structs import astuple
 
-from gateway.core.errors import WorkerFailed
+from gateway.core.errors import GatewayError, WorkerFailed
 from gateway.core.types import (
     Done,
     End,
@@ -328,7 +329,7 @@ def test_candidates_that_can_not_be_read(column: str) -> None:
         read(json.dumps(said("a", logprobs=column)), asked(WHOLE, logprobs=Logprobs()))
 
 
-# --- what is read sooner --------------------------------------------------------------------------
+# --- an answer of one text ------------------------------------------------------------------------
 
 SCALARS = st.none() | st.booleans() | st.integers(-2, 2**70) | st.floats() | st.text(max_size=3)
 VALUES = SCALARS | st.lists(SCALARS, max_size=2)
@@ -357,32 +358,41 @@ def meant(said: incoming.Said) -> Any:
     return [tuple(one) if isinstance(one, list) else one for one in astuple(said)]
 
 
+def by_other_names() -> dict[str, str]:
+    """The same names as the family's, as if they were a model's own."""
+    return {**incoming.outputs({})}
+
+
 @given(USUAL)
-def test_a_usual_answer_is_read_as_any_other(told: dict[str, Any]) -> None:
+def test_an_answer_of_one_text_is_read_as_any_other(told: dict[str, Any]) -> None:
     body = json.dumps(told).encode()
 
-    said = incoming.usual(body)
+    found = incoming.read(body, WHOLE, incoming.outputs({}))
 
-    assert said is not None
-    assert meant(said) == meant(incoming.read(body, WHOLE, incoming.outputs({})))
+    assert meant(found) == meant(incoming.read(body, WHOLE, by_other_names()))
 
 
 @given(USUAL, ODD, VALUES)
-def test_an_unusual_one_is_read_the_same_or_left(told: dict[str, Any], odd: str, got: Any) -> None:
+def test_so_is_one_that_holds_something_else(told: dict[str, Any], odd: str, got: Any) -> None:
     body = json.dumps({**told, odd: got}).encode()
 
-    said = incoming.usual(body)
+    def found(names: Mapping[str, str]) -> Any:
+        try:
+            return meant(incoming.read(body, WHOLE, names))
+        except GatewayError as error:
+            return type(error), error.message
 
-    if said is not None:
-        assert meant(said) == meant(incoming.read(body, WHOLE, incoming.outputs({})))
+    assert found(incoming.outputs({})) == found(by_other_names())
 
 
 @pytest.mark.parametrize("body", [b"", b"{", b"[]", b"{}", b'{"text_output":"\xff"}', b"[" * 9999])
-def test_what_is_wrong_with_one_is_left(body: bytes) -> None:
-    assert incoming.usual(body) is None
+def test_what_is_wrong_with_one_is_told(body: bytes) -> None:
+    for names in (incoming.outputs({}), by_other_names()):
+        with pytest.raises(WorkerFailed):
+            incoming.read(body, WHOLE, names)
 
 
-def test_a_stream_may_be_usual_in_part() -> None:
+def test_a_stream_may_hold_other_events_in_part() -> None:
     odd = said("b", more=1)
 
     assert read(sse(said("a"), odd, said("c")), profile="plain")[:3] == [
@@ -396,3 +406,25 @@ def test_a_model_may_have_names_of_its_own() -> None:
     own = Triton("plain", fields={"text_output": "OUT"})
 
     assert read(sse({"OUT": "a"}), profile=own)[0] == Text("a")
+
+
+@pytest.mark.parametrize(
+    ("more", "events"),
+    [
+        ({}, [Served("m"), Text("Hello there", 0, 3), End("unknown"), Done()]),
+        (
+            {"finish_reason": "length"},
+            [Served("m"), Text("Hello there", 0, 3), End("length"), Done()],
+        ),
+        (
+            {"num_output_tokens": 2, "num_input_tokens": 5, "finish_reason": "stop"},
+            [Served("m"), Text("Hello there", 0, 2), End("eos"), Usage(5, 2), Done()],
+        ),
+        ({"text_output": "", "model_name": None}, [End("unknown"), Done()]),
+    ],
+)
+def test_an_answer_of_one_text(more: dict[str, Any], events: list[Any]) -> None:
+    told = {"model_name": "m", "model_version": "1", "text_output": "Hello there", **more}
+
+    decoder = Triton("vllm").decoder(WHOLE)
+    assert [*decoder.feed(json.dumps(told).encode()), *decoder.close()] == events

@@ -1,8 +1,7 @@
-"""A usual answer in one piece is read by a narrow type, and means what it would have meant."""
+"""An answer in one piece is read, and passed on, the same however it is cut."""
 
 import json
 from collections.abc import Iterator, Sequence
-from functools import partial
 from itertools import pairwise
 from typing import Any
 
@@ -13,10 +12,8 @@ from hypothesis import strategies as st
 
 from gateway.core.ports import Decoder
 from gateway.core.types import Done, End, Event, GenerateRequest, Text
-from protocols.glance import WholeDecoder
 from protocols.openai.decoder import AnswerDecoder
 from protocols.openai.passage import WholePassage
-from protocols.openai.wholes import chat, completion
 from tests.unit.protocols.openai.streams import chunk, event, flat, said, told
 
 CHOICE: dict[str, Any] = {
@@ -33,11 +30,10 @@ ANSWER: dict[str, Any] = {
     "usage": {"prompt_tokens": 3, "completion_tokens": 2, "total_tokens": 5},
 }
 ASKED = GenerateRequest(model="worker's", kind="chat")
-GLANCES = {"chat": chat, "completion": completion}
 
 
 def answers() -> Iterator[dict[str, Any]]:
-    """One that is as nearly all are, and each that differs from it."""
+    """One, and each that differs from it."""
     yield ANSWER
     for name in ANSWER:
         yield {key: value for key, value in ANSWER.items() if key != name}
@@ -81,28 +77,6 @@ def read(decoder: Decoder, parts: Sequence[bytes]) -> Any:
     return (flat(found[0]), *found[1:]) if isinstance(found, tuple) else flat(found)
 
 
-def alike(request: GenerateRequest, parts: Sequence[bytes]) -> Any:
-    """What is read of these parts, the same by either decoder."""
-    careful = partial(AnswerDecoder, request)
-    known = read(careful(), parts)
-    assert read(WholeDecoder(GLANCES[request.kind], careful), parts) == known
-    return known
-
-
-@pytest.mark.parametrize("kind", ["chat", "completion"])
-def test_a_usual_answer_is_read_as_any_other(kind: Any) -> None:
-    request = msgspec.structs.replace(ASKED, kind=kind)
-    usual = 0
-    for body in map(msgspec.json.encode, answers()):
-        events = GLANCES[kind](body)
-        known = alike(request, [body])
-        if events is not None:
-            usual += 1
-            assert [*events] == known
-
-    assert usual > (5 if kind == "chat" else 0)
-
-
 BODIES = st.one_of(
     st.sampled_from([*answers()]).map(msgspec.json.encode),
     st.just(said("a") + event(chunk(finish="stop")) + b"data: [DONE]\n\n"),
@@ -121,28 +95,13 @@ BODIES = st.one_of(
 )
 def test_it_is_read_alike_however_it_comes(body: bytes, cuts: list[int], kind: Any) -> None:
     parts = [body[start:end] for start, end in pairwise([0, *cuts, len(body)])]
-    alike(msgspec.structs.replace(ASKED, kind=kind), parts)
-
-
-def test_what_reads_any_answer_is_made_where_it_is_needed() -> None:
-    made = []
-    careful = partial(AnswerDecoder, ASKED)
-
-    def counted() -> AnswerDecoder:
-        made.append(careful())
-        return made[-1]
-
-    for body in (ANSWER, ANSWER | {"usage": None}):
-        decoder = WholeDecoder(chat, counted)
-        decoder.feed(msgspec.json.encode(body))
-        assert Text("Hello", 0, 2 if body is ANSWER else 1) in decoder.close()
-
-    assert len(made) == 1
+    request = msgspec.structs.replace(ASKED, kind=kind)
+    assert read(AnswerDecoder(request), parts) == read(AnswerDecoder(request), [body])
 
 
 @pytest.mark.parametrize("around", [b"", b" "])
 def test_it_is_passed_on_with_its_public_name(around: bytes) -> None:
-    passage = WholePassage(lambda: ASKED, AnswerDecoder, {"model": "public"}, chat)
+    passage = WholePassage(AnswerDecoder(ASKED), {"model": "public"})
     body = around + msgspec.json.encode(ANSWER) + b"\n"
 
     for part in (body[:40], body[40:]):
@@ -156,11 +115,11 @@ def test_it_is_passed_on_with_its_public_name(around: bytes) -> None:
     assert isinstance(events[-1], Done)
 
 
-def test_an_unusual_one_is_read_when_the_whole_of_it_is_there() -> None:
-    passage = WholePassage(lambda: ASKED, AnswerDecoder, {"model": "public"}, chat)
+def test_one_without_usage_is_read_when_the_whole_of_it_is_there() -> None:
+    passage = WholePassage(AnswerDecoder(ASKED), {"model": "public"})
     body = msgspec.json.encode(ANSWER | {"usage": None})
 
-    assert passage.feed([body[:30]]) == (b"", ())
+    assert passage.feed([body[:30]]) == (b"", [])
     passage.feed([body[30:]])
     raw, events = passage.close()
 
@@ -169,7 +128,7 @@ def test_an_unusual_one_is_read_when_the_whole_of_it_is_there() -> None:
 
 
 def test_a_stream_in_its_place_is_read_as_it_comes() -> None:
-    passage = WholePassage(lambda: ASKED, AnswerDecoder, {"model": "public"}, chat)
+    passage = WholePassage(AnswerDecoder(ASKED), {"model": "public"})
     first: tuple[bytes | None, Sequence[Event]] = passage.feed([said("a")])
 
     assert Text("a") in first[1]

@@ -1,4 +1,4 @@
-"""Chunks that are like the one before mean what they would have meant had each been read."""
+"""A chunk that says a text alone means what it would have meant had all of it been looked at."""
 
 from collections.abc import Iterator, Sequence
 from itertools import islice, pairwise
@@ -11,26 +11,21 @@ from hypothesis import strategies as st
 
 from gateway.core.errors import GatewayError
 from gateway.core.ports import Decoder
-from gateway.core.types import End, Event, GenerateRequest, Text
+from gateway.core.types import End, Event, Text, Usage, Want
 from protocols.openai.decoder import AnswerDecoder
+from protocols.openai.incoming import read_answer
 from protocols.openai.passage import StreamPassage
-from protocols.repeats import Repeats
-from tests.unit.protocols.openai.streams import HEADING, STREAMED, chunk, event, pieces, said, told
+from tests.unit.protocols.openai.streams import HEADING, STREAMED, chunk, event, said, told
+
+USAGE = {"usage": {"prompt_tokens": 3, "completion_tokens": 2}}
+DONE = b"data: [DONE]\n\n"
 
 
-class Forgetful(Repeats):
-    """Learns nothing, so that each chunk is read."""
+class Thorough(AnswerDecoder):
+    """Looks at all of each chunk."""
 
-    def learn(self, *told: Any) -> bool:
+    def _is_text(self, *told: Any) -> bool:
         return False
-
-
-def reading(request: GenerateRequest = STREAMED) -> AnswerDecoder:
-    """A decoder that sees nothing at a glance, and takes no chunk for a usual one."""
-    made = AnswerDecoder(request)
-    made._repeats = Forgetful()
-    made._usual = False
-    return made
 
 
 class Fed:
@@ -43,28 +38,6 @@ class Fed:
 
 def passing(decoder: Decoder) -> StreamPassage:
     return StreamPassage(decoder, {"model": "public"}, "worker's", b"data: [DONE]\n\n")
-
-
-def joined(found: Any) -> Any:
-    """The same, with texts that came together as one."""
-    pieces, *error = found if isinstance(found, tuple) else (found,)
-    return [(raw, [*merged(events)]) for raw, events in pieces], error
-
-
-def merged(events: Sequence[Event]) -> Iterator[Event]:
-    said: Text | None = None
-    for one in events:
-        text = one if isinstance(one, Text) and not one.token_ids and not one.logprobs else None
-        if text is not None and said is not None and said.index == text.index:
-            said = Text(said.text + text.text, said.index, said.tokens + text.tokens)
-            continue
-        if said is not None:
-            yield said
-        said = text
-        if text is None:
-            yield one
-    if said is not None:
-        yield said
 
 
 # --- the law --------------------------------------------------------------------------------------
@@ -107,13 +80,13 @@ def parts(events: Sequence[bytes], cuts: Sequence[int]) -> Sequence[bytes]:
 
 
 @forall(STREAMS, st.sampled_from([None, 2]))
-def test_a_stream_means_the_same_whether_or_not_its_chunks_are_compared(
+def test_a_stream_means_the_same_whether_or_not_all_of_its_chunks_is_looked_at(
     stream: tuple[list[bytes], list[int]], n: int | None
 ) -> None:
     request = msgspec.structs.replace(STREAMED, n=n)
     for cut in (parts(*stream), stream[0]):
-        one, other = AnswerDecoder(request), reading(request)
-        assert told(pieces(one), one.close, cut) == told(other.feed, other.close, cut)
+        one, other = AnswerDecoder(request), Thorough(request)
+        assert told(one.feed, one.close, cut) == told(other.feed, other.close, cut)
 
 
 @forall(STREAMS)
@@ -121,12 +94,12 @@ def test_and_is_passed_on_the_same(stream: tuple[list[bytes], list[int]]) -> Non
     for cut in (parts(*stream), stream[0]):
         ways: list[Decoder] = [
             AnswerDecoder(STREAMED),
-            reading(),
+            Thorough(STREAMED),
             Fed(AnswerDecoder(STREAMED)),
-            Fed(reading()),
+            Fed(Thorough(STREAMED)),
         ]
         reads = [[piece] for piece in cut]
-        one, *others = [joined(told(way.feed, way.close, reads)) for way in map(passing, ways)]
+        one, *others = [told(way.feed, way.close, reads) for way in map(passing, ways)]
         assert others == [one, one, one]
 
 
@@ -142,14 +115,13 @@ def test_it_is_the_same_in_whichever_pieces_it_comes(
         assert told(one.feed, one.close, reads) == told(other.feed, other.close, whole)
 
 
-@pytest.mark.parametrize("alone", [True, False])
-def test_texts_that_come_together_are_passed_on_as_one(*, alone: bool) -> None:
+def test_texts_that_come_together_are_passed_on_in_one_piece() -> None:
     passage, pieces = passing(AnswerDecoder(STREAMED)), [*map(said, ["b", "\n", "", '"'])]
     passage.feed([said("a") + said("a")])
-    data = b"".join(pieces)
-    found = passage.feed(pieces if alone else [data])
+    found = passage.feed(pieces)
 
-    assert found == (data.replace(b"worker's", b"public"), [Text('b\n"', 0, 3)])
+    data = b"".join(pieces).replace(b"worker's", b"public")
+    assert found == (data, [Text("b"), Text("\n"), Text('"')])
 
 
 def test_so_are_those_behind_a_chunk_that_is_like_none() -> None:
@@ -157,7 +129,7 @@ def test_so_are_those_behind_a_chunk_that_is_like_none() -> None:
     pieces = [opening, said("a"), said("b"), said("c"), event(chunk(finish="stop"))]
     _, events = passing(AnswerDecoder(STREAMED)).feed(pieces)
 
-    assert events[1:] == [Text("abc", 0, 3), End("eos")]
+    assert events[1:] == [Text("a"), Text("b"), Text("c"), End("eos")]
 
 
 @pytest.mark.parametrize(
@@ -180,34 +152,72 @@ def test_pieces_that_are_no_event_like_the_others_are_seen(middle: bytes) -> Non
     assert found[0] == found[1]
 
 
-@pytest.mark.parametrize("first", ["", "a"])
-def test_what_follows_the_chunk_that_tells_the_role_is_known_at_once(first: str) -> None:
-    decoder, events = AnswerDecoder(STREAMED), list[Event]()
-    opening = event(chunk({"role": "assistant", "content": first}))
-
-    assert decoder.event(opening[6:-2], [])
-    assert decoder.run(said("b"), 0, events) == len(said("b"))
-    assert events == [Text("b")]
-
-
-def test_what_follows_a_chunk_that_says_no_text_is_not() -> None:
-    decoder = AnswerDecoder(STREAMED)
-
-    assert not decoder.event(event(chunk({"role": "assistant"}))[6:-2], [])
-
-
 # --- one decoder ----------------------------------------------------------------------------------
 
 
-def test_likeness_is_not_sought_for_ever() -> None:
-    repeats, decoder = Repeats(), AnswerDecoder(STREAMED)
-    decoder._repeats = repeats
+def chunks() -> Iterator[Any]:
+    """Those that nearly all are, and some that differ from them."""
+    for delta in (
+        {},
+        {"role": "assistant", "content": ""},
+        {"content": "a", "tool_calls": []},
+        {"content": None},
+        {"content": "a", "reasoning_content": "b"},
+        {"content": [{"type": "text", "text": "a"}]},
+        {"refusal": "no"},
+        {"tool_calls": [{"index": 0, "id": "x", "function": {"name": "f", "arguments": "{}"}}]},
+    ):
+        for finish in (None, "stop", "length", "tool_calls"):
+            yield chunk(delta, finish)
+    for more in (
+        {"delta": None, "text": "a"},
+        {"delta": {"content": "a"}, "text": "b"},
+        {"delta": None, "message": {"content": "a"}},
+        {"index": 1},
+        {"index": None},
+        {"finish_reason": None, "delta": None, "text": "a"},
+        {"stop_reason": "END"},
+        {"token_ids": [1, 2]},
+        {"logprobs": {"content": [{"token": "a", "logprob": -0.5}]}},
+    ):
+        choice = {"index": 0, "delta": {"content": "a"}, "finish_reason": "stop"}
+        yield HEADING | {"choices": [choice | more]}
+    for name in HEADING:
+        yield chunk({"content": "a"}, heading={k: v for k, v in HEADING.items() if k != name})
+        yield chunk({"content": "a"}, heading=HEADING | {name: 7.5})
+    yield chunk({"content": "a"}) | USAGE
+    yield chunk({}, "stop") | USAGE
+    yield chunk({"content": "a"}) | {"usage": {"prompt_tokens": 3}}
+    yield chunk({"content": "a"}) | {"error": {"message": "no"}}
+    yield HEADING | {"choices": []} | USAGE
+    yield HEADING | {"choices": chunk({"content": "a"})["choices"] * 2}
+    yield HEADING | {"choices": None}
+    yield HEADING
 
-    for number in range(30):
-        decoder.feed(event(chunk({"content": "x"}, heading=HEADING | {"created": number})))
 
-    assert repeats._tries == 0
-    assert decoder.feed(said("y")) == [Text("y")]
+CHUNKS: Sequence[bytes] = [event(one) for one in chunks()]
+
+
+@pytest.mark.parametrize("usage", ["final", "each"])
+@pytest.mark.parametrize("n", [None, 2])
+def test_chunks_of_a_text_alone_are_read_as_any_other(usage: Any, n: int | None) -> None:
+    request = msgspec.structs.replace(STREAMED, want=Want(usage=usage), n=n)
+    for first in CHUNKS:
+        for second in CHUNKS:
+            one, other = AnswerDecoder(request), Thorough(request)
+            stream = [first, second, said("a"), DONE]
+            assert told(one.feed, one.close, stream) == told(other.feed, other.close, stream)
+
+
+def test_a_piece_of_text_is_told_after_the_first_chunk() -> None:
+    decoder, choice = AnswerDecoder(STREAMED), chunk({"content": "a"})["choices"][0]
+    decoder.feed(said("a"))
+    known: list[Event] = []
+    for more, seen in (({}, True), ({"logprobs": None}, True), ({"token_ids": [1]}, False)):
+        wire = read_answer(msgspec.json.encode(HEADING | {"choices": [choice | more]}))
+        assert decoder._is_text(wire, (wire.choices or [])[0], known) is seen
+
+    assert known == [Text("a"), Text("a")]
 
 
 @pytest.mark.parametrize(("text", "heard"), [("", []), ("x", [Text("x")])])
@@ -225,3 +235,11 @@ def test_an_end_is_remembered() -> None:
 
     with pytest.raises(GatewayError, match="went on with choice 0"):
         decoder.feed(said("d"))
+
+
+def test_usage_is_told_at_the_end() -> None:
+    decoder = AnswerDecoder(STREAMED)
+    decoder.feed(said("a"))
+    decoder.feed(event(chunk(finish="stop") | USAGE))
+
+    assert Usage(3, 2) in decoder.feed(DONE)
