@@ -145,29 +145,33 @@ class Answers:
     def _answering(self, asked: Asked, route: Route) -> Answering:
         """How a target answers. Raises ClientError."""
         about = self._about(asked, route)
-        relayed = relaying(asked.dialect, asked.call, route, about)
+        relayed = relaying(asked.dialect, asked.call, route, about, asked.context)
         if relayed is not None:
             return relayed
-        return Translation(asked.dialect, asked.call, route, about)
+        return Translation(asked.dialect, asked.call, route, about, asked.context)
 
     def _able(self, asked: Asked, route: Route) -> Answering | str:
         """How a target answers in another's stead; or why it can't."""
         about = self._about(asked, route)
         try:
-            translation = Translation(asked.dialect, asked.call, route, about)
+            translation = Translation(asked.dialect, asked.call, route, about, asked.context)
         except ClientError as error:
             return type(error).__name__
         losses = translation.plan.losses
         if missing := lacking(translation.request, losses, route.model.info.context):
             return lacks(*missing)
-        relayed = relaying(asked.dialect, asked.call, route, about, translation)
+        relayed = relaying(
+            asked.dialect, asked.call, route, about, asked.context, translation=translation
+        )
         return translation if relayed is None else relayed
 
     @staticmethod
     def _about(asked: Asked, route: Route) -> About:
         target = route.target
         began, model = int(asked.call.began), asked.envelope.model
-        return About(asked.record.id, began, model, target.version, target.model, asked.context)
+        return About(
+            asked.record.id, began, model, target.version, target.model, asked.context.clock
+        )
 
     def _exchange(
         self, asked: Asked, route: Route, answering: Answering

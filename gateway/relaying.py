@@ -5,6 +5,7 @@ from typing import Final
 
 from msgspec import Struct
 
+from gateway.core.context import Context
 from gateway.core.loss import Loss
 from gateway.core.ports import (
     About,
@@ -37,6 +38,7 @@ class Relaying(Struct, eq=False):
     _call: Call
     _route: Route
     _about: About
+    _context: Context
     _translation: Translation | None = None
     losses: tuple[Loss, ...] = ()
     heard: Callable[[Sequence[Event]], Sequence[Event]] = tuple
@@ -67,16 +69,18 @@ class Relaying(Struct, eq=False):
 
     async def gathered(self) -> Piece:
         """See ``gateway.exchange.Answering``."""
-        return counted(self.request, await self._backend.fetch(self.relay, self._about.context))
+        return counted(self.request, await self._backend.fetch(self.relay, self._context))
 
     def pieces(self, take: Take | None = None) -> Pieces:
         """See ``gateway.exchange.Answering``."""
         self.heard = Count(self.request).apply
-        return self._backend.relay(self.relay, self._about.context, take)
+        return self._backend.relay(self.relay, self._context, take)
 
     def _translated(self) -> Translation:
         if self._translation is None:
-            self._translation = Translation(self._dialect, self._call, self._route, self._about)
+            self._translation = Translation(
+                self._dialect, self._call, self._route, self._about, self._context
+            )
         return self._translation
 
 
@@ -85,6 +89,8 @@ def relaying(
     call: Call,
     route: Route,
     about: About,
+    context: Context,
+    *,
     translation: Translation | None = None,
 ) -> Relaying | None:
     """The call as it may be passed on; None where the gateway has something to do with it.
@@ -97,4 +103,4 @@ def relaying(
     relay = relayer.relayed(dialect, call, about)
     if relay is None:
         return None
-    return Relaying(relay, relayer, dialect, call, route, about, translation)
+    return Relaying(relay, relayer, dialect, call, route, about, context, translation)

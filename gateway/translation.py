@@ -4,6 +4,7 @@ from collections.abc import Sequence
 
 from gateway.core import loss
 from gateway.core.aggregate import folded
+from gateway.core.context import Context
 from gateway.core.errors import Unsupported
 from gateway.core.loss import Loss
 from gateway.core.ports import About, Call, Dialect, Encoder, Headers, Piece, Pieces, Reply, Take
@@ -18,12 +19,14 @@ class Translation:
 
     losses: tuple[Loss, ...]
 
-    def __init__(self, dialect: Dialect, call: Call, route: Route, about: About) -> None:
+    def __init__(
+        self, dialect: Dialect, call: Call, route: Route, about: About, context: Context
+    ) -> None:
         names = dialect.names(call)
         decoded = dialect.decode(call, route.model.info)
         self.request = fit(decoded, route, names, dialect.name)
         self._backend = route.target.backend
-        self._context = about.context
+        self._context = context
         rule = "reject" if call.headers.get("x-interlingua-strict") == "1" else route.model.on_loss
         self.plan = planned(self.request, self._backend.losses(self.request, names))
         if rule == "reject" and (lost := self.plan.lost):

@@ -26,7 +26,7 @@ from msgspec import Struct
 
 from gateway.core.aggregate import Answer
 from gateway.core.catalog import Catalog, ModelInfo
-from gateway.core.context import Context
+from gateway.core.context import Clock, Context
 from gateway.core.errors import GatewayError
 from gateway.core.loss import Loss
 from gateway.core.types import Event, GenerateRequest, Request
@@ -85,7 +85,8 @@ class About(Struct, frozen=True):
     """What an answer says of itself beside the events.
 
     ``created`` is in Unix seconds. ``model`` is the name the client asked for, ``served`` the
-    version's name and ``served_model`` the backend's name for the model.
+    version's name and ``served_model`` the backend's name for the model. ``clock`` gives monotonic
+    seconds.
     """
 
     id: str
@@ -93,7 +94,7 @@ class About(Struct, frozen=True):
     model: str
     served: str
     served_model: str
-    context: Context
+    clock: Clock
 
 
 class Reply(Struct, frozen=True):

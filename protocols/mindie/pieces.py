@@ -113,7 +113,7 @@ class NativeEncoder:
         self, profile: Profile, request: GenerateRequest, about: About, headers: Headers
     ) -> None:
         self._profile, self._request, self._headers = profile, request, headers
-        self._watch = Stopwatch(about.context.clock)
+        self._watch = Stopwatch(about.clock)
         self._told = _Told()
 
     def headers(self) -> Headers:

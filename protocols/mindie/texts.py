@@ -143,7 +143,7 @@ class TextEncoder:
         self._head = head % (encode(request.client_id), encode(about.model))
         self._event = b"data:" + self._head
         self._details = request.want.details
-        self._watch = Stopwatch(about.context.clock)
+        self._watch = Stopwatch(about.clock)
         self._held: _Held | None = None
         self._reason: str | None = None
         self._tokens = 0

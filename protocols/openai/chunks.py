@@ -39,7 +39,7 @@ def heading(style: Style, about: About, headers: Headers) -> Heading:
 
     ``headers`` are added to those of the style.
     """
-    began = 0.0 if style.elapsed_header is None else about.context.clock()
+    began = 0.0 if style.elapsed_header is None else about.clock()
     return partial(_told, style, about, headers, began)
 
 
@@ -52,7 +52,7 @@ def _told(
     if headers:
         told += headers
     if style.elapsed_header is not None:
-        elapsed = about.context.clock() - began
+        elapsed = about.clock() - began
         told += ((style.elapsed_header, str(int(elapsed * 1000))),)
     return told
 

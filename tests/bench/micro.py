@@ -76,7 +76,7 @@ def _context() -> Context:
 
 
 def _about() -> About:
-    return About("r1", 1_763_690_000, "mock", "1", "served", _context())
+    return About("r1", 1_763_690_000, "mock", "1", "served", _context().clock)
 
 
 def _call(load: Load) -> Call:

@@ -33,7 +33,7 @@ def clock() -> float:
 
 
 CONTEXT = Context("r", Deadline(clock, 60), clock)
-ABOUT = About("r", 1_700_000_000, "m", "1", "w", CONTEXT)
+ABOUT = About("r", 1_700_000_000, "m", "1", "w", CONTEXT.clock)
 
 
 def every_profile() -> Iterator[Any]:

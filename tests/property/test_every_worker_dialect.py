@@ -9,7 +9,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gateway.core.aggregate import Fold
-from gateway.core.context import Context, Deadline
 from gateway.core.errors import WorkerError
 from gateway.core.ports import About, Call, Dialect, WireRequest, WorkerDialect
 from gateway.core.types import (
@@ -39,7 +38,7 @@ def clock() -> float:
     return 0.0
 
 
-ABOUT = About("r", 1, "m", "1", "w", Context("r", Deadline(clock, 60), clock))
+ABOUT = About("r", 1, "m", "1", "w", clock)
 
 
 def every_profile() -> Iterator[Any]:

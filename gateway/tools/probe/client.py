@@ -409,7 +409,7 @@ def _encode_response(client: Dialect, adapter: WorkerDialect, request: GenerateR
     headers = {name.lower(): value for name, value in wire.headers}
     call = Call(match.endpoint, match.params, headers, "", wire.body, wire.path)
     context = Context("probe", Deadline(_frozen_clock, 60.0), _frozen_clock)
-    about = About("probe", 1, request.model, "1", request.model, context)
+    about = About("probe", 1, request.model, "1", request.model, context.clock)
     encoder = client.encoder(call, client.decode(call), about)
     if request.stream:
         return encoder.write(_EVENTS)

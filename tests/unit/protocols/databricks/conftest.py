@@ -30,4 +30,4 @@ def make() -> MakeCall:
 @pytest.fixture
 def about() -> About:
     context = Context("r1", Deadline(lambda: 0.0, 60.0), lambda: 0.0)
-    return About("r1", 1716825108, "ep-ab", "m-a", "llama-3-8b", context)
+    return About("r1", 1716825108, "ep-ab", "m-a", "llama-3-8b", context.clock)

@@ -60,7 +60,7 @@ class Desk:
 
     def about(self, model: str, *, created: int = 1707275960) -> About:
         context = Context("r1", Deadline(self.clock, 60.0), self.clock)
-        return About("r1", created, model, "1", "served", context)
+        return About("r1", created, model, "1", "served", context.clock)
 
     def clock(self) -> float:
         return self.now

@@ -37,4 +37,4 @@ def make_call() -> MakeCall:
 @pytest.fixture
 def about() -> About:
     context = Context("r1", Deadline(lambda: 0.0, 60), lambda: 0.0)
-    return About("r1", 1700000000, "mock", "v1", "mock-8b", context)
+    return About("r1", 1700000000, "mock", "v1", "mock-8b", context.clock)

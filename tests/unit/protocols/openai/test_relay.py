@@ -33,7 +33,7 @@ def relayed(variant: str, body: Any, worker: OpenAI = VLLM, shown: str = "chat")
     row = endpoint(variant)
     data = body if isinstance(body, bytes) else json.dumps(body).encode()
     context = Context("r1", Deadline(lambda: 0.0, 60), lambda: 0.0)
-    about = About("r1", 1, shown, "v1", "llama", context)
+    about = About("r1", 1, shown, "v1", "llama", context.clock)
     return worker.relay(OpenAI(), Call(row, {}, {}, "", data, row.path), about)
 
 
@@ -239,7 +239,7 @@ def test_how_long_the_client_waits_is_known() -> None:
     row = endpoint("chat")
     call = Call(row, {}, {"x-stainless-read-timeout": "7"}, "", json.dumps(CHAT).encode(), row.path)
     context = Context("r1", Deadline(lambda: 0.0, 60), lambda: 0.0)
-    relay = VLLM.relay(OpenAI(), call, About("r1", 1, "chat", "v1", "llama", context))
+    relay = VLLM.relay(OpenAI(), call, About("r1", 1, "chat", "v1", "llama", context.clock))
     assert relay is not None
     assert relay.request.timeout == 7
 

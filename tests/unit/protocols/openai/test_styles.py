@@ -8,7 +8,6 @@ import msgspec
 import pytest
 
 from gateway.core.aggregate import Fold
-from gateway.core.context import Context, Deadline
 from gateway.core.errors import StreamBroken
 from gateway.core.ports import About, Encoder
 from gateway.core.types import (
@@ -119,9 +118,8 @@ def test_an_answer_says_in_how_many_milliseconds_it_came(
 ) -> None:
     times: Iterator[float] = iter([10.0, 10.0425])
     clock = lambda: next(times)  # noqa: E731 - a clock that is read twice
-    context = Context("r1", Deadline(lambda: 0.0, 60), clock)
     style = Style(headers=(("x-a", "b"),), elapsed_header="x-ms", served_header=None)
-    moved = msgspec.structs.replace(about, context=context)
+    moved = msgspec.structs.replace(about, clock=clock)
 
     made = encoder(style, request_, moved, headers=(("x-c", "d"),))
 

@@ -37,4 +37,4 @@ def make() -> MakeCall:
 @pytest.fixture
 def about() -> About:
     context = Context("r1", Deadline(lambda: 0.0, 60.0), lambda: 0.0)
-    return About("r1", 1716825108, "llama3", "1", "llama-3-8b", context)
+    return About("r1", 1716825108, "llama3", "1", "llama-3-8b", context.clock)

@@ -139,7 +139,7 @@ def words(request: GenerateRequest) -> list[list[Event]]:
 def about(model: str, version: str | None = None) -> About:
     context = Context("r1", Deadline(lambda: 0.0, 60.0), lambda: 0.0)
     served = version or next((m.versions[0].name for m in MODELS if m.name == model), "1")
-    return About("r1", 1716825108, model, served, "m", context)
+    return About("r1", 1716825108, model, served, "m", context.clock)
 
 
 def _kind(headers: Sequence[tuple[str, str]]) -> str:

@@ -248,7 +248,7 @@ def test_a_stream_says_what_the_events_say(texts: list[str], name: str, ends: bo
     row = next(e for e in DIALECT.endpoints if e.variant == "generate_stream")
     call = Call(row, {"model": "m"}, {}, "", msgspec.json.encode(body), row.path)
     context = Context("r1", Deadline(lambda: 0.0, 60.0), lambda: 0.0)
-    of = DIALECT.encoder(call, DIALECT.decode(call), About("r1", 0, "m", "1", "m", context))
+    of = DIALECT.encoder(call, DIALECT.decode(call), About("r1", 0, "m", "1", "m", context.clock))
     wire_bytes = b"".join(of.write([Text(text)]) for text in texts)
     wire_bytes += of.write([End("eos"), Usage(1, 1), Done()])
     events = [e.removeprefix(b"data: ") for e in wire_bytes.split(b"\n\n")[:-1]]

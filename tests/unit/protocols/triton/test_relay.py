@@ -37,7 +37,7 @@ def call(variant: str, body: bytes, **headers: str) -> Call:
 
 def told(shown: str = "chat", served: str = "llama") -> About:
     whole = about(shown)
-    return About(whole.id, whole.created, shown, "1", served, whole.context)
+    return About(whole.id, whole.created, shown, "1", served, whole.clock)
 
 
 def taken(variant: str, body: bytes = HI, *, shown: str = "chat", served: str = "llama") -> Relay:
