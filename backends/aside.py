@@ -20,21 +20,21 @@ class Aside(Generic[T]):
 
     def __init__(self, call: Callable[[], T]) -> None:
         self._call = call
-        self._running: asyncio.Future[T] | None = None
+        self._pending_result: asyncio.Future[T] | None = None
 
-    async def run(self) -> T:
+    async def wait_result(self) -> T:
         """What the call gives; what it raises.
 
         Who is cancelled leaves it running: it is waited for the next time, and not made once more.
         """
-        running = self._running or self._start()
+        running = self._pending_result or self._start_thread()
         await asyncio.wait({running})
-        self._running = None
+        self._pending_result = None
         return running.result()
 
-    def _start(self) -> asyncio.Future[T]:
+    def _start_thread(self) -> asyncio.Future[T]:
         loop = asyncio.get_running_loop()
-        self._running = future = loop.create_future()
+        self._pending_result = future = loop.create_future()
         future.add_done_callback(_see)
 
         def work() -> None:

@@ -61,7 +61,7 @@ class Fail(Struct, frozen=True):
     after: int = 0
     retry_after: float = 2.0
 
-    def error(self) -> GatewayError:
+    def make_error(self) -> GatewayError:
         """What is raised."""
         match self.how:
             case "error":
@@ -89,13 +89,15 @@ class EchoBackend:
     ) -> None:
         self._script = tuple(script)
         self._delay = delay
-        self._context = context
-        self._fail = None if fail is None else msgspec.convert(fail, Fail)
-        self._calls = itertools.count()
+        self._context_length = context
+        self._failure = None if fail is None else msgspec.convert(fail, Fail)
+        self._call_numbers = itertools.count()
         self.running = 0
         """Requests in work: a test sees here that a client who left has freed its place."""
 
-    def losses(self, request: Request, names: Mapping[str, str]) -> tuple[Loss, ...]:
+    def unsupported_parameters(
+        self, request: Request, names: Mapping[str, str]
+    ) -> tuple[Loss, ...]:
         """Nothing: there is no sampling that a parameter could fail to change."""
         del request, names
         return ()
@@ -106,30 +108,30 @@ class EchoBackend:
     async def aclose(self) -> None:
         """Nothing to let go."""
 
-    async def answer(
+    async def stream(
         self, request: Request, context: Context
     ) -> AsyncGenerator[Sequence[Event], None]:
         """The scripted events, one batch a piece."""
         del context
         self.running += 1
         try:
-            if self._fail is not None and self._fail.after == 0:
-                raise self._fail.error()
+            if self._failure is not None and self._failure.after == 0:
+                raise self._failure.make_error()
             if isinstance(request, EmbedRequest):
                 yield _embed(request)
                 return
             _check_text(request)
-            prompt_tokens, cut = self._measure(request)
+            prompt_tokens, cut = self._count_prompt_tokens(request)
             yield [Start(prompt_tokens)]
             said = 0
-            for index in range(request.choices):
-                for events in self._choice(request, index, cut=cut):
+            for index in range(request.choice_count):
+                for events in self._stream_choice(request, index, cut=cut):
                     if self._delay:
                         await asyncio.sleep(self._delay)
                     yield events
                     said += sum(e.tokens for e in events if isinstance(e, Text))
-                    if self._fail is not None and said >= self._fail.after:
-                        raise self._fail.error()
+                    if self._failure is not None and said >= self._failure.after:
+                        raise self._failure.make_error()
             yield [Usage(prompt_tokens, said), Done()]
         finally:
             self.running -= 1
@@ -139,10 +141,10 @@ class EchoBackend:
         del context
         return list(enumerate(_pieces(text)))
 
-    def _measure(self, request: GenerateRequest) -> tuple[int, bool]:
+    def _count_prompt_tokens(self, request: GenerateRequest) -> tuple[int, bool]:
         """The prompt's tokens, and whether it was cut to fit. Raises ContextTooLong."""
         tokens = sum(map(words, request.prompts)) + sum(words(m.text) for m in request.messages)
-        limit = self._context
+        limit = self._context_length
         if limit is None or tokens <= limit:
             return tokens, False
         if request.stopping.overflow == "truncate":
@@ -155,11 +157,11 @@ class EchoBackend:
             limit=limit,
         )
 
-    def _choice(
+    def _stream_choice(
         self, request: GenerateRequest, index: int, *, cut: bool
     ) -> Iterator[Sequence[Event]]:
         if tool := _called(request):
-            yield [CallStart(index, 0, f"call_{next(self._calls):024x}", tool.name)]
+            yield [CallStart(index, 0, f"call_{next(self._call_numbers):024x}", tool.name)]
             for piece in _ARGUMENTS:
                 yield [CallArguments(index, 0, piece)]
             yield [End("tool_calls", index)]

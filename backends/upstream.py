@@ -75,14 +75,14 @@ class Reading(Protocol):
     def complete(self) -> bool:
         """Whether all of it has come, though some may still be to be read."""
 
-    def head(self) -> Awaitable[bool]:
+    def wait_headers(self) -> Awaitable[bool]:
         """Wait for the head; False where the connection had ended while it rested.
 
         Then nothing came, and it may be asked for anew. Raises StreamBroken or WorkerFailed. What
         fails is cut.
         """
 
-    def taken(self) -> list[bytes]:
+    def read_available(self) -> list[bytes]:
         """All of the body that has come and was not taken yet, in the pieces that it was sent in.
 
         None of them is empty.
@@ -91,7 +91,7 @@ class Reading(Protocol):
     async def read(self) -> list[bytes]:
         """The same, as soon as something has come; [] at a clean end. Raises StreamBroken."""
 
-    async def listen(self, take: TakePieces) -> bool:
+    async def forward_to(self, take: TakePieces) -> bool:
         """Give ``take`` what comes, at once, for as long as it says so; True once all has come.
 
         It is called while the connection reads, so that no task is woken for each piece. Raises
@@ -112,8 +112,8 @@ class Connections(Struct, frozen=True):
     """Those to all workers: how many there are, how many of these rest, and what was made."""
 
     open: int = 0
-    resting: int = 0
-    made: int = 0
+    idle: int = 0
+    created: int = 0
     failed: int = 0
     """Tries to make one that failed."""
 
@@ -134,13 +134,13 @@ class Upstream(Protocol):
     ``own`` are those of this request alone, which come after them, and are not.
     """
 
-    def ask(self, url: str, request: WireRequest, own: Headers = ()) -> Reading | None:
+    def try_send(self, url: str, request: WireRequest, own: Headers = ()) -> Reading | None:
         """Send ``request`` at once, over a connection that rests; None where there is none.
 
         Its head is still to come.
         """
 
-    async def dial(
+    async def send_on_new_connection(
         self, url: str, request: WireRequest, connect_timeout: float, own: Headers = ()
     ) -> Reading:
         """Send it over a new connection, and wait for the head.
@@ -149,7 +149,7 @@ class Upstream(Protocol):
         connection at once. Raises WorkerUnreachable, StreamBroken or WorkerFailed.
         """
 
-    async def open(
+    async def send(
         self, url: str, request: WireRequest, connect_timeout: float, own: Headers = ()
     ) -> Reading:
         """Send it over a connection that rests or else over a new one, and wait for the head.

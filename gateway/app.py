@@ -55,18 +55,18 @@ def surroundings(log: Lines | None = None) -> Surroundings:
 
     Without a log, lines go to standard error at once.
     """
-    tell = log_line if log is None else log.tell
+    tell = log_line if log is None else log.write_record
     start = os.urandom(8).hex()
     ids = (f"{start}{number:08x}" for number in itertools.count())
     return Surroundings(
         clock=time.monotonic,
-        now=time.time,  # noqa: TID251 - here it is passed in
+        wall_clock=time.time,  # noqa: TID251 - here it is passed in
         new_id=ids.__next__,
         draw=random.random,  # noqa: TID251 - as above
-        observe=tell,
-        shadows=Shadows(time.monotonic, tell),
-        accounts=Accounts(time.monotonic, time.time),  # noqa: TID251 - as above
-        lost={} if log is None else {"log_lines": log.lost},
+        observe_request=tell,
+        shadow_manager=Shadows(time.monotonic, tell),
+        counter_registry=Accounts(time.monotonic, time.time),  # noqa: TID251 - as above
+        dropped_counts={} if log is None else {"log_lines": log.count_dropped},
     )
 
 
@@ -75,7 +75,7 @@ class Handmade(Protocol):
     """A backend whose workers the admin may have changed."""
 
     @property
-    def by_hand(self) -> Sequence[str]:
+    def manual_workers(self) -> Sequence[str]:
         """The URLs that the admin added or removed."""
 
 
@@ -83,10 +83,10 @@ class Among(Protocol):
     """The other processes, where several serve the same listeners."""
 
     @property
-    def admin(self) -> str:
+    def admin_socket(self) -> str:
         """The path of the Unix socket that takes the admin listener's place in this one."""
 
-    async def agree(self) -> None:
+    async def confirm_reload(self) -> None:
         """Wait until all can serve what this one can. Raises what keeps them from it."""
 
     async def reload(self) -> Told:
@@ -108,57 +108,61 @@ class App:
         origin: Origin | None = None,
         among: Among | None = None,
     ) -> None:
-        self._among = among
+        self._process_group = among
         tell: Callable[[Told], None] = _untold
         digest = origin.loaded.hash if origin else ""
-        outside, self._ledger = kept(config.observe.usage, outside)
-        outside, self._sending = exported(config.observe, outside, os.environ)
-        outside, self._lending = Lending.around(config.state, outside, self._lent)
+        outside, self._usage_recorder = kept(config.observe.usage, outside)
+        outside, self._exporters = exported(config.observe, outside, os.environ)
+        outside, self._shared_limits = Lending.create(
+            config.state, outside, self._list_leased_counters
+        )
         metrics: Metrics | None = None
         if config.admin is not None:
             outside, metrics, tell = counted(outside, lambda: self.backends, digest)
         explained = Kept(outside.clock, outside.draw)
-        self._explainer = Explainer(explained, lambda: self._now.by_address, outside.clock)
-        self._outside = outside = replace(outside, explain=explained.watch)
-        self._now = Snapshot(config, outside, digest)
-        self.living = [self._now]
+        self._explainer = Explainer(
+            explained, lambda: self._current.handlers_by_address, outside.clock
+        )
+        self._services = outside = replace(outside, explain_policy=explained.create_recorder)
+        self._current = Snapshot(config, outside, digest)
+        self.active_snapshots = [self._current]
         """Those that have exchanges, or may have; the last is the one that is served."""
-        self.urls: dict[c.ListenerId, str] = {}
+        self.listener_urls: dict[c.ListenerId, str] = {}
         """Where each listener is bound."""
-        self._draining = False
-        self._retiring: set[asyncio.Task[None]] = set()
-        self._closing: list[Backend] = []
-        self._leaving: list[Front] = []
-        self.fronts = {
-            listener_id: self._make_front(self._now, listener_id)
-            for listener_id in self._now.servers
+        self._is_draining = False
+        self._retire_tasks: set[asyncio.Task[None]] = set()
+        self._closing_backends: list[Backend] = []
+        self._closing_listeners: list[Front] = []
+        self.listeners = {
+            listener_id: self._make_listener(self._current, listener_id)
+            for listener_id in self._current.handlers
         }
-        self.reloader = None if origin is None else Reloader(origin, self.take, tell)
-        self._pools: dict[str, WorkerSet] = {}
-        self._show_pools()
-        self._admin: Admin | None = None
-        self._process: Process | None = None
+        self.reloader = None if origin is None else Reloader(origin, self.apply_config, tell)
+        self._worker_sets: dict[str, WorkerSet] = {}
+        self._update_worker_sets()
+        self._admin_server: Admin | None = None
+        self._process_metrics: Process | None = None
         if config.admin is not None and metrics is not None:
-            if self._lending is not None:
-                self._lending.tell(metrics)
-            self._process = overseen(metrics, self, vllm=config.observe.metrics.vllm_compat)
+            if self._shared_limits is not None:
+                self._shared_limits.register_metrics(metrics)
+            self._process_metrics = overseen(metrics, self, vllm=config.observe.metrics.vllm_compat)
             filename = origin.loaded.filename if origin else ""
-            self._admin = self._make_admin(config.admin, metrics, filename)
+            self._admin_server = self._make_admin_server(config.admin, metrics, filename)
 
     @property
     def backends(self) -> dict[str, Backend]:
         """Those that are asked now, by their names."""
-        return self._now.backends
+        return self._current.backends
 
-    def _lent(self) -> Sequence[Lent]:
+    def _list_leased_counters(self) -> Sequence[Lent]:
         """What is shared of the limits that hold now."""
-        limiter = self._now.limiter
-        return () if limiter is None else limiter.lent
+        limiter = self._current.rate_limiter
+        return () if limiter is None else limiter.leased_counters
 
     @property
     def router(self) -> Router:
         """The table that requests follow now."""
-        return self._now.router
+        return self._current.router
 
     async def start(self, given: Given | None = None, *, warmed: bool = False) -> list[str]:
         """Start the backends and bind the listeners; gives their URLs, the admin's last.
@@ -167,54 +171,56 @@ class App:
         ``warmed`` nothing listens before every backend is at its best. Raises OSError, and
         WorkerError for one that never will be.
         """
-        if self._ledger is not None:
-            self._ledger.start()
-        for sending in self._sending:
+        if self._usage_recorder is not None:
+            self._usage_recorder.start()
+        for sending in self._exporters:
             sending.start()
-        if self._process is not None:
-            self._process.start()
-        if self._lending is not None:
-            self._lending.start()
+        if self._process_metrics is not None:
+            self._process_metrics.start()
+        if self._shared_limits is not None:
+            self._shared_limits.start()
         await asyncio.gather(*(backend.start() for backend in self.backends.values()))
         if warmed:
             slow = [one for one in self.backends.values() if isinstance(one, Warming)]
-            await asyncio.gather(*(backend.warm() for backend in slow))
+            await asyncio.gather(*(backend.warm_up() for backend in slow))
         urls = []
-        trust = served(self._now.config)
-        for listener_id, listener in c.listeners_by_id(self._now.config).items():
-            there = given.take(listener_id) if given else ()
-            front, tls = self.fronts[listener_id], trust[listener_id]
-            self.urls[listener_id] = await self._bind_one(front, listener, tls, there)
-            urls.append(self.urls[listener_id])
-        if self._admin is not None:
-            there = given.take(ADMIN) if given else ()
-            path = self._among.admin if self._among else ""
-            urls.append(await self._admin.listen(path, there))
+        trust = served(self._current.config)
+        for listener_id, listener in c.listeners_by_id(self._current.config).items():
+            there = given.take_sockets(listener_id) if given else ()
+            front, tls = self.listeners[listener_id], trust[listener_id]
+            self.listener_urls[listener_id] = await self._bind_listener(front, listener, tls, there)
+            urls.append(self.listener_urls[listener_id])
+        if self._admin_server is not None:
+            there = given.take_sockets(ADMIN) if given else ()
+            path = self._process_group.admin_socket if self._process_group else ""
+            urls.append(await self._admin_server.listen(path, there))
         return urls
 
     @property
-    def listening(self) -> Mapping[c.ListenerId, Sequence[int]]:
+    def socket_fds(self) -> Mapping[c.ListenerId, Sequence[int]]:
         """The descriptors of each listener's sockets, and of the admin's."""
-        found = {listener_id: front.listening for listener_id, front in self.fronts.items()}
-        return found if self._admin is None else {**found, ADMIN: self._admin.listening}
+        found = {listener_id: front.socket_fds for listener_id, front in self.listeners.items()}
+        return (
+            found if self._admin_server is None else {**found, ADMIN: self._admin_server.socket_fds}
+        )
 
-    def shut(self) -> None:
+    def stop_accepting(self) -> None:
         """Take no more connections. Those that are there go on."""
-        for front in self.fronts.values():
-            front.shut()
-        if self._admin is not None:
-            self._admin.shut()
+        for front in self.listeners.values():
+            front.stop_accepting()
+        if self._admin_server is not None:
+            self._admin_server.stop_accepting()
 
-    def drain(self, *, on: bool = True) -> None:
+    def set_draining(self, *, on: bool = True) -> None:
         """Say to whoever asks that no more requests should come; those that do are served.
 
         Each answer is then the last of its connection. Without ``on``, they may come again. A
         reload leaves it as it is.
         """
-        self._draining = on
+        self._is_draining = on
         self.router.ready = not on
-        for front in self.fronts.values():
-            front.leaving = on
+        for front in self.listeners.values():
+            front.is_draining = on
 
     async def stop(self, *, lame_duck: bool = False) -> None:
         """Take no more connections, let what runs come to its end, and let everything go.
@@ -224,71 +230,71 @@ class App:
         """
         if self.reloader is not None:
             await self.reloader.aclose()
-        for task in self._retiring:
+        for task in self._retire_tasks:
             task.cancel()
-        await asyncio.gather(*self._retiring, return_exceptions=True)
-        self.drain()
-        limits = self._now.config.limits
+        await asyncio.gather(*self._retire_tasks, return_exceptions=True)
+        self.set_draining()
+        limits = self._current.config.limits
         if lame_duck:
             await asyncio.sleep(limits.lame_duck)
-        fronts = [*self.fronts.values(), *self._leaving]
+        fronts = [*self.listeners.values(), *self._closing_listeners]
         await asyncio.gather(*(front.drain(limits.drain) for front in fronts))
-        for one in self.living:
-            one.end(Overloaded("the gateway stops"))
+        for one in self.active_snapshots:
+            one.stop_requests(Overloaded("the gateway stops"))
         await asyncio.gather(*(front.drain(_LAST_WORDS) for front in fronts))
         await asyncio.gather(*(front.close() for front in fronts))
-        await self._outside.shadows.aclose()
-        await self._now.aclose()
-        if self._lending is not None:
-            await self._lending.aclose()
-        left = (*self.backends.values(), *self._closing)
+        await self._services.shadow_manager.aclose()
+        await self._current.aclose()
+        if self._shared_limits is not None:
+            await self._shared_limits.aclose()
+        left = (*self.backends.values(), *self._closing_backends)
         await asyncio.gather(*(backend.aclose() for backend in left))
-        if self._admin is not None:
-            await self._admin.close()
-        if self._process is not None:
-            self._process.stop()
-        closing = (asyncio.to_thread(one.close, _LAST_SPANS) for one in self._sending)
+        if self._admin_server is not None:
+            await self._admin_server.close()
+        if self._process_metrics is not None:
+            self._process_metrics.stop()
+        closing = (asyncio.to_thread(one.close, _LAST_SPANS) for one in self._exporters)
         await asyncio.gather(*closing)
-        if self._ledger is not None:
-            await asyncio.to_thread(self._ledger.close, _LAST_ROWS)
+        if self._usage_recorder is not None:
+            await asyncio.to_thread(self._usage_recorder.close, _LAST_ROWS)
 
     # --- another configuration --------------------------------------------------------------------
 
-    async def take(self, loaded: c.Loaded) -> None:
+    async def apply_config(self, loaded: c.Loaded) -> None:
         """Serve this configuration from now on.
 
         What is new is started, warmed and bound before a request comes to it, and what runs keeps
         what it began with. Raises ConfigError, having changed nothing.
         """
-        if wrong := [*c.restart_required(self._now.config, loaded.config)]:
-            raise loaded.refusal(*wrong)
+        if wrong := [*c.restart_required(self._current.config, loaded.config)]:
+            raise loaded.build_error(*wrong)
         trust = served(loaded.config)
-        now = Snapshot(loaded.config, self._outside, loaded.hash, former=self._now)
+        now = Snapshot(loaded.config, self._services, loaded.hash, former=self._current)
         new = {
-            listener_id: self._make_front(now, listener_id)
-            for listener_id in now.servers.keys() - self.fronts
+            listener_id: self._make_listener(now, listener_id)
+            for listener_id in now.handlers.keys() - self.listeners
         }
         try:
-            await self._warm(now, loaded)
-            await self._bind(new, trust, loaded)
-            if self._among is not None:
-                await self._among.agree()
+            await self._warm_backends(now, loaded)
+            await self._bind_new_listeners(new, trust, loaded)
+            if self._process_group is not None:
+                await self._process_group.confirm_reload()
         except BaseException:
             await asyncio.gather(*(front.close() for front in new.values()))
-            await asyncio.gather(*(one.aclose() for one in self._added(now).values()))
+            await asyncio.gather(*(one.aclose() for one in self._find_new_backends(now).values()))
             raise
-        self._swap(now, new, trust)
+        self._swap_snapshot(now, new, trust)
 
-    async def _warm(self, now: Snapshot, loaded: c.Loaded) -> None:
+    async def _warm_backends(self, now: Snapshot, loaded: c.Loaded) -> None:
         """Start the backends that are new, and let them get ready. Raises ConfigError."""
-        added, within = self._added(now), now.config.limits.warm
+        added, within = self._find_new_backends(now), now.config.limits.warm
         whys = await asyncio.gather(*(warm(name, one, within) for name, one in added.items()))
         said = zip(added, whys, strict=True)
         wrong = [(("backends", name), f"it can't be used: {why}") for name, why in said if why]
         if wrong:
-            raise loaded.refusal(*wrong)
+            raise loaded.build_error(*wrong)
 
-    async def _bind(
+    async def _bind_new_listeners(
         self, new: Mapping[c.ListenerId, Front], trust: Trust, loaded: c.Loaded
     ) -> None:
         """Bind the listeners that are new. Raises ConfigError."""
@@ -296,101 +302,114 @@ class App:
             if listener_id not in new:
                 continue
             try:
-                self.urls[listener_id] = await self._bind_one(
+                self.listener_urls[listener_id] = await self._bind_listener(
                     new[listener_id], listener, trust[listener_id]
                 )
             except OSError as error:
                 why = f"the gateway can't listen there: {error.strerror or error}"
-                raise loaded.refusal((("listeners", number, "address"), why)) from None
-            log.info("listening on %s", self.urls[listener_id])
+                raise loaded.build_error((("listeners", number, "address"), why)) from None
+            log.info("listening on %s", self.listener_urls[listener_id])
 
-    async def _bind_one(
+    async def _bind_listener(
         self,
         front: Front,
         listener: c.Listener,
         tls: ssl.SSLContext | None,
         given: Sequence[socket.socket] = (),
     ) -> str:
-        return await bind(front, listener, tls, reuse_port=self._among is not None, given=given)
+        return await bind(
+            front, listener, tls, reuse_port=self._process_group is not None, given=given
+        )
 
-    def _added(self, now: Snapshot) -> Mapping[str, Backend]:
+    def _find_new_backends(self, now: Snapshot) -> Mapping[str, Backend]:
         """The backends that are not those of the configuration before."""
         here = {id(one) for one in self.backends.values()}
         return {name: one for name, one in now.backends.items() if id(one) not in here}
 
-    def _swap(self, now: Snapshot, new: Mapping[c.ListenerId, Front], trust: Trust) -> None:
+    def _swap_snapshot(
+        self, now: Snapshot, new: Mapping[c.ListenerId, Front], trust: Trust
+    ) -> None:
         """From here on requests meet ``now``: nothing is awaited in between."""
-        old, self._now = self._now, now
-        now.router.ready = not self._draining
-        self.living = [*(one for one in self.living if one.running), now]
+        old, self._current = self._current, now
+        now.router.ready = not self._is_draining
+        self.active_snapshots = [*(one for one in self.active_snapshots if one.running_count), now]
         gone = [
-            self.fronts.pop(listener_id) for listener_id in old.servers.keys() - now.servers.keys()
+            self.listeners.pop(listener_id)
+            for listener_id in old.handlers.keys() - now.handlers.keys()
         ]
-        self._leaving += gone
+        self._closing_listeners += gone
         limits = make_limits(now.config.limits)
-        for listener_id, front in self.fronts.items():
-            now.servers[listener_id].take_over(old.servers[listener_id])
-            front.serve = now.entrance(listener_id)
-            front.limit(limits)
-            front.trust(trust[listener_id])
-        self.fronts |= new
-        self._show_pools()
-        if self._admin is not None and now.config.admin is not None:
-            self._admin.rekey(now.config.admin.sha256)
+        for listener_id, front in self.listeners.items():
+            now.handlers[listener_id].adopt_running(old.handlers[listener_id])
+            front.handle_request = now.get_handler(listener_id)
+            front.set_limits(limits)
+            front.set_tls_context(trust[listener_id])
+        self.listeners |= new
+        self._update_worker_sets()
+        if self._admin_server is not None and now.config.admin is not None:
+            self._admin_server.set_key(now.config.admin.sha256)
         ended = {
             name: one for name, one in old.backends.items() if one is not now.backends.get(name)
         }
-        self._closing += ended.values()
+        self._closing_backends += ended.values()
         for name, backend in ended.items():
-            for url in backend.by_hand if isinstance(backend, Handmade) else ():
+            for url in backend.manual_workers if isinstance(backend, Handmade) else ():
                 log.warning("%s: what the admin said of %s ends with this reload", name, url)
-        retiring = self._retire(list(ended.values()), gone, old.config.limits.drain)
+        retiring = self._retire_backends(list(ended.values()), gone, old.config.limits.drain)
         task = asyncio.get_running_loop().create_task(retiring)
-        self._retiring.add(task)
-        task.add_done_callback(self._retiring.discard)
+        self._retire_tasks.add(task)
+        task.add_done_callback(self._retire_tasks.discard)
 
-    async def _retire(self, ended: list[Backend], gone: Sequence[Front], drain: float) -> None:
+    async def _retire_backends(
+        self, ended: list[Backend], gone: Sequence[Front], drain: float
+    ) -> None:
         """Let go of these, once the exchanges that they may have are over or had their time."""
-        holding = [now for now in self.living if now is not self._now and now.holds(ended)]
-        await asyncio.gather(self._over(holding, drain), *(front.drain(drain) for front in gone))
+        holding = [
+            now
+            for now in self.active_snapshots
+            if now is not self._current and now.has_any_backend(ended)
+        ]
+        await asyncio.gather(
+            self._wait_idle(holding, drain), *(front.drain(drain) for front in gone)
+        )
         await asyncio.gather(*(front.close() for front in gone))
-        self._leaving = [front for front in self._leaving if front not in gone]
+        self._closing_listeners = [front for front in self._closing_listeners if front not in gone]
         await asyncio.gather(*(one.aclose() for one in ended))
-        self._closing = [one for one in self._closing if one not in ended]
+        self._closing_backends = [one for one in self._closing_backends if one not in ended]
         gc.collect()  # a configuration holds itself, and the collector would let it wait for long
 
-    async def _over(self, holding: Sequence[Snapshot], within: float) -> None:
+    async def _wait_idle(self, holding: Sequence[Snapshot], within: float) -> None:
         """Wait for their exchanges and for the shadows of these, so many seconds at most."""
         with suppress(TimeoutError):
             async with asyncio.timeout(within):
                 for one in holding:
-                    await one.over()
-                await self._outside.shadows.over()
+                    await one.wait_idle()
+                await self._services.shadow_manager.wait_idle()
 
     # --- parts ------------------------------------------------------------------------------------
 
-    def _make_front(self, now: Snapshot, listener_id: c.ListenerId) -> Front:
+    def _make_listener(self, now: Snapshot, listener_id: c.ListenerId) -> Front:
         kind = load(FRONTS[c.listeners_by_id(now.config)[listener_id].front])
-        made = cast("Front", kind(now.entrance(listener_id), make_limits(now.config.limits)))
-        made.leaving = self._draining
+        made = cast("Front", kind(now.get_handler(listener_id), make_limits(now.config.limits)))
+        made.is_draining = self._is_draining
         return made
 
-    def _show_pools(self) -> None:
+    def _update_worker_sets(self) -> None:
         """To the admin, who holds on to the mapping."""
-        self._pools.clear()
-        self._pools.update(
+        self._worker_sets.clear()
+        self._worker_sets.update(
             {name: one for name, one in self.backends.items() if isinstance(one, WorkerSet)}
         )
 
-    def _make_admin(self, told: c.Admin, metrics: "Metrics", filename: str) -> Admin:
-        clock = self._outside.clock
+    def _make_admin_server(self, told: c.Admin, metrics: "Metrics", filename: str) -> Admin:
+        clock = self._services.clock
         behind = Behind(
-            obstacle=lambda: obstacle(self.router, self.backends.values()),
-            pools=self._pools,
-            metrics=metrics.page,
-            reload=(self._among or self.reloader).reload if self.reloader else None,
-            explain=self._explainer,
-            overview=Overview(self, filename, Window(metrics.arms, clock), clock),
+            get_unready_reason=lambda: obstacle(self.router, self.backends.values()),
+            worker_sets=self._worker_sets,
+            render_metrics=metrics.render_page,
+            reload_config=(self._process_group or self.reloader).reload if self.reloader else None,
+            explain_service=self._explainer,
+            status_service=Overview(self, filename, Window(metrics.collect_stats, clock), clock),
         )
         return Admin(told.address, behind, sha256=told.sha256)
 

@@ -18,7 +18,7 @@ class Principal(Struct, frozen=True):
     name: str
     sha256: str
     models: frozenset[str] | None = None
-    dialect: str | None = None
+    protocol: str | None = None
     """What its holder speaks where several dialects have one path."""
     tags: frozenset[str] = frozenset()
     """What rules may know it by."""
@@ -33,13 +33,13 @@ class Unsettled(Exception):
 class Tokens(Protocol):
     """Who knows whose token it is, where somebody else signs them."""
 
-    def holder(self, token: str, digest: str) -> Principal | None:
+    def verify_token(self, token: str, digest: str) -> Principal | None:
         """Whose it is, by its text and SHA-256; None for what is no token.
 
         Raises Unauthorized and Unsettled.
         """
 
-    async def settle(self) -> None:
+    async def wait_keys(self) -> None:
         """Find out what a token needs. It takes seconds at most."""
 
 
@@ -52,51 +52,53 @@ class Keyring:
     def __init__(self, principals: Sequence[Principal], tokens: Tokens | None = None) -> None:
         self._by_digest = {(digest := p.sha256.lower()): (digest, p) for p in principals}
         """Each with its digest, to be compared."""
-        self._tokens = tokens
-        self._open = not principals and tokens is None
+        self._token_verifier = tokens
+        self._allows_anonymous = not principals and tokens is None
 
-    def known(self, headers: Mapping[str, str]) -> Principal | None:
+    def find_known_principal(self, headers: Mapping[str, str]) -> Principal | None:
         """The principal of a request, if its key is good."""
-        key = None if self._open else presented(headers)
+        key = None if self._allows_anonymous else presented(headers)
         try:
-            return None if key is None else self._find(key)
+            return None if key is None else self._find_principal(key)
         except (Unauthorized, Unsettled):
             return None
 
-    async def settle(self) -> None:
+    async def wait_keys(self) -> None:
         """Find out what ``authenticate`` could not know."""
-        assert self._tokens is not None  # noqa: S101 - nothing else is ever unsettled
-        await self._tokens.settle()
+        assert self._token_verifier is not None  # noqa: S101 - nothing else is ever unsettled
+        await self._token_verifier.wait_keys()
 
     def authenticate(self, headers: Mapping[str, str]) -> Principal | None:
         """The principal, or None where no keys are configured. Raises Unauthorized and Unsettled.
 
         What was unsettled is not, once ``settle`` was awaited.
         """
-        if self._open:
+        if self._allows_anonymous:
             return None
         key = presented(headers)
         if key is None:
             raise Unauthorized("no API key was given", missing=True)
-        principal = self._find(key)
+        principal = self._find_principal(key)
         if principal is None:
             raise Unauthorized("the API key is not known", missing=False)
         return principal
 
-    def posing(self, name: str) -> "Keyring":
+    def impersonate(self, name: str) -> "Keyring":
         """One that takes everybody for the holder of the key of this name. Raises KeyError."""
         found = next((one for _, one in self._by_digest.values() if one.name == name), None)
         if found is None:
             raise KeyError(name)
         return _Posing(found)
 
-    def _find(self, key: str) -> Principal | None:
+    def _find_principal(self, key: str) -> Principal | None:
         digest = hashlib.sha256(key.encode("utf-8", "surrogateescape")).hexdigest()
         if digest in self._by_digest:
             own, principal = self._by_digest[digest]
             if hmac.compare_digest(own, digest):
                 return principal
-        return None if self._tokens is None else self._tokens.holder(key, digest)
+        return (
+            None if self._token_verifier is None else self._token_verifier.verify_token(key, digest)
+        )
 
 
 class _Posing(Keyring):
@@ -104,7 +106,7 @@ class _Posing(Keyring):
         super().__init__([principal])
         self._principal = principal
 
-    def known(self, headers: Mapping[str, str]) -> Principal | None:
+    def find_known_principal(self, headers: Mapping[str, str]) -> Principal | None:
         del headers
         return self._principal
 

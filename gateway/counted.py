@@ -39,15 +39,15 @@ def counted(
     def engines() -> Mapping[str, Engine]:
         return {name: one for name, one in backends().items() if isinstance(one, Engine)}
 
-    metrics = Metrics(outside.observe, crews)
-    reloads = Reloads(digest, outside.now)
+    metrics = Metrics(outside.observe_request, crews)
+    reloads = Reloads(digest, outside.wall_clock)
     shadows = ShadowCounts()
-    outside.shadows.also(shadows.tell)
-    metrics.also(reloads)
-    metrics.also(shadows)
-    metrics.also(Engines(engines))
-    metrics.also(Lost(outside.lost))
-    return replace(outside, observe=metrics.observe), metrics, reloads.tell
+    outside.shadow_manager.add_reporter(shadows.record_shadow)
+    metrics.register(reloads)
+    metrics.register(shadows)
+    metrics.register(Engines(engines))
+    metrics.register(Lost(outside.dropped_counts))
+    return replace(outside, observe_request=metrics.record_request), metrics, reloads.record_reload
 
 
 def kept(told: c.UsageRows | None, outside: Surroundings) -> tuple[Surroundings, "Book | None"]:
@@ -55,8 +55,12 @@ def kept(told: c.UsageRows | None, outside: Surroundings) -> tuple[Surroundings,
     if told is None:
         return outside, None
     ledger = _book(told, outside)
-    lost = {**outside.lost, "usage_rows": ledger.lost}
-    return replace(outside, observe=_both(outside.observe, ledger.tell), lost=lost), ledger
+    lost = {**outside.dropped_counts, "usage_rows": ledger.count_dropped}
+    return replace(
+        outside,
+        observe_request=_both(outside.observe_request, ledger.record_usage),
+        dropped_counts=lost,
+    ), ledger
 
 
 def _book(told: c.UsageRows, outside: Surroundings) -> "Book":
@@ -64,11 +68,11 @@ def _book(told: c.UsageRows, outside: Surroundings) -> "Book":
     if told.postgres is not None:
         from gateway.recording.postgres import book  # noqa: PLC0415 - it need not be installed
 
-        return book(told.postgres.reveal(), told.keep, outside.now)
+        return book(told.postgres.reveal(), told.keep, outside.wall_clock)
     from gateway.recording.ledger import Ledger  # noqa: PLC0415 - nobody else needs its library
 
     assert told.sqlite is not None  # noqa: S101 - the loader refuses rows without a place
-    return Ledger(told.sqlite, told.keep, outside.now)
+    return Ledger(told.sqlite, told.keep, outside.wall_clock)
 
 
 class Sending(Protocol):
@@ -96,29 +100,31 @@ def exported(
     if (traces := told.traces) is not None:
         spans = Spans(traces.otlp, _headers(traces), traces.buffer, sender, names(environment))
         follower = Follower(
-            spans.put,
+            spans.enqueue,
             share=traces.sample,
             trust=traces.trust,
-            now=outside.now,
+            now=outside.wall_clock,
             draw=outside.draw,
             random=os.urandom,
         )
         sending.append(spans)
-        lost = {**outside.lost, "traces": spans.lost}
-        observe = _both(outside.observe, follower.tell)
-        outside = replace(outside, observe=observe, traces=follower, lost=lost)
+        lost = {**outside.dropped_counts, "traces": spans.count_dropped}
+        observe = _both(outside.observe_request, follower.end_trace)
+        outside = replace(outside, observe_request=observe, tracer=follower, dropped_counts=lost)
     if (push := told.metrics.push) is not None:
-        figures, now = Figures(names(environment), outside.now()), outside.now
+        figures, now = Figures(names(environment), outside.wall_clock()), outside.wall_clock
         sending.append(
             Push(
                 push.otlp,
                 _headers(push),
                 push.every,
                 sender,
-                lambda: figures.metrics(now()),
+                lambda: figures.build_metrics(now()),
             )
         )
-        outside = replace(outside, observe=_both(outside.observe, figures.tell))
+        outside = replace(
+            outside, observe_request=_both(outside.observe_request, figures.record_request)
+        )
     return outside, sending
 
 
@@ -140,7 +146,7 @@ class Served(Protocol):
     """What serves."""
 
     @property
-    def living(self) -> Sequence[Snapshot]:
+    def active_snapshots(self) -> Sequence[Snapshot]:
         """Those that have exchanges, or may have."""
 
     @property
@@ -148,7 +154,7 @@ class Served(Protocol):
         """Those that are asked now, by their names."""
 
     @property
-    def fronts(self) -> Mapping[c.ListenerId, Front]:
+    def listeners(self) -> Mapping[c.ListenerId, Front]:
         """Those that listen now."""
 
 
@@ -165,21 +171,23 @@ def overseen(metrics: "Metrics", served: Served, *, vllm: bool) -> "Process":
 
     def queued() -> set[str]:
         crews = (one for one in served.backends.values() if isinstance(one, Crew))
-        return {name for crew in crews for name in crew.queued}
+        return {name for crew in crews for name in crew.queued_request_ids}
 
     def live() -> Iterator[Record]:
-        for now in served.living:
-            for server in now.servers.values():
-                yield from (exchange.record for exchange in server.answers.live)
+        for now in served.active_snapshots:
+            for server in now.handlers.values():
+                yield from (exchange.record for exchange in server.dispatcher.running_requests)
 
     def fronts() -> Mapping[str, Front]:
-        return {c.listener_name(listener_id): front for listener_id, front in served.fronts.items()}
+        return {
+            c.listener_name(listener_id): front for listener_id, front in served.listeners.items()
+        }
 
     running = Running(live, queued)
     process = Process(fronts)
-    metrics.also(LimitCounts(lambda: served.living[-1].limiter))
-    metrics.also(running)
-    metrics.also(process)
+    metrics.register(LimitCounts(lambda: served.active_snapshots[-1].rate_limiter))
+    metrics.register(running)
+    metrics.register(process)
     if vllm:
-        metrics.also(Vllm(metrics.arms, running.count))
+        metrics.register(Vllm(metrics.collect_stats, running.count_by_phase))
     return process

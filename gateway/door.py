@@ -15,16 +15,16 @@ class Door:
     """Where connections come in; ``make`` makes what meets each of them."""
 
     def __init__(self, make: Callable[[], asyncio.BaseProtocol]) -> None:
-        self._make = make
+        self._protocol_factory = make
         self._servers: list[asyncio.Server] = []
         self._tls: ssl.SSLContext | None = None
-        self._shutting: asyncio.Task[None] | None = None
+        self._closing_task: asyncio.Task[None] | None = None
 
-    def trust(self, tls: ssl.SSLContext | None) -> None:
+    def set_tls_context(self, tls: ssl.SSLContext | None) -> None:
         """With which certificate new connections are met; None where they are plain."""
         self._tls = tls
 
-    async def open(
+    async def listen(
         self,
         host: str,
         port: int,
@@ -38,44 +38,51 @@ class Door:
         With ``reuse_port`` other processes may listen there too. Sockets that are ``given`` listen
         already, and nothing is bound.
         """
-        self.trust(tls)
+        self.set_tls_context(tls)
         loop = asyncio.get_running_loop()
         context = None if tls is None else _outer(lambda: self._tls)
         for one in given:
             self._servers.append(
-                await loop.create_server(self._make, sock=one, ssl=context, backlog=_BACKLOG)
+                await loop.create_server(
+                    self._protocol_factory, sock=one, ssl=context, backlog=_BACKLOG
+                )
             )
         if not given:
             bound = await loop.create_server(
-                self._make, host or None, port, ssl=context, backlog=_BACKLOG, reuse_port=reuse_port
+                self._protocol_factory,
+                host or None,
+                port,
+                ssl=context,
+                backlog=_BACKLOG,
+                reuse_port=reuse_port,
             )
             self._servers.append(bound)
         at: int = self._servers[0].sockets[0].getsockname()[1]
         return at
 
     @property
-    def descriptors(self) -> Sequence[int]:
+    def fds(self) -> Sequence[int]:
         """Those of its sockets."""
         return [one.fileno() for server in self._servers for one in server.sockets]
 
-    def shut(self) -> None:
+    def stop_accepting(self) -> None:
         """Let no more connections in. Who was let in already is met."""
         loop = asyncio.get_running_loop()
         if not isinstance(loop, asyncio.SelectorEventLoop):
             self._close()
-        elif self._shutting is None:
+        elif self._closing_task is None:
             # Until Python 3.12 it loses whom it lets in as it closes, and does not hang up either.
-            for descriptor in self.descriptors:
+            for descriptor in self.fds:
                 loop.remove_reader(descriptor)
-            self._shutting = loop.create_task(self._close_soon())
+            self._closing_task = loop.create_task(self._close_later())
 
-    async def closed(self) -> None:
+    async def wait_closed(self) -> None:
         """Shut it, and wait until it is."""
-        self.shut()
-        if self._shutting is not None:
-            await asyncio.shield(self._shutting)
+        self.stop_accepting()
+        if self._closing_task is not None:
+            await asyncio.shield(self._closing_task)
 
-    async def _close_soon(self) -> None:
+    async def _close_later(self) -> None:
         for _ in range(_TURNS):
             await asyncio.sleep(0)
         self._close()

@@ -43,7 +43,7 @@ TOLD: Final = (*_FAMILIES.values(),)
 class Engine(Protocol):
     """A backend whose engine tells of itself."""
 
-    def figures(self) -> Mapping[str, float]:
+    def read_stats(self) -> Mapping[str, float]:
         """Its figures, by the names above without ``interlingua_engine_`` and ``_total``."""
 
 
@@ -52,12 +52,12 @@ class Engines(Collector):
 
     def __init__(self, engines: Callable[[], Mapping[str, Engine]]) -> None:
         """``engines`` gives those there are now, by their backends' names."""
-        self._engines = engines
+        self._get_engines = engines
 
     def collect(self) -> Iterator[Metric]:
         """See prometheus_client's Collector."""
-        told = {backend: engine.figures() for backend, engine in self._engines().items()}
+        told = {backend: engine.read_stats() for backend, engine in self._get_engines().items()}
         if not told:
             return
         for name, family in _FAMILIES.items():
-            yield family.family(((backend,), its[name]) for backend, its in told.items())
+            yield family.build_family(((backend,), its[name]) for backend, its in told.items())

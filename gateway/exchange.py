@@ -46,32 +46,32 @@ _BROKEN: Final = "the answer stopped before its end"
 class Answering(Protocol):
     """How the answer comes about: translated, or relayed."""
 
-    losses: tuple[Loss, ...]
+    unsupported_parameters: tuple[Loss, ...]
     """What of the request is lost, and told."""
 
     @property
     def request(self) -> Request:
         """What is asked, as far as it was read."""
 
-    def encoder(self) -> Encoder:
+    def get_encoder(self) -> Encoder:
         """What writes the answer; the same one each time."""
 
-    def opening(self) -> Headers:
+    def get_stream_headers(self) -> Headers:
         """A stream's headers, once its first events are there."""
 
-    def heard(self, events: Sequence[Event]) -> Sequence[Event]:
+    def process_events(self, events: Sequence[Event]) -> Sequence[Event]:
         """What these events of a stream come to; each batch is told once, in its turn."""
 
-    def whole(self, events: Sequence[Event], body: bytes | None) -> Reply:
+    def build_response(self, events: Sequence[Event], body: bytes | None) -> Reply:
         """An answer in one piece; ``body`` where a worker wrote it already.
 
         Raises StreamBroken where the events are not those of a whole answer.
         """
 
-    async def gathered(self) -> Piece:
+    async def collect(self) -> Piece:
         """All of an answer in one piece, heard; its last event is Done, or it broke off."""
 
-    def pieces(self, take: Take | None = None) -> Pieces:
+    def stream(self, take: Take | None = None) -> Pieces:
         """The answer; ends with Done or raises. Closing it stops the work at once.
 
         See ``gateway.core.ports.Pouring`` for ``take``.
@@ -81,27 +81,27 @@ class Answering(Protocol):
 class Exchange(Struct, eq=False):
     """One request, one target, one sink."""
 
-    _answering: Answering
+    _strategy: Answering
     _context: Context
-    _sink: Sink
+    _writer: Sink
     _record: Record
-    _lookout: Lookout
+    _deadline_timer: Lookout
     """It has the context's clock."""
     _task: asyncio.Task[Any] | None = None
     """What answers, as long as it may be ended."""
-    _cut: bool = False
+    _is_cancelled: bool = False
     """Whether it was ended."""
-    _why: GatewayError | None = None
+    _stop_reason: GatewayError | None = None
     """Why it was stopped, if it was."""
-    _since: float = math.inf
+    _write_blocked_since: float = math.inf
     """Since when the client is to take what was written, by the context's clock."""
-    _deaf: bool = False
-    _said: bool = False
+    _is_client_stalled: bool = False
+    _has_content: bool = False
     """Whether some of the answer itself was written."""
-    _done: bool = False
-    _ends: bool = False
+    _is_stream_complete: bool = False
+    _is_end_written: bool = False
     """Whether a stream's end was written: whatever fails now, its client misses nothing."""
-    _ended: list[FinishReason] = []
+    _finish_reasons: list[FinishReason] = []
 
     @property
     def record(self) -> Record:
@@ -111,17 +111,17 @@ class Exchange(Struct, eq=False):
     @property
     def age(self) -> float:
         """Seconds since its request was read."""
-        return self._elapsed()
+        return self._get_elapsed()
 
     @property
     def started(self) -> bool:
         """Whether some of its answer was passed on."""
-        return self._sink.started
+        return self._writer.started
 
     def stop(self, why: GatewayError | None = None) -> None:
         """End it, since its client says so, or who runs the gateway: that is ``why``."""
-        self._why = why or ClientGone("the request was stopped")
-        self._end()
+        self._stop_reason = why or ClientGone("the request was stopped")
+        self._cancel_task()
 
     async def run(self, live: set["Exchange"], *, stream: bool) -> None:
         """Answer, as one of those that are ``live``. Raises GatewayError while nothing was sent."""
@@ -130,113 +130,119 @@ class Exchange(Struct, eq=False):
         cancelled, context = task.cancelling(), self._context
         live.add(self)
         try:
-            self._lookout.add(self, context.deadline.within(context.timeouts.idle))
+            self._deadline_timer.add(self, context.deadline.expiry_within(context.timeouts.idle))
             self._task = task
             if stream:
-                await self._stream()
+                await self._stream_events()
             else:
-                self._give(*await self._answering.gathered())
+                self._send_unary(*await self._strategy.collect())
         except asyncio.CancelledError:
-            if self._ends:
+            if self._is_end_written:
                 return
-            if not self._cut or task.cancelling() > cancelled + 1:  # others want it to end, too
+            if (
+                not self._is_cancelled or task.cancelling() > cancelled + 1
+            ):  # others want it to end, too
                 raise
-            if self._deaf:
-                self._give_up()
+            if self._is_client_stalled:
+                self._abandon_client()
             else:
-                self._fail(self._why or DeadlineExceeded("the request's time is up"))
+                self._handle_error(
+                    self._stop_reason or DeadlineExceeded("the request's time is up")
+                )
         except GatewayError as error:
-            self._fail(error)
+            self._handle_error(error)
         finally:
             self._task = None
             live.discard(self)
-            if self._cut:
+            if self._is_cancelled:
                 task.uncancel()
-            self._lookout.drop(self)
-            if context.asked is not None:
-                self._record.overhead = context.asked - context.received
+            self._deadline_timer.remove(self)
+            if context.first_attempt_at is not None:
+                self._record.overhead = context.first_attempt_at - context.received_at
 
-    def _end(self) -> None:
+    def _cancel_task(self) -> None:
         """Let what answers run no further."""
-        if self._task is not None and not self._cut:
-            self._cut = True
+        if self._task is not None and not self._is_cancelled:
+            self._is_cancelled = True
             self._task.cancel()
 
-    def look(self, now: float) -> None:
+    def on_deadline(self, now: float) -> None:
         """Look whether time is up, and whether the client still takes what is written.
 
         One that holds up a write for as long as a worker may be silent would keep its worker's
         place, and is let go.
         """
-        ends, idle = self._context.deadline.at, self._context.timeouts.idle
-        self._deaf = self._since + idle <= now
-        if ends <= now or self._deaf:
-            self._end()
+        ends, idle = self._context.deadline.expires_at, self._context.timeouts.idle
+        self._is_client_stalled = self._write_blocked_since + idle <= now
+        if ends <= now or self._is_client_stalled:
+            self._cancel_task()
         else:
-            self._lookout.add(self, min(ends, self._since + idle, now + idle))
+            self._deadline_timer.add(self, min(ends, self._write_blocked_since + idle, now + idle))
 
-    async def _stream(self) -> None:
+    async def _stream_events(self) -> None:
         """Write events as they come.
 
         The answer is opened by its first bytes, so that what fails before them gets a true status.
         Its end is written with its last piece.
         """
-        sink = self._sink
-        pieces = self._answering.pieces(self._take)
+        sink = self._writer
+        pieces = self._strategy.stream(self._write_events)
         try:
             async for data, events in pieces:
-                more = self._take(data, events)
-                if self._done:
-                    self._finish()
+                more = self._write_events(data, events)
+                if self._is_stream_complete:
+                    self._finish_stream()
                 elif not more:
-                    self._since = self._context.clock()
+                    self._write_blocked_since = self._context.clock()
                     await sink.drain()
-                    self._since = math.inf
+                    self._write_blocked_since = math.inf
         finally:
             await pieces.aclose()
-        self._finish()
+        self._finish_stream()
 
-    def _finish(self) -> None:
+    def _finish_stream(self) -> None:
         """All has been said. Raises StreamBroken where it has not."""
-        if self._ends:
+        if self._is_end_written:
             return
-        self._check()
-        if not self._sink.started:
-            self._open(self._elapsed())
-        self._sink.finish()
-        self._ends = True
+        self._check_complete()
+        if not self._writer.started:
+            self._start_response(self._get_elapsed())
+        self._writer.finish()
+        self._is_end_written = True
 
-    def _take(self, data: bytes | None, events: Sequence[Event]) -> bool:
+    def _write_events(self, data: bytes | None, events: Sequence[Event]) -> bool:
         """Write what came; whether the client takes more at once."""
-        events = self._answering.heard(events)
-        out = self._answering.encoder().write(events) if data is None and events else data
-        self._record.tokens += self._note(events)
+        events = self._strategy.process_events(events)
+        out = (
+            self._strategy.get_encoder().encode_events(events) if data is None and events else data
+        )
+        self._record.tokens += self._record_events(events)
         if out:
-            if not self._said:
-                self._said = self._begin(events)
-            self._sink.write(out)
-        return not (self._sink.started and self._sink.pressure)
+            if not self._has_content:
+                self._has_content = self._begin_content(events)
+            self._writer.write(out)
+        return not (self._writer.started and self._writer.needs_drain)
 
-    def _give(self, body: bytes | None, said: Sequence[Event]) -> None:
+    def _send_unary(self, body: bytes | None, said: Sequence[Event]) -> None:
         """Send an answer in one piece."""
         if not said or type(said[-1]) is not Done:
             raise StreamBroken(_BROKEN)
         record, reasons = self._record, []
         for event in said:
             if type(event) is End:
-                reasons.append(event.reason)
+                reasons.append(event.finish_reason)
             elif type(event) is Usage:
                 record.usage = event
         record.finish = tuple(reasons)
-        send(self._sink, self._answering.whole(said, body), record)
+        send(self._writer, self._strategy.build_response(said, body), record)
 
-    def _check(self) -> None:
+    def _check_complete(self) -> None:
         """Raises StreamBroken unless all has been said."""
-        if not self._done:
+        if not self._is_stream_complete:
             raise StreamBroken(_BROKEN)
-        self._record.finish = tuple(self._ended)
+        self._record.finish = tuple(self._finish_reasons)
 
-    def _note(self, events: Sequence[Event]) -> int:
+    def _record_events(self, events: Sequence[Event]) -> int:
         """Keep what an exchange is told by; gives how many tokens were said."""
         tokens = 0
         for event in events:
@@ -245,51 +251,55 @@ class Exchange(Struct, eq=False):
             elif type(event) is Usage:
                 self._record.usage = event
             elif type(event) is End:
-                self._ended.append(event.reason)
+                self._finish_reasons.append(event.finish_reason)
             elif type(event) is Done:
-                self._done = True
+                self._is_stream_complete = True
         return tokens
 
-    def _begin(self, events: Sequence[Event]) -> bool:
+    def _begin_content(self, events: Sequence[Event]) -> bool:
         """Open the answer, if it is not open; whether these events say something of it."""
-        elapsed = self._elapsed()
-        if not self._sink.started:
-            self._open(elapsed)
+        elapsed = self._get_elapsed()
+        if not self._writer.started:
+            self._start_response(elapsed)
         if said := not _SAYING.isdisjoint(map(type, events)):
             self._record.first_token = elapsed
         return said
 
-    def _open(self, elapsed: float) -> None:
+    def _start_response(self, elapsed: float) -> None:
         record = self._record
         record.status = 200
         record.first_byte = elapsed
-        headers = (("x-request-id", record.id), *record.told, *self._answering.opening())
-        self._sink.start(200, headers)
+        headers = (
+            ("x-request-id", record.id),
+            *record.rate_limit_headers,
+            *self._strategy.get_stream_headers(),
+        )
+        self._writer.start(200, headers)
 
-    def _elapsed(self) -> float:
-        return self._context.clock() - self._context.began
+    def _get_elapsed(self) -> float:
+        return self._context.clock() - self._context.started_at
 
-    def _give_up(self) -> None:
+    def _abandon_client(self) -> None:
         """Leave the answer as it is: what more is written would not be read either."""
         note(self._record, ClientGone("the client does not read"))
         self._record.outcome = "cancelled"
 
-    def _fail(self, error: GatewayError) -> None:
-        if self._ends:
+    def _handle_error(self, error: GatewayError) -> None:
+        if self._is_end_written:
             return
-        if not self._sink.started:
+        if not self._writer.started:
             raise error
         note(self._record, error)
         self._record.outcome = "truncated"
-        self._sink.write(self._answering.encoder().error(error))
-        self._sink.finish()
+        self._writer.write(self._strategy.get_encoder().encode_error_event(error))
+        self._writer.finish()
 
 
 def send(sink: Sink, reply: Reply, record: Record) -> None:
     """A whole answer."""
     record.status = reply.status
-    headers = (("x-request-id", record.id), *record.told, *reply.headers)
-    sink.whole(reply.status, headers, reply.body)
+    headers = (("x-request-id", record.id), *record.rate_limit_headers, *reply.headers)
+    sink.send_response(reply.status, headers, reply.body)
 
 
 def note(record: Record, error: GatewayError) -> None:
@@ -298,4 +308,4 @@ def note(record: Record, error: GatewayError) -> None:
     if isinstance(error, ClientError):
         record.outcome = "client_error"
     else:
-        record.outcome = "worker_error" if error.blame == "worker" else "gateway_error"
+        record.outcome = "worker_error" if error.origin == "worker" else "gateway_error"

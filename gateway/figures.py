@@ -42,7 +42,7 @@ _GONE: Final = ClientGone.__name__
 
 
 def _blames(kind: type[GatewayError]) -> Iterator[tuple[str, Blame]]:
-    yield kind.__name__, kind.blame
+    yield kind.__name__, kind.origin
     for child in kind.__subclasses__():
         yield from _blames(child)
 
@@ -84,9 +84,9 @@ class Figures(Generic[MeasureT]):
         """By dialect, backend and outcome."""
         self.errors = Counts()
         self.finishes = Counts()
-        self.losses = Counts()
+        self.unsupported_parameters = Counts()
         """By internal field and reason."""
-        self.lossy = 0
+        self.lossy_requests = 0
         """Exchanges of which something was lost."""
         self.diversions = 0
         """Exchanges that were sent here and answered elsewhere; they are no part of the rest."""
@@ -94,7 +94,7 @@ class Figures(Generic[MeasureT]):
         """By direction and source; what is cached is part of the input, reasoning of the output."""
         self.aborts = Counts()
         """Streams that were cut, by the side that is to blame and why."""
-        self.wasted = 0
+        self.wasted_tokens = 0
         """Tokens passed on of answers that did not come to their end."""
         self.overhead = measure(OVERHEAD)
         """From a whole request until a worker, or a place at one, was asked for."""
@@ -104,30 +104,30 @@ class Figures(Generic[MeasureT]):
         """Of answers that came to their end, as are the next three."""
         self.per_token = measure(PER_TOKEN)
         """Of a stream: the time after its first token, by the number of tokens that it took."""
-        self.completion = measure(LENGTH)
-        self.prompt = measure(LENGTH)
+        self.completion_tokens = measure(LENGTH)
+        self.prompt_tokens = measure(LENGTH)
 
-    def add(self, *records: Record) -> None:
+    def add_records(self, *records: Record) -> None:
         """Count exchanges. If there are several, they are ``alike``."""
         any_, many = records[0], len(records)
         self.outcomes[any_.dialect, any_.backend, any_.outcome] += many
         for reason in any_.finish:
             self.finishes[reason,] += many
         if any_.outcome != "ok":
-            self._fail(records)
+            self._add_failures(records)
         for losses in [one.losses for one in records if one.losses]:
-            self._lose(losses)
+            self._add_losses(losses)
         self.overhead.extend([one.overhead for one in records if one.overhead is not None])
         self.first_token.extend([one.first_token for one in records if one.first_token is not None])
         if any_.usage is not None:
-            self._use(records)
+            self._add_usage(records)
 
     @property
-    def sent(self) -> int:
+    def routed_requests(self) -> int:
         """Exchanges that were sent here, whoever answered."""
         return self.outcomes.total() + self.diversions
 
-    def _use(self, records: Sequence[Record]) -> None:
+    def _add_usage(self, records: Sequence[Record]) -> None:
         """Count what was used, and how long that took."""
         used = [one.usage for one in records if one.usage is not None]
         source, prompts = used[0].source, [one.prompt_tokens for one in used]
@@ -141,9 +141,9 @@ class Figures(Generic[MeasureT]):
         if records[0].outcome != "ok":
             return
         self.duration.extend([one.duration for one in records])
-        self.prompt.extend(prompts)
+        self.prompt_tokens.extend(prompts)
         if records[0].finish:
-            self.completion.extend(said)
+            self.completion_tokens.extend(said)
             means = [
                 (one.duration - one.first_token) / (tokens - 1)
                 for one, tokens in zip(records, said, strict=True)
@@ -151,19 +151,19 @@ class Figures(Generic[MeasureT]):
             ]
             self.per_token.extend(means)
 
-    def _fail(self, records: Sequence[Record]) -> None:
+    def _add_failures(self, records: Sequence[Record]) -> None:
         for record in records:
             error = record.error
             if error:
                 self.errors[error,] += 1
             if record.stream and record.outcome in _CUT:
                 self.aborts[_BLAMES.get(error, "client"), error or _GONE] += 1
-                self.wasted += record.tokens
+                self.wasted_tokens += record.tokens
 
-    def _lose(self, losses: tuple[Loss, ...]) -> None:
-        self.lossy += 1
+    def _add_losses(self, losses: tuple[Loss, ...]) -> None:
+        self.lossy_requests += 1
         for loss in losses:
-            self.losses[loss.path or UNKNOWN, loss.reason] += 1
+            self.unsupported_parameters[loss.path or UNKNOWN, loss.reason] += 1
 
 
 def alike(records: Iterable[Record]) -> Collection[Sequence[Record]]:

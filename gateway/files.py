@@ -16,7 +16,7 @@ _EVERY: Final = 1.0
 class Look(Struct, frozen=True):
     """What is found at a path: which file it leads to, and a digest of what that holds."""
 
-    which: tuple[int, int]
+    device_inode: tuple[int, int]
     digest: bytes
 
 
@@ -58,34 +58,36 @@ class Watch:
         *,
         every: float = _EVERY,
     ) -> None:
-        self._files = files
-        self._changed = changed
-        self._every = every
-        self._aside = Aside(self._look)
-        self._last = self._taken = self._look()
+        self._list_files = files
+        self._on_change = changed
+        self._interval = every
+        self._background_call = Aside(self._read_states)
+        self._last_states = self._accepted_states = self._read_states()
 
     async def run(self) -> None:
         """Look until cancelled."""
         while True:
-            await asyncio.sleep(self._every)
-            self.see(await self._aside.run())
+            await asyncio.sleep(self._interval)
+            self.update(await self._background_call.wait_result())
 
-    def see(self, now: Looks) -> None:
+    def update(self, now: Looks) -> None:
         """This is what is there now. A file that was not looked at before is as it should be."""
-        last, self._last = self._last, now
-        self._taken = {path: self._taken.get(path, one) for path, one in now.items()}
-        if now == self._taken or any(
+        last, self._last_states = self._last_states, now
+        self._accepted_states = {
+            path: self._accepted_states.get(path, one) for path, one in now.items()
+        }
+        if now == self._accepted_states or any(
             _is_moving(last.get(path, now[path]), now[path]) for path in now
         ):
             return
-        self._taken = now
-        self._changed()
+        self._accepted_states = now
+        self._on_change()
 
-    def _look(self) -> Looks:
-        return {path: look(path) for path in self._files()}
+    def _read_states(self) -> Looks:
+        return {path: look(path) for path in self._list_files()}
 
 
 def _is_moving(last: Look | None, now: Look | None) -> bool:
     """Whether it may not be whole yet."""
-    replaced = last is not None and now is not None and last.which != now.which
+    replaced = last is not None and now is not None and last.device_inode != now.device_inode
     return last != now and not replaced

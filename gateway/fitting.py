@@ -27,13 +27,13 @@ def fit(request: Request, route: Route, names: Mapping[str, str], source: str) -
     anybody may.
     """
     if not isinstance(request, GenerateRequest):
-        return request.bound(route.target.model, source)
-    if request.choices > MOST_CHOICES:
-        raise _above(names.get("n", "n"), MOST_CHOICES, request.choices, "in all")
+        return request.bind_target(route.target.backend_model, source)
+    if request.choice_count > MOST_CHOICES:
+        raise _above(names.get("n", "n"), MOST_CHOICES, request.choice_count, "in all")
     if request.logprobs is not None and request.logprobs.top > MOST_ALTERNATIVES:
         name = names.get("logprobs.top", "logprobs")
         raise _above(name, MOST_ALTERNATIVES, request.logprobs.top, "here")
-    fitted = request.bound(route.target.model, source)
+    fitted = request.bind_target(route.target.backend_model, source)
     defaults = route.model.defaults
     if defaults.sampling or defaults.stopping:
         sampling = _filled(request.sampling, defaults.sampling)

@@ -50,7 +50,7 @@ class Inherited:
     """
 
     def __init__(self, path: str | None) -> None:
-        self._line: socket.socket | None = None
+        self._connection: socket.socket | None = None
         self._sockets: dict[ListenerId, list[socket.socket]] = {}
         if path is None:
             return
@@ -65,7 +65,7 @@ class Inherited:
             line.close()
             raise
         else:
-            self._line = line
+            self._connection = line
 
     def __enter__(self) -> Self:
         return self
@@ -79,18 +79,18 @@ class Inherited:
         for several in self._sockets.values():
             for one in several:
                 one.close()
-        if self._line is not None:
-            self._line.close()
+        if self._connection is not None:
+            self._connection.close()
 
-    def take(self, listener_id: ListenerId) -> Sequence[socket.socket]:
+    def take_sockets(self, listener_id: ListenerId) -> Sequence[socket.socket]:
         """The listener's sockets, which are the taker's from now on; none where it had none."""
         return self._sockets.pop(listener_id, ())
 
-    def serves(self) -> None:
+    def confirm_serving(self) -> None:
         """Tell the old one that it may go."""
-        if self._line is not None:
+        if self._connection is not None:
             with suppress(OSError):  # it is gone already
-                self._line.sendall(_SERVING)
+                self._connection.sendall(_SERVING)
 
 
 def _received(line: socket.socket) -> dict[ListenerId, list[socket.socket]]:
@@ -115,7 +115,7 @@ class Handover:
 
     def __init__(self, path: str, sockets: Callable[[], Sockets]) -> None:
         self._path = Path(path)
-        self._sockets = sockets
+        self._list_fds = sockets
         self._listener: socket.socket | None = None
         self._inode = 0
 
@@ -131,14 +131,14 @@ class Handover:
         self._inode = beside.stat().st_ino
         beside.rename(self._path)
 
-    async def given(self) -> None:
+    async def wait_for_successor(self) -> None:
         """Wait until another serves in this one's place; one that fails is forgotten."""
         assert self._listener is not None  # noqa: S101 - it listens
         loop = asyncio.get_running_loop()
         while True:
             line, _ = await loop.sock_accept(self._listener)
             with line, suppress(OSError):
-                self._send(line)
+                self._send_sockets(line)
                 if await loop.sock_recv(line, 1) == _SERVING:
                     return
 
@@ -150,8 +150,8 @@ class Handover:
                 if self._path.stat().st_ino == self._inode:
                     self._path.unlink()
 
-    def _send(self, line: socket.socket) -> None:
-        sockets = self._sockets()
+    def _send_sockets(self, line: socket.socket) -> None:
+        sockets = self._list_fds()
         seated = [_Seated(*listener_id, len(several)) for listener_id, several in sockets.items()]
         descriptors = [one for several in sockets.values() for one in several]
         socket.send_fds(line, [msgspec.json.encode(seated) + b"\n"], descriptors)

@@ -23,7 +23,7 @@ def passes_on(error: GatewayError) -> bool:
     A prompt that is too long for one may fit another.
     """
     match error:
-        case DeadlineExceeded(which=which):
+        case DeadlineExceeded(phase=which):
             return which != "total"
         case Overloaded() | WorkerError() | RateLimited() | ContextTooLong():
             return True
@@ -40,39 +40,39 @@ class Trail:
         """The last that was asked and failed."""
         self.error = error
         """What it said, which the client hears if nobody is left."""
-        self._first = route.named
-        self._whys = {route.named: type(error).__name__}
-        self._least = -1.0
+        self._first_target = route.target_name
+        self._reasons = {route.target_name: type(error).__name__}
+        self._min_context = -1.0
         """What was told to be too little room for the prompt, in tokens."""
         if isinstance(error, ContextTooLong):
             known = _room(route, error)
-            self._least = math.inf if known is None else known
+            self._min_context = math.inf if known is None else known
 
-    def fits(self, route: Route) -> bool:
+    def fits_context(self, route: Route) -> bool:
         """Whether the prompt may fit a target's context, after what was heard of its length."""
-        return self._least < 0 or (route.model.info.context or 0) > self._least
+        return self._min_context < 0 or (route.model.info.context_length or 0) > self._min_context
 
-    def passed_over(self, route: Route, why: str) -> None:
+    def record_skipped(self, route: Route, why: str) -> None:
         """A target can't do what the request asks, so it was not asked."""
-        self._whys[route.named] = why
+        self._reasons[route.target_name] = why
 
-    def went_on(self, route: Route, error: GatewayError) -> bool:
+    def record_failure(self, route: Route, error: GatewayError) -> bool:
         """A target in the first one's stead failed: whether the next may be asked.
 
         Where it could not do what was asked, what the one before it said is still what counts.
         """
-        self._whys[route.named] = type(error).__name__
+        self._reasons[route.target_name] = type(error).__name__
         if isinstance(error, ContextTooLong):
-            self._least = max(self._least, _room(route, error) or 0)
+            self._min_context = max(self._min_context, _room(route, error) or 0)
         elif passes_on(error):
             self.route, self.error = route, error
         return passes_on(error) or isinstance(error, InvalidParameter | Unsupported)
 
-    def tell(self, record: Record, route: Route) -> None:
+    def write_record(self, record: Record, route: Route) -> None:
         """Note how ``route`` came to be the one that answers, or fails last."""
-        record.diverted = "" if route.named == self._first else self._first
+        record.diverted = "" if route.target_name == self._first_target else self._first_target
         record.fell_back = tuple(
-            f"{named} {why}" for named, why in self._whys.items() if named != route.named
+            f"{named} {why}" for named, why in self._reasons.items() if named != route.target_name
         )
 
 
@@ -86,4 +86,4 @@ NO_ROOM = lacks(CONTEXT)
 
 def _room(route: Route, error: ContextTooLong) -> int | None:
     """How many tokens a target takes, where that is known."""
-    return route.model.info.context if error.limit is None else error.limit
+    return route.model.info.context_length if error.limit is None else error.limit

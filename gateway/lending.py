@@ -22,10 +22,10 @@ class Lending:
 
     def __init__(self, store: "Store", leasing: Leasing) -> None:
         self._store = store
-        self._leasing = leasing
+        self._renewer = leasing
 
     @classmethod
-    def around(
+    def create(
         cls, state: c.State | None, outside: Surroundings, counters: Callable[[], Sequence[Lent]]
     ) -> tuple[Surroundings, Self | None]:
         """The surroundings in which limits are shared, and what shares them, if something is to.
@@ -41,20 +41,20 @@ class Lending:
         store = Store(shared, outside.new_id(), clock=outside.clock, draw=outside.draw)
         bell = asyncio.Event()
         leasing = Leasing(store, counters, bell, outside.clock, outside.draw)
-        accounts = Accounts(outside.clock, outside.now, store, bell.set)
-        return replace(outside, accounts=accounts), cls(store, leasing)
+        accounts = Accounts(outside.clock, outside.wall_clock, store, bell.set)
+        return replace(outside, counter_registry=accounts), cls(store, leasing)
 
-    def tell(self, metrics: "Metrics") -> None:
+    def register_metrics(self, metrics: "Metrics") -> None:
         """Let these tell how it goes."""
         from gateway.limits.shared.counts import StoreCounts  # noqa: PLC0415 - its library
 
-        metrics.also(StoreCounts(self._store))
+        metrics.register(StoreCounts(self._store))
 
     def start(self) -> None:
         """Borrow whatever is wanted, from now on."""
-        self._leasing.start()
+        self._renewer.start()
 
     async def aclose(self) -> None:
         """Tell what was used, and give back what is held."""
-        await self._leasing.aclose()
+        await self._renewer.aclose()
         await self._store.aclose()

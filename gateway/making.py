@@ -84,7 +84,7 @@ def asked_of(backend: str, config: c.Config) -> list[str]:
     targets = [
         (target.backend, target.model or name)
         for name, model in config.models.items()
-        for target in model.targets().values()
+        for target in model.resolve_targets().values()
     ]
     named = (model for asked, model in targets if asked == backend and model != ANY)
     return list(dict.fromkeys(named))
@@ -113,7 +113,7 @@ def make_model(
     """A public model, compiled for the router."""
     targets = {
         version: Target(version, target.model or name, backends[target.backend], target.backend)
-        for version, target in model.targets().items()
+        for version, target in model.resolve_targets().items()
     }
     info = ModelInfo(
         name,
@@ -125,14 +125,16 @@ def make_model(
         model.limits.max_tokens,
         model.options,
     )
-    silent = Defaults(model.defaults.sampling(), model.defaults.stopping())
+    silent = Defaults(
+        model.defaults.get_sampling_defaults(), model.defaults.get_stopping_defaults()
+    )
     on_loss = model.on_loss or defaults.on_loss
     salt, sticky = (model.split.name or "", model.split.sticky or ()) if model.split else ("", ())
-    compiled = compile_model(info, targets, model.weights(), on_loss, silent, salt=salt)
+    compiled = compile_model(info, targets, model.resolve_weights(), on_loss, silent, salt=salt)
     return replace(
         compiled,
-        dialect=model.dialect,
-        fallback=model.fallback or (),
+        protocol=model.dialect,
+        fallbacks=model.fallback or (),
         sticky=sticky,
         shadow=None if model.shadow is None else make_shadow(name, model.shadow),
     )
@@ -208,10 +210,10 @@ def make_timeouts(timeouts: c.Timeouts) -> Timeouts:
 def make_limits(limits: c.Limits) -> Limits:
     """What a listener holds its clients to."""
     return Limits(
-        header=limits.header,
-        connections=min(limits.connections, clients()),
-        per_address=limits.connections_per_address,
-        head=limits.head_time,
-        body=limits.body_pause,
-        idle=limits.keep,
+        max_header_size=limits.header,
+        max_connections=min(limits.connections, clients()),
+        max_per_address=limits.connections_per_address,
+        header_timeout=limits.head_time,
+        body_timeout=limits.body_pause,
+        idle_timeout=limits.keep,
     )

@@ -24,5 +24,5 @@ PARTS: Final[Mapping[str, tuple[Told, ...]]] = {
     "By vLLM's names": vllm.TOLD,
 }
 """By what they are about."""
-EVERY: Final[Mapping[str, Told]] = {one.shown: one for part in PARTS.values() for one in part}
+EVERY: Final[Mapping[str, Told]] = {one.sample_name: one for part in PARTS.values() for one in part}
 """By the name that they are asked for by."""

@@ -69,50 +69,50 @@ class Noted:
 
     def __init__(self, clock: Clock) -> None:
         self._clock = clock
-        self.begin()
+        self.start()
 
-    def begin(self) -> None:
+    def start(self) -> None:
         """A target is asked. What another said before it was heard by nobody."""
-        self._began = self._clock()
-        self._first: float | None = None
-        self._begun: set[int] = set()
-        self._ends: dict[int, FinishReason] = {}
-        self._done = False
+        self._started_at = self._clock()
+        self._first_token_time: float | None = None
+        self._started_choices: set[int] = set()
+        self._finish_reasons: dict[int, FinishReason] = {}
+        self._is_done = False
         self._tokens = self._length = 0
         self._usage: Usage | None = None
         self._digests: dict[tuple[int, int], hashlib.blake2b] = {}
 
-    def take(self, events: Sequence[Event]) -> None:
+    def add_events(self, events: Sequence[Event]) -> None:
         """Note these events."""
         for event in events:
             match event:
                 case Text(text, index, tokens):
                     self._tokens += tokens
-                    self._say(text, index)
+                    self._add_content(text, index)
                 case Refusal(text, index):
-                    self._say(text, index)
+                    self._add_content(text, index)
                 case CallStart(index, call, _, text) | CallArguments(index, call, text):
-                    self._say(text, index, call)
+                    self._add_content(text, index, call)
                 case Thought(index=index):
-                    self._speak()
-                    self._begun.add(index)
+                    self._mark_first_token()
+                    self._started_choices.add(index)
                 case Vector():
-                    self._speak()
+                    self._mark_first_token()
                 case End(reason, index):
-                    self._ends[index] = reason
+                    self._finish_reasons[index] = reason
                 case Usage():
                     self._usage = event
                 case Done():
-                    self._done = True
+                    self._is_done = True
                 case _:
                     pass
 
     @property
-    def complete(self) -> bool:
+    def is_complete(self) -> bool:
         """Whether it came to its end, and each choice to its own."""
-        return self._done and self._begun <= self._ends.keys()
+        return self._is_done and self._started_choices <= self._finish_reasons.keys()
 
-    def arm(self, target: tuple[str, str], how: tuple[Fate, str]) -> Arm:
+    def build_side(self, target: tuple[str, str], how: tuple[Fate, str]) -> Arm:
         """What it comes to by now.
 
         ``target`` is a model and its version, ``how`` the outcome and the error's class.
@@ -120,66 +120,66 @@ class Noted:
         return Arm(
             *target,
             *how,
-            tuple(self._ends[index] for index in sorted(self._ends)),
+            tuple(self._finish_reasons[index] for index in sorted(self._finish_reasons)),
             self._tokens if self._usage is None else self._usage.completion_tokens,
             self._length,
-            self._first,
-            self._clock() - self._began,
+            self._first_token_time,
+            self._clock() - self._started_at,
         )
 
-    def says_as(self, other: "Noted") -> bool:
+    def has_same_content(self, other: "Noted") -> bool:
         """Whether both say the same words, and call the same tools with them."""
-        return self.said() == other.said()
+        return self.get_digests() == other.get_digests()
 
-    def said(self) -> dict[tuple[int, int], bytes]:
+    def get_digests(self) -> dict[tuple[int, int], bytes]:
         """The digest of each choice's words, and of those of each call in it."""
         return {place: digest.digest() for place, digest in self._digests.items()}
 
-    def _say(self, text: str, index: int, call: int = -1) -> None:
+    def _add_content(self, text: str, index: int, call: int = -1) -> None:
         """Note words of a choice, or of a call in it."""
-        self._speak()
-        self._begun.add(index)
+        self._mark_first_token()
+        self._started_choices.add(index)
         self._length += len(text)
         digest = self._digests.get((index, call))
         if digest is None:
             digest = self._digests[index, call] = hashlib.blake2b()
         digest.update(text.encode("utf-8", "surrogatepass"))
 
-    def _speak(self) -> None:
-        if self._first is None:
-            self._first = self._clock() - self._began
+    def _mark_first_token(self) -> None:
+        if self._first_token_time is None:
+            self._first_token_time = self._clock() - self._started_at
 
 
 class Overheard:
     """An answer that is noted as it passes."""
 
     def __init__(self, answering: Answering, noted: Noted) -> None:
-        self.losses = answering.losses
-        self.encoder = answering.encoder
-        self.opening = answering.opening
-        self.whole = answering.whole
-        self._answering = answering
-        self._noted = noted
+        self.unsupported_parameters = answering.unsupported_parameters
+        self.get_encoder = answering.get_encoder
+        self.get_stream_headers = answering.get_stream_headers
+        self.build_response = answering.build_response
+        self._strategy = answering
+        self._summary = noted
 
     @property
     def request(self) -> Request:
         """See ``gateway.exchange.Answering``."""
-        return self._answering.request
+        return self._strategy.request
 
-    def heard(self, events: Sequence[Event]) -> Sequence[Event]:
+    def process_events(self, events: Sequence[Event]) -> Sequence[Event]:
         """See ``gateway.exchange.Answering``."""
-        events = self._answering.heard(events)
-        self._noted.take(events)
+        events = self._strategy.process_events(events)
+        self._summary.add_events(events)
         return events
 
-    async def gathered(self) -> Piece:
+    async def collect(self) -> Piece:
         """See ``gateway.exchange.Answering``."""
-        self._noted.begin()
-        body, said = await self._answering.gathered()
-        self._noted.take(said)
+        self._summary.start()
+        body, said = await self._strategy.collect()
+        self._summary.add_events(said)
         return body, said
 
-    def pieces(self, take: Take | None = None) -> Pieces:
+    def stream(self, take: Take | None = None) -> Pieces:
         """See ``gateway.exchange.Answering``."""
-        self._noted.begin()
-        return self._answering.pieces(take)
+        self._summary.start()
+        return self._strategy.stream(take)

@@ -37,13 +37,13 @@ def document(mounts: Sequence[Mount], *, version: str, keyed: bool) -> bytes:
     paths: dict[str, dict[str, Any]] = {}
     schemas: dict[str, Any] = {}
     for number, mount in enumerate(mounts):
-        if not isinstance(mount.dialect, Described):
+        if not isinstance(mount.adapter, Described):
             continue
-        told = mount.dialect.describe()
-        space = f"{mount.dialect.name}.{number}."
-        for endpoint in mount.dialect.endpoints:
-            if (operation := told.operations.get(endpoint.variant)) is not None:
-                whole = {"tags": [mount.dialect.name], **_keyed(endpoint, keyed=keyed), **operation}
+        told = mount.adapter.openapi_fragment()
+        space = f"{mount.adapter.name}.{number}."
+        for endpoint in mount.adapter.endpoints:
+            if (operation := told.operations.get(endpoint.operation)) is not None:
+                whole = {"tags": [mount.adapter.name], **_keyed(endpoint, keyed=keyed), **operation}
                 _add(paths, mount.prefix + endpoint.path, endpoint.method, _moved(whole, space))
         schemas |= {space + name: _moved(schema, space) for name, schema in told.schemas.items()}
     paths.setdefault("/health", _HEALTH)
@@ -61,7 +61,7 @@ def document(mounts: Sequence[Mount], *, version: str, keyed: bool) -> bytes:
 
 
 def _keyed(endpoint: Endpoint, *, keyed: bool) -> dict[str, Any]:
-    return {"security": [{"key": []}]} if keyed and not endpoint.open else {}
+    return {"security": [{"key": []}]} if keyed and not endpoint.public else {}
 
 
 def _add(paths: dict[str, dict[str, Any]], path: str, method: str, operation: Any) -> None:

@@ -23,7 +23,7 @@ ADMIN: Final[c.ListenerId] = ("admin", 0)
 class Given(Protocol):
     """Sockets that listen already."""
 
-    def take(self, listener_id: c.ListenerId) -> Sequence[socket.socket]:
+    def take_sockets(self, listener_id: c.ListenerId) -> Sequence[socket.socket]:
         """The listener's, which are the taker's from now on; none where it has none."""
 
 
@@ -33,7 +33,7 @@ async def warm(name: str, backend: Backend, within: float) -> str:
         await backend.start()
         async with asyncio.timeout(within):
             if isinstance(backend, Warming):
-                await backend.warm()
+                await backend.warm_up()
     except TimeoutError:
         log.warning("%s is not ready after %g s, and is taken as it is", name, within)
     except WorkerError as error:

@@ -23,7 +23,7 @@ _NOTHING: Mapping[str, Any] = MappingProxyType({})
 class Mount(Struct, frozen=True):
     """A dialect on a listener, below ``prefix`` ("" or "/name")."""
 
-    dialect: Dialect
+    adapter: Dialect
     prefix: str = ""
 
 
@@ -36,11 +36,11 @@ class Found(Struct, frozen=True):
     mount: Mount
     endpoint: Endpoint
     params: Mapping[str, str]
-    rivals: tuple["Found", ...] = ()
+    alternatives: tuple["Found", ...] = ()
 
-    def among(self, names: Iterable[str]) -> "Found":
+    def select_protocol(self, names: Iterable[str]) -> "Found":
         """Of this and its rivals, that of the dialect which is named first; else this."""
-        by_name = {one.mount.dialect.name: one for one in (*self.rivals, self)}
+        by_name = {one.mount.adapter.name: one for one in (*self.alternatives, self)}
         return next((by_name[name] for name in names if name in by_name), self)
 
 
@@ -51,62 +51,66 @@ class Paths:
         self.mounts = mounts
         self._tables = [_Table(mount) for mount in mounts]
         claims = [claim for mount in mounts for claim in set(claimed(mount))]
-        self._shared = len(claims) > len(set(claims))
-        self._found = {
-            (method, path): self._search(method, path)
+        self._has_shared_paths = len(claims) > len(set(claims))
+        self._static_matches = {
+            (method, path): self._search_tables(method, path)
             for table in self._tables
             for path, methods in table.static.items()
             for method in methods
         }
         """Of the paths without a ``{name}``."""
 
-    def find(self, method: str, path: str) -> Found:
+    def find_endpoint(self, method: str, path: str) -> Found:
         """The endpoint. Raises PathNotFound or MethodNotAllowed."""
         asked = (method, path)
-        return self._found[asked] if asked in self._found else self._search(method, path)
+        return (
+            self._static_matches[asked]
+            if asked in self._static_matches
+            else self._search_tables(method, path)
+        )
 
-    def _search(self, method: str, path: str) -> Found:
+    def _search_tables(self, method: str, path: str) -> Found:
         found: list[Found] = []
         for table in self._tables:
-            methods, params = table.match(path)
+            methods, params = table.match_path(path)
             if method in methods:
                 found.append(Found(table.mount, methods[method], params))
-                if not self._shared:
+                if not self._has_shared_paths:
                     break
         if not found:
-            raise self._missing(method, path)
+            raise self._build_error(method, path)
         first, *rivals = found
-        return replace(first, rivals=tuple(rivals)) if rivals else first
+        return replace(first, alternatives=tuple(rivals)) if rivals else first
 
-    def _missing(self, method: str, path: str) -> MethodNotAllowed | PathNotFound:
+    def _build_error(self, method: str, path: str) -> MethodNotAllowed | PathNotFound:
         """What is wrong with a path that has no such endpoint."""
-        allowed = {name for table in self._tables for name in table.match(path)[0]}
+        allowed = {name for table in self._tables for name in table.match_path(path)[0]}
         if allowed:
             return MethodNotAllowed(
                 f"{method} is not a method of this path", allowed=tuple(sorted(allowed)), path=path
             )
         return PathNotFound(f"no endpoint is called {path[:200]!r}", method=method, path=path)
 
-    def owner(self, path: str) -> Mount:
+    def find_owner(self, path: str) -> Mount:
         """The mount in whose words to speak of a path that is no endpoint's."""
         owners = [
             (len(mount.prefix + root), mount)
             for mount in self.mounts
-            for root in mount.dialect.roots
+            for root in mount.adapter.path_prefixes
             if path.startswith(mount.prefix + root)
         ]
         return max(owners, key=lambda owner: owner[0])[1] if owners else self.mounts[0]
 
-    def claims(self, path: str) -> bool:
+    def has_path(self, path: str) -> bool:
         """Whether a dialect has this very path."""
-        return any(table.match(path)[0] for table in self._tables)
+        return any(table.match_path(path)[0] for table in self._tables)
 
 
 class _Shape(Struct, frozen=True):
     """A path with names in it: what they are, their place in the pattern, and its endpoints."""
 
     names: Sequence[str]
-    place: slice
+    groups: slice
     methods: Mapping[str, Endpoint]
 
 
@@ -118,13 +122,13 @@ class _Table:
         self.static: dict[str, dict[str, Endpoint]] = {}
         """Those without a ``{name}``: their endpoints by method."""
         named: dict[tuple[str, bool], dict[str, Endpoint]] = {}
-        for endpoint in mount.dialect.endpoints:
+        for endpoint in mount.adapter.endpoints:
             path = mount.prefix + endpoint.path
             if "{" in path:
-                named.setdefault((path, endpoint.exact), {})[endpoint.method] = endpoint
+                named.setdefault((path, endpoint.strict_slash), {})[endpoint.method] = endpoint
             else:
-                self._add(path, endpoint)
-        self._shapes: dict[int | None, _Shape] = {}
+                self._add_path(path, endpoint)
+        self._patterns: dict[int | None, _Shape] = {}
         """The others, by the number of the last group of theirs in the pattern of them all."""
         patterns, groups = list[str](), 0
         for (path, exact), methods in named.items():
@@ -133,28 +137,28 @@ class _Table:
             names = pieces[1::2]
             place = slice(groups, groups + len(names))
             groups = place.stop
-            self._shapes[groups] = _Shape(names, place, methods)
-        self._pattern = re.compile("|".join(patterns) or "(?!)")
+            self._patterns[groups] = _Shape(names, place, methods)
+        self._regex = re.compile("|".join(patterns) or "(?!)")
 
-    def match(self, path: str) -> tuple[Mapping[str, Endpoint], Mapping[str, str]]:
+    def match_path(self, path: str) -> tuple[Mapping[str, Endpoint], Mapping[str, str]]:
         """The endpoints of a path by method, and the path's parameters; none where it has none."""
         if path in self.static:
             return self.static[path], _NOTHING
-        match = self._pattern.fullmatch(path)
+        match = self._regex.fullmatch(path)
         if match is None:
             return _NOTHING, _NOTHING
-        shape = self._shapes[match.lastindex]
-        given = match.groups()[shape.place]
+        shape = self._patterns[match.lastindex]
+        given = match.groups()[shape.groups]
         texts = map(unquote, given) if "%" in path else given
         return shape.methods, dict(zip(shape.names, texts, strict=True))
 
-    def _add(self, path: str, endpoint: Endpoint) -> None:
+    def _add_path(self, path: str, endpoint: Endpoint) -> None:
         self.static.setdefault(path, {})[endpoint.method] = endpoint
-        if not endpoint.exact and not path.endswith("/"):
+        if not endpoint.strict_slash and not path.endswith("/"):
             self.static.setdefault(path + "/", {})[endpoint.method] = endpoint
 
 
 def claimed(mount: Mount) -> Iterator[tuple[str, str]]:
     """Method and path of each endpoint; what stands for a segment is not told apart."""
-    for endpoint in mount.dialect.endpoints:
+    for endpoint in mount.adapter.endpoints:
         yield endpoint.method, mount.prefix + _PARAM.sub("{}", endpoint.path)

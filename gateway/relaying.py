@@ -32,54 +32,60 @@ _STRICT: Final = "x-interlingua-strict"
 class Relaying(Struct, eq=False):
     """A call that is passed on. It is translated only where its answer must be after all."""
 
-    relay: Relay
+    passthrough: Relay
     _backend: Relayer
-    _dialect: Dialect
-    _call: Call
+    _adapter: Dialect
+    _client_request: Call
     _route: Route
-    _about: About
+    _response_context: About
     _context: Context
     _translation: Translation | None = None
-    losses: tuple[Loss, ...] = ()
-    heard: Callable[[Sequence[Event]], Sequence[Event]] = tuple
+    unsupported_parameters: tuple[Loss, ...] = ()
+    process_events: Callable[[Sequence[Event]], Sequence[Event]] = tuple
     """See ``gateway.exchange.Answering``: with usage where the worker tells none."""
     _encoder: Encoder | None = None
 
     @property
     def request(self) -> Request:
         """See ``gateway.exchange.Answering``."""
-        return self.relay.request
+        return self.passthrough.request
 
-    def encoder(self) -> Encoder:
+    def get_encoder(self) -> Encoder:
         """See ``gateway.exchange.Answering``."""
         if self._encoder is None:
-            make = self.relay.encoder
-            self._encoder = self._translated().encoder() if make is None else make()
+            make = self.passthrough.create_encoder
+            self._encoder = self._get_translation().get_encoder() if make is None else make()
         return self._encoder
 
-    def opening(self) -> Headers:
+    def get_stream_headers(self) -> Headers:
         """See ``gateway.exchange.Answering``."""
-        return self.relay.headers()
+        return self.passthrough.build_headers()
 
-    def whole(self, events: Sequence[Event], body: bytes | None) -> Reply:
+    def build_response(self, events: Sequence[Event], body: bytes | None) -> Reply:
         """See ``gateway.exchange.Answering``."""
         if body is None:
-            return self._translated().whole(events, None)
-        return Reply(200, body, self.relay.headers())
+            return self._get_translation().build_response(events, None)
+        return Reply(200, body, self.passthrough.build_headers())
 
-    async def gathered(self) -> Piece:
+    async def collect(self) -> Piece:
         """See ``gateway.exchange.Answering``."""
-        return counted(self.request, await self._backend.fetch(self.relay, self._context))
+        return counted(
+            self.request, await self._backend.collect_passthrough(self.passthrough, self._context)
+        )
 
-    def pieces(self, take: Take | None = None) -> Pieces:
+    def stream(self, take: Take | None = None) -> Pieces:
         """See ``gateway.exchange.Answering``."""
-        self.heard = Count(self.request).apply
-        return self._backend.relay(self.relay, self._context, take)
+        self.process_events = Count(self.request).apply
+        return self._backend.stream_passthrough(self.passthrough, self._context, take)
 
-    def _translated(self) -> Translation:
+    def _get_translation(self) -> Translation:
         if self._translation is None:
             self._translation = Translation(
-                self._dialect, self._call, self._route, self._about, self._context
+                self._adapter,
+                self._client_request,
+                self._route,
+                self._response_context,
+                self._context,
             )
         return self._translation
 
@@ -97,10 +103,10 @@ def relaying(
 
     ``translation`` is what it would be otherwise, if that is known.
     """
-    relayer, headers = route.target.relayer, call.headers
+    relayer, headers = route.target.passthrough_backend, call.headers
     if relayer is None or (_STRICT in headers and headers[_STRICT] == "1"):
         return None
-    relay = relayer.relayed(dialect, call, about)
+    relay = relayer.prepare_passthrough(dialect, call, about)
     if relay is None:
         return None
     return Relaying(relay, relayer, dialect, call, route, about, context, translation)

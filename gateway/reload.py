@@ -21,19 +21,19 @@ class Told(Struct, frozen=True):
 
     hash: str
     filename: str = ""
-    complaints: tuple[Complaint, ...] = ()
+    issues: tuple[Complaint, ...] = ()
 
     @property
-    def well(self) -> bool:
+    def is_ok(self) -> bool:
         """Whether what was read is served."""
-        return not self.complaints
+        return not self.issues
 
 
 class Origin(Struct, frozen=True):
     """Where a configuration comes from: what was read there, and what reads it anew."""
 
     loaded: Loaded
-    read: Source
+    load_config: Source
 
 
 class Reloader:
@@ -49,14 +49,14 @@ class Reloader:
         take: Callable[[Loaded], Awaitable[None]],
         tell: Callable[[Told], None],
     ) -> None:
-        self._now = origin.loaded
-        self._aside = Aside(origin.read)
-        self._take = take
-        self._tell = tell
-        self._turn = asyncio.Lock()
-        self._next: asyncio.Task[Told] | None = None
+        self._current = origin.loaded
+        self._background_call = Aside(origin.load_config)
+        self._apply_config = take
+        self._report = tell
+        self._lock = asyncio.Lock()
+        self._pending: asyncio.Task[Told] | None = None
         self._tasks: set[asyncio.Task[Told]] = set()
-        self._files = self._now.files
+        self._files = self._current.files
 
     @property
     def files(self) -> frozenset[str]:
@@ -65,11 +65,11 @@ class Reloader:
 
     async def reload(self) -> Told:
         """Read it, and serve it. Who asks while another waits for its turn gets what that gets."""
-        if self._next is None:
-            self._next = asyncio.get_running_loop().create_task(self._run())
-            self._tasks.add(self._next)
-            self._next.add_done_callback(self._tasks.discard)
-        return await asyncio.shield(self._next)
+        if self._pending is None:
+            self._pending = asyncio.get_running_loop().create_task(self._run_reload())
+            self._tasks.add(self._pending)
+            self._pending.add_done_callback(self._tasks.discard)
+        return await asyncio.shield(self._pending)
 
     async def aclose(self) -> None:
         """Leave what is begun."""
@@ -77,28 +77,30 @@ class Reloader:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
 
-    async def _run(self) -> Told:
-        async with self._turn:
-            self._next = None  # the file may be another from here on
-            told = await self._once()
-        self._tell(told)
+    async def _run_reload(self) -> Told:
+        async with self._lock:
+            self._pending = None  # the file may be another from here on
+            told = await self._reload_once()
+        self._report(told)
         return told
 
-    async def _once(self) -> Told:
-        name = self._now.filename
+    async def _reload_once(self) -> Told:
+        name = self._current.filename
         try:
-            loaded = await self._aside.run()
-            await self._take(loaded)
+            loaded = await self._background_call.wait_result()
+            await self._apply_config(loaded)
         except ConfigError as error:
-            self._files = self._now.files | error.files
+            self._files = self._current.files | error.files
             said = "the configuration stays %s, since the new one is wrong:\n%s"
-            log.error(said, self._now.hash, error)  # noqa: TRY400 - it is nobody's bug
-            return Told(self._now.hash, name, tuple(error.complaints))
+            log.error(said, self._current.hash, error)  # noqa: TRY400 - it is nobody's bug
+            return Told(self._current.hash, name, tuple(error.issues))
         except Exception:
-            log.exception("the configuration stays %s, since reloading it failed", self._now.hash)
+            log.exception(
+                "the configuration stays %s, since reloading it failed", self._current.hash
+            )
             bug = Complaint(START.line, START.column, "the gateway failed; its log has the cause")
-            return Told(self._now.hash, name, (bug,))
-        self._now = loaded
+            return Told(self._current.hash, name, (bug,))
+        self._current = loaded
         self._files = loaded.files
         log.info("the configuration %s is served", loaded.hash)
         return Told(loaded.hash, name)

@@ -21,13 +21,13 @@ _WELL: Final = told.Told(
     "interlingua_config_last_reload_successful",
     "gauge",
     "Whether what was read last is served.",
-    merged="supervisor",
+    merge_mode="supervisor",
 )
 _AT: Final = told.Told(
     "interlingua_config_last_reload_success_timestamp_seconds",
     "gauge",
     "When what is served was read.",
-    merged="supervisor",
+    merge_mode="supervisor",
 )
 _INFO: Final = told.Told(
     "interlingua_config_info",
@@ -45,20 +45,20 @@ class Reloads(Collector):
     def __init__(self, digest: str, now: Callable[[], float]) -> None:
         """``digest`` is what is served at first; ``now`` gives Unix seconds."""
         self._now = now
-        self._told = Told(digest)
-        self._at = now()
+        self._last_result = Told(digest)
+        self._succeeded_at = now()
         self._results = Counter({"success": 0, "failure": 0})
 
-    def tell(self, told: Told) -> None:
+    def record_reload(self, told: Told) -> None:
         """One has ended."""
-        self._told = told
-        self._results["success" if told.well else "failure"] += 1
-        if told.well:
-            self._at = self._now()
+        self._last_result = told
+        self._results["success" if told.is_ok else "failure"] += 1
+        if told.is_ok:
+            self._succeeded_at = self._now()
 
     def collect(self) -> Iterator[Metric]:
         """See prometheus_client's Collector."""
-        yield _RELOADS.family(((result,), count) for result, count in self._results.items())
-        yield _WELL.family([((), float(self._told.well))])
-        yield _AT.family([((), self._at)])
-        yield _INFO.family([((self._told.hash,), 1)])
+        yield _RELOADS.build_family(((result,), count) for result, count in self._results.items())
+        yield _WELL.build_family([((), float(self._last_result.is_ok))])
+        yield _AT.build_family([((), self._succeeded_at)])
+        yield _INFO.build_family([((self._last_result.hash,), 1)])

@@ -32,7 +32,7 @@ class Defaults(Struct, frozen=True):
     stopping: Mapping[str, Any] = {}
 
     @property
-    def any(self) -> bool:
+    def has_values(self) -> bool:
         """Whether there are any."""
         return bool(self.sampling or self.stopping)
 
@@ -41,10 +41,10 @@ class Target(Struct, frozen=True):
     """A backend, and that backend's name for the model."""
 
     version: str
-    model: str
+    backend_model: str
     backend: Backend
     backend_name: str
-    relayer: Relayer | None = None
+    passthrough_backend: Relayer | None = None
     """What a client's own bytes may go to: the backend, where it takes them and the model leaves
     them as they are."""
 
@@ -56,11 +56,11 @@ class Shadow(Struct, frozen=True):
     ``within`` so many seconds.
     """
 
-    of: str
+    model: str
     to: str
     share: float
-    most: int = 4
-    within: float = 60.0
+    max_concurrent: int = 4
+    timeout: float = 60.0
 
 
 class Model(Struct, frozen=True):
@@ -71,9 +71,9 @@ class Model(Struct, frozen=True):
     split: Split
     on_loss: OnLoss = "report"
     defaults: Defaults = Defaults()
-    dialect: str | None = None
+    protocol: str | None = None
     """What its clients speak where several dialects have one path."""
-    fallback: tuple[str, ...] = ()
+    fallbacks: tuple[str, ...] = ()
     """Who answers in its stead, in this order: versions of its own, or other models."""
     sticky: tuple[str, ...] = ()
     """What a client is held to its version by, in this order; by luck without any."""
@@ -103,19 +103,19 @@ class Route(Struct, frozen=True):
     target: Target
     pinned: bool = False
     """The client named the version, so neither rules nor the split were asked."""
-    why: Why = _BY_LUCK
-    instead: str = ""
+    reason: Why = _BY_LUCK
+    original_model: str = ""
     """The model that was asked for, where a rule led to another."""
     split: str = ""
     """The split that chose the version, by its name."""
 
     @property
-    def asked(self) -> str:
+    def requested_model(self) -> str:
         """The public model that was asked for, which is the one a key must be good for."""
-        return self.instead or self.model.info.name
+        return self.original_model or self.model.info.name
 
     @property
-    def named(self) -> str:
+    def target_name(self) -> str:
         """As it is told of: ``model@version``."""
         return f"{self.model.info.name}@{self.target.version}"
 
@@ -140,17 +140,19 @@ class Router:
         self._models = list(self._by_name.values())
         for model in self._models:
             self._by_name.update(dict.fromkeys(model.info.aliases, model))
-        self._fixed = {name: Route(one, one.targets[only]) for name, one, only in self._alone()}
+        self._fixed_routes = {
+            name: Route(one, one.targets[only]) for name, one, only in self._list_fixed_models()
+        }
         """The routes that nothing has to be asked or drawn for."""
         self._draw = draw
-        self._tell: Tell | None = None
+        self._observer: Tell | None = None
         self.ready = ready
 
-    def watched(self, tell: Tell, draw: Callable[[], float]) -> "Router":
+    def with_observer(self, tell: Tell, draw: Callable[[], float]) -> "Router":
         """The same table, for one request: ``tell`` hears of each rule that is tried."""
         made = copy.copy(self)
-        made._tell, made._draw = tell, draw  # noqa: SLF001 - its own
-        made._fixed = {}  # noqa: SLF001 - as above
+        made._observer, made._draw = tell, draw  # noqa: SLF001 - its own
+        made._fixed_routes = {}  # noqa: SLF001 - as above
         return made
 
     def route(self, name: str, version: str | None = None, ask: Ask = Traits) -> Route:
@@ -158,38 +160,40 @@ class Router:
 
         Raises ModelNotFound or VersionNotFound.
         """
-        if version is None and name in self._fixed:
-            return self._fixed[name]
-        model, pinned = self._named(name, version)
+        if version is None and name in self._fixed_routes:
+            return self._fixed_routes[name]
+        model, pinned = self._resolve_name(name, version)
         if pinned is not None:
             return Route(model, model.targets[pinned], pinned=True)
         if model.rules or model.sticky:
-            return self._choose(model, ask())
+            return self._apply_rules(model, ask())
         split = model.split
-        return Route(model, model.targets[split.pick(self._draw())], split=split.told)
+        return Route(
+            model, model.targets[split.pick_version(self._draw())], split=split.reported_name
+        )
 
-    def after(self, route: Route, ask: Ask = Traits) -> Iterator[Route]:
+    def list_fallbacks(self, route: Route, ask: Ask = Traits) -> Iterator[Route]:
         """Who answers in its stead, each target once. Nobody does for a version that was pinned.
 
         Rules are for what was asked: none leads away from here.
         """
         if route.pinned:
             return
-        seen = {route.named}
-        why = Why(route.why.rule)
-        for name in route.model.fallback:
+        seen = {route.target_name}
+        why = Why(route.reason.rule)
+        for name in route.model.fallbacks:
             target = route.model.targets.get(name)
             if target is None:
                 model = self._by_name[name]
                 traits = ask() if model.sticky else Traits()
-                found = self._split(model, traits, why, route.asked)
+                found = self._apply_split(model, traits, why, route.requested_model)
             else:
-                found = replace(route, target=target, why=why)
-            if found.named not in seen:
-                seen.add(found.named)
+                found = replace(route, target=target, reason=why)
+            if found.target_name not in seen:
+                seen.add(found.target_name)
                 yield found
 
-    def copied(self, route: Route, shadow: Shadow, ask: Ask = Traits) -> Route | None:
+    def route_shadow(self, route: Route, shadow: Shadow, ask: Ask = Traits) -> Route | None:
         """Where a copy of a request goes, if this one is drawn for its model's shadow.
 
         None is made of one that pinned its version, and none goes where its original does.
@@ -199,41 +203,41 @@ class Router:
         target = route.model.targets.get(shadow.to)
         if target is None:
             model = self._by_name[shadow.to]
-            found = self._split(model, ask() if model.sticky else Traits(), _BY_LUCK)
+            found = self._apply_split(model, ask() if model.sticky else Traits(), _BY_LUCK)
         else:
             found = Route(route.model, target)
-        return None if found.named == route.named else found
+        return None if found.target_name == route.target_name else found
 
-    def dialect(self, name: str) -> str | None:
+    def find_protocol(self, name: str) -> str | None:
         """What the clients of a model speak, where the configuration says so."""
         model = self._by_name.get(name)
-        return None if model is None else model.dialect
+        return None if model is None else model.protocol
 
-    def models(self) -> Sequence[ModelInfo]:
+    def list_models(self) -> Sequence[ModelInfo]:
         """Every public model, with its readiness now."""
-        return [self._now(model) for model in self._models if model.info.name != ANY]
+        return [self._read_current_info(model) for model in self._models if model.info.name != ANY]
 
-    def find(self, model: str, version: str | None = None) -> ModelInfo:
+    def find_model(self, model: str, version: str | None = None) -> ModelInfo:
         """The model of this name or alias. Raises ModelNotFound or VersionNotFound."""
-        found, _ = self._named(model, version)
-        return self._now(found)
+        found, _ = self._resolve_name(model, version)
+        return self._read_current_info(found)
 
-    def _alone(self) -> Iterator[tuple[str, Model, str]]:
+    def _list_fixed_models(self) -> Iterator[tuple[str, Model, str]]:
         """The models with one version and no exceptions, and that version."""
         for name, model in self._by_name.items():
-            only = model.split.only
+            only = model.split.only_version
             if only is not None and not model.rules and not model.sticky:
                 yield name, model, only
 
-    def _named(self, name: str, version: str | None) -> tuple[Model, str | None]:
+    def _resolve_name(self, name: str, version: str | None) -> tuple[Model, str | None]:
         """The model of a name, and the version that is pinned."""
         model = self._by_name.get(name)
         if model is None and version is None and "@" in name:
             plain, _, pinned = name.rpartition("@")
             if plain in self._by_name:
-                return self._named(plain, pinned)
+                return self._resolve_name(plain, pinned)
         if model is None:
-            return self._any(name), None
+            return self._resolve_catch_all(name), None
         if version is not None and version not in model.targets:
             raise VersionNotFound(
                 f"the model {shown(name)} has no version {shown(version)}",
@@ -242,38 +246,40 @@ class Router:
             )
         return model, version
 
-    def _any(self, name: str) -> Model:
+    def _resolve_catch_all(self, name: str) -> Model:
         model = self._by_name.get(ANY)
         if model is None or not name:
             raise ModelNotFound(f"the model {shown(name)} does not exist", model=name)
-        targets = {key: replace(target, model=name) for key, target in model.targets.items()}
+        targets = {
+            key: replace(target, backend_model=name) for key, target in model.targets.items()
+        }
         return replace(model, info=replace(model.info, name=name), targets=targets)
 
-    def _choose(self, model: Model, traits: Traits) -> Route:
+    def _apply_rules(self, model: Model, traits: Traits) -> Route:
         """By the first rule that holds, or else by the split."""
-        match = first(model.rules, traits, model.sticky, self._draw, self._tell)
+        match = first(model.rules, traits, model.sticky, self._draw, self._observer)
         if match is None:
-            return self._split(model, traits, _BY_LUCK)
+            return self._apply_split(model, traits, _BY_LUCK)
         rule = match.rule
         found = model if rule.to is None else self._by_name[rule.to]
         instead = "" if found is model else model.info.name
         if rule.version is None:
-            return self._split(found, traits, Why(rule.name), instead)
+            return self._apply_split(found, traits, Why(rule.name), instead)
         why = Why(rule.name, match.sticky, match.bucket)
-        return Route(found, found.targets[rule.version], why=why, instead=instead)
+        return Route(found, found.targets[rule.version], reason=why, original_model=instead)
 
-    def _split(self, model: Model, traits: Traits, why: Why, instead: str = "") -> Route:
-        source, who = traits.first(model.sticky)
+    def _apply_split(self, model: Model, traits: Traits, why: Why, instead: str = "") -> Route:
+        source, who = traits.find_first_source(model.sticky)
         if not source:
-            version = model.split.pick(self._draw())
+            version = model.split.pick_version(self._draw())
         else:
-            arm = model.split.hold(who)
+            arm = model.split.assign_version(who)
             version, why = arm.version, Why(why.rule, source, arm.bucket)
-        split = model.split.told
-        return Route(model, model.targets[version], why=why, instead=instead, split=split)
+        split = model.split.reported_name
+        return Route(model, model.targets[version], reason=why, original_model=instead, split=split)
 
     @staticmethod
-    def _now(model: Model) -> ModelInfo:
+    def _read_current_info(model: Model) -> ModelInfo:
         versions = tuple(
             replace(version, ready=model.targets[version.name].backend.ready)
             if version.name in model.targets
@@ -298,7 +304,7 @@ def shown(name: str) -> str:
 def _relaying(target: Target) -> Target:
     """The same of a model that changes nothing of a request."""
     backend = target.backend
-    return replace(target, relayer=backend if isinstance(backend, Relayer) else None)
+    return replace(target, passthrough_backend=backend if isinstance(backend, Relayer) else None)
 
 
 def compile_model(
@@ -314,11 +320,11 @@ def compile_model(
 
     ``salt`` is the split's name, or else the model's.
     """
-    if on_loss != "reject" and not defaults.any and info.max_tokens is None:
+    if on_loss != "reject" and not defaults.has_values and info.max_tokens is None:
         targets = {name: _relaying(target) for name, target in targets.items()}
     total = sum(weights.values())
     versions = tuple(
-        VersionInfo(name, target.model, round(100 * weights.get(name, 0) / total))
+        VersionInfo(name, target.backend_model, round(100 * weights.get(name, 0) / total))
         for name, target in targets.items()
     )
     split = Split({name: weights.get(name, 0) for name in targets}, salt or info.name)

@@ -15,7 +15,7 @@ from gateway.traits import Scalar, Traits
 class When(Struct, frozen=True):
     """What has to hold, all of it. What is not said holds for every request."""
 
-    dialect: str | None = None
+    protocol: str | None = None
     headers: Mapping[str, str] = {}
     """By lower-case name."""
     body: Mapping[str, Scalar] = {}
@@ -26,13 +26,13 @@ class When(Struct, frozen=True):
     share: float = 1.0
     """How many of those for whom the rest holds, from 0 to 1."""
 
-    def unmet(self, traits: Traits) -> str:
+    def find_mismatch(self, traits: Traits) -> str:
         """What does not hold for a request, its share left aside; "" where all does.
 
         ``dialect``, ``key``, ``tag``, ``header:NAME`` or ``body:FIELD``: the first of them. The
         body comes last.
         """
-        if self.dialect not in (None, traits.dialect):
+        if self.protocol not in (None, traits.protocol):
             return "dialect"
         if self.key not in (None, traits.key):
             return "key"
@@ -42,7 +42,7 @@ class When(Struct, frozen=True):
             if traits.headers.get(name) != text:
                 return f"header:{name}"
         for name, value in self.body.items():
-            if not _same(traits.field(name), value):
+            if not _same(traits.read_field(name), value):
                 return f"body:{name}"
         return ""
 
@@ -53,7 +53,7 @@ class Rule(Struct, frozen=True):
     name: str
     model: str | None = None
     """Whose requests it is for; None means every model's."""
-    when: When = When()
+    conditions: When = When()
     to: str | None = None
     version: str | None = None
     """None leaves it to the split of the model it goes to."""
@@ -65,13 +65,13 @@ class Match(Struct, frozen=True):
     rule: Rule
     sticky: str = ""
     bucket: int | None = None
-    lies: float = 0.0
+    position: float = 0.0
     """Where the request lies between 0 and 1; below the share it is of it."""
 
     @property
-    def within(self) -> bool:
+    def is_selected(self) -> bool:
         """Whether the rule is followed."""
-        return self.lies < self.rule.when.share
+        return self.position < self.rule.conditions.share
 
 
 Tell = Callable[[Rule, str, Match | None], None]
@@ -91,22 +91,22 @@ def first(
     same are taken each time; or else by luck.
     """
     for rule in rules:
-        unmet = rule.when.unmet(traits)
+        unmet = rule.conditions.find_mismatch(traits)
         found = None if unmet else _match(rule, traits, sticky, draw)
         if tell is not None:
             tell(rule, unmet, found)
-        if found is not None and found.within:
+        if found is not None and found.is_selected:
             return found
     return None
 
 
 def _match(rule: Rule, traits: Traits, sticky: Sequence[str], draw: Callable[[], float]) -> Match:
     """Where a request lies in a rule's share: as an arm of no name, in a split of the rule's."""
-    if rule.when.share >= 1:
+    if rule.conditions.share >= 1:
         return Match(rule)
-    source, who = traits.first(sticky)
+    source, who = traits.find_first_source(sticky)
     if not source:
-        return Match(rule, lies=draw())
+        return Match(rule, position=draw())
     number = bucket(rule.name, "", who)
     return Match(rule, source, number, part(number))
 

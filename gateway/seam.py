@@ -32,10 +32,10 @@ class Sink(Protocol):
         """Whether an answer has begun."""
 
     @property
-    def pressure(self) -> bool:
+    def needs_drain(self) -> bool:
         """Whether ``drain`` must be awaited before writing more."""
 
-    def whole(self, status: int, headers: Headers, body: bytes) -> None:
+    def send_response(self, status: int, headers: Headers, body: bytes) -> None:
         """All of the answer."""
 
     def start(self, status: int, headers: Headers) -> None:

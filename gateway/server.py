@@ -62,23 +62,23 @@ _OF_MODELS: Final = frozenset({"generate", "tokenize"})
 class Settings(Struct, frozen=True):
     """The limits of every exchange. ``body`` is in bytes."""
 
-    body: int = 8 << 20
+    max_body_size: int = 8 << 20
     timeouts: Timeouts = Timeouts()
-    dialect_header: bool = False
+    allow_protocol_header: bool = False
     """Whether a request may name its dialect where several have its path."""
-    explain: bool = False
+    explain_without_key: bool = False
     """Whether who has no key may have requests explained."""
-    config: str = ""
+    config_hash: str = ""
     """The configuration's hash, for the record."""
 
 
 class Traces(Protocol):
     """Follows some exchanges from their begin; that they have ended they hear as all do."""
 
-    def begin(self, record: Record, http: HttpRequest) -> None:
+    def start_trace(self, record: Record, http: HttpRequest) -> None:
         """One begins. One that is followed has its ``record.trace`` and ``record.span`` now."""
 
-    def of(self, record: Record) -> Trace | None:
+    def get_trace(self, record: Record) -> Trace | None:
         """What is told how its answer comes about, if it is followed."""
 
 
@@ -86,20 +86,20 @@ class Surroundings(Struct, frozen=True):
     """What the outside world gives an exchange; a test gives its own."""
 
     clock: Clock
-    now: Callable[[], float]
+    wall_clock: Callable[[], float]
     """Unix seconds."""
     new_id: Callable[[], str]
     draw: Callable[[], float]
     """A number in [0, 1), for splits."""
-    observe: Observer
-    shadows: Shadows
-    accounts: Accounts
+    observe_request: Observer
+    shadow_manager: Shadows
+    counter_registry: Accounts
     """What is used of the keys' limits."""
-    explain: Explain = nobody
+    explain_policy: Explain = nobody
     """What looks on where a request asks for it and its key may."""
-    lost: Mapping[str, Callable[[], int]] = {}
+    dropped_counts: Mapping[str, Callable[[], int]] = {}
     """How much of what was to be kept is lost, by what it is: see ``gateway.recording.lost``."""
-    traces: Traces | None = None
+    tracer: Traces | None = None
     """What is to be told of exchanges as they come about, where they are traced."""
 
 
@@ -121,186 +121,199 @@ class Server:
 
         ``limiter`` is None where there are no limits.
         """
-        self.paths = paths
-        self._pages = {path: page for path, page in pages.items() if not paths.claims(path)}
+        self.path_router = paths
+        self._static_pages = {
+            path: page for path, page in pages.items() if not paths.has_path(path)
+        }
         self._router = router
-        self._keyring = keyring
+        self._authenticator = keyring
         self._limiter = limiter
         self._settings = settings
         self._clock = surroundings.clock
-        self._now = surroundings.now
+        self._wall_clock = surroundings.wall_clock
         self._new_id = surroundings.new_id
-        self._observe = surroundings.observe
-        self._explain = surroundings.explain
-        self._traces = surroundings.traces
+        self._observe_request = surroundings.observe_request
+        self._explain_policy = surroundings.explain_policy
+        self._tracer = surroundings.tracer
         lookout = Lookout(surroundings.clock, asyncio.get_running_loop)
-        self.answers = Answers(router, settings.body, surroundings.shadows, lookout)
-        self.running = 0
+        self.dispatcher = Answers(
+            router, settings.max_body_size, surroundings.shadow_manager, lookout
+        )
+        self.running_count = 0
         """The exchanges that it has now."""
-        self._over: asyncio.Event | None = None
+        self._idle_event: asyncio.Event | None = None
         """That it has none, once somebody waits for it."""
 
-    def take_over(self, former: "Server") -> None:
+    def adopt_running(self, former: "Server") -> None:
         """What runs at ``former`` may be stopped by its clients here, too."""
-        self.answers.running = former.answers.running
+        self.dispatcher.named_requests = former.dispatcher.named_requests
 
-    def tried(self, key: str | None, explain: Explain, observe: Observer) -> "Server":
+    def for_dry_run(self, key: str | None, explain: Explain, observe: Observer) -> "Server":
         """The same for a request of nobody's, as if it had the key of this name. Raises KeyError.
 
         What runs here can't be stopped there.
         """
         made = copy.copy(self)
-        keyring = self._keyring if key is None else self._keyring.posing(key)
-        made._keyring, made.answers = keyring, self.answers.alone()  # noqa: SLF001 - its own
-        made._explain, made._observe = explain, observe  # noqa: SLF001 - as above
-        made._limiter = made._traces = None  # noqa: SLF001 - as above
+        keyring = self._authenticator if key is None else self._authenticator.impersonate(key)
+        made._authenticator, made.dispatcher = keyring, self.dispatcher.for_dry_run()  # noqa: SLF001 - its own
+        made._explain_policy, made._observe_request = explain, observe  # noqa: SLF001 - as above
+        made._limiter = made._tracer = None  # noqa: SLF001 - as above
         return made
 
-    async def over(self) -> None:
+    async def wait_idle(self) -> None:
         """Wait for the exchanges that run."""
-        self._over = self._over or asyncio.Event()
-        while self.running:
-            self._over.clear()
-            await self._over.wait()
+        self._idle_event = self._idle_event or asyncio.Event()
+        while self.running_count:
+            self._idle_event.clear()
+            await self._idle_event.wait()
 
-    async def serve(self, http: HttpRequest, sink: Sink) -> None:
+    async def handle(self, http: HttpRequest, sink: Sink) -> None:
         """Answer one request. Raises only what cancels its task."""
-        clock, config = self._clock, self._settings.config
+        clock, config = self._clock, self._settings.config_hash
         began = clock()
         id_ = request_id(http.headers) or self._new_id()
-        record = Record(id_, self._now(), "", http.path[:200], config=config)
-        self.running += 1
+        record = Record(id_, self._wall_clock(), "", http.path[:200], config=config)
+        self.running_count += 1
         try:
-            if http.path in self._pages:
-                send(sink, self._pages[http.path](), record)
+            if http.path in self._static_pages:
+                send(sink, self._static_pages[http.path](), record)
             else:
-                await self._serve(http, sink, record)
+                await self._process_request(http, sink, record)
         except asyncio.CancelledError:
             record.outcome = "cancelled"
             raise
         finally:
-            self.running -= 1
-            if self._over is not None and not self.running:
-                self._over.set()
+            self.running_count -= 1
+            if self._idle_event is not None and not self.running_count:
+                self._idle_event.set()
             record.duration = clock() - began
             if self._limiter is not None:
-                self._limiter.settle(record)
-            self._observe(record)
+                self._limiter.settle_request(record)
+            self._observe_request(record)
 
-    async def _serve(self, http: HttpRequest, sink: Sink, record: Record) -> None:
+    async def _process_request(self, http: HttpRequest, sink: Sink, record: Record) -> None:
         try:
-            found = self._find(http, record)
+            found = self._match_endpoint(http, record)
         except GatewayError as error:
-            dialect = self.paths.owner(http.path).dialect
+            dialect = self.path_router.find_owner(http.path).adapter
             record.dialect = dialect.name
-            self._refuse(dialect, error, None, sink, record)
+            self._send_error(dialect, error, None, sink, record)
             return
-        if self._traces is not None:
-            self._traces.begin(record, http)
-        dialect, headers, body = found.mount.dialect, http.headers, b""
+        if self._tracer is not None:
+            self._tracer.start_trace(record, http)
+        dialect, headers, body = found.mount.adapter, http.headers, b""
         try:
-            principal = await self._admit(found, http, record)
+            principal = await self._authenticate(found, http, record)
             watch = None
             if HEADER in headers and headers[HEADER] == "1":
-                watch = self._explain(record, principal, open_to_all=self._settings.explain)
-                sink = sink if watch is None else watch.over(sink)
-            body = await http.body(self._settings.body)
+                watch = self._explain_policy(
+                    record, principal, open_to_all=self._settings.explain_without_key
+                )
+                sink = sink if watch is None else watch.wrap_sink(sink)
+            body = await http.body(self._settings.max_body_size)
             if "content-encoding" in headers:
-                body = self._unpacked(http, body)
+                body = self._decompress_body(http, body)
             call = _call(found, http, record, body)
             if watch is not None:
-                watch.read(dialect, call, principal, http.peer)
+                watch.record_request(dialect, call, principal, http.peer)
             if found.endpoint.task in _OF_MODELS:
-                context, peer = self._context(call, watch, record), http.peer
+                context, peer = self._make_context(call, watch, record), http.peer
                 envelope = dialect.peek(call)
                 asked = Asked(
                     dialect, call, envelope, context, sink, record, principal, peer, watch
                 )
-                await self._answer(asked)
+                await self._dispatch(asked)
             else:
-                self._tell(dialect, call, sink, record)
+                self._send_info(dialect, call, sink, record)
         except GatewayError as error:
-            self._refuse(dialect, error, _call(found, http, record, body), sink, record)
+            self._send_error(dialect, error, _call(found, http, record, body), sink, record)
         except Exception:
             log.exception("exchange %s failed", record.id)
             bug = InternalError("the gateway failed; its log has the cause")
-            self._refuse(dialect, bug, _call(found, http, record, body), sink, record)
+            self._send_error(dialect, bug, _call(found, http, record, body), sink, record)
 
-    def _find(self, http: HttpRequest, record: Record) -> Found:
+    def _match_endpoint(self, http: HttpRequest, record: Record) -> Found:
         """The endpoint. Raises PathNotFound or MethodNotAllowed."""
-        found = self.paths.find(http.method, http.path)
-        if found.rivals:
-            found = found.among(self._meant(http, found))
-        record.dialect = found.mount.dialect.name
+        found = self.path_router.find_endpoint(http.method, http.path)
+        if found.alternatives:
+            found = found.select_protocol(self._list_preferred_protocols(http, found))
+        record.dialect = found.mount.adapter.name
         return found
 
-    def _meant(self, http: HttpRequest, found: Found) -> Iterator[str]:
+    def _list_preferred_protocols(self, http: HttpRequest, found: Found) -> Iterator[str]:
         """The dialects that are named for a request whose path several have, in their order."""
-        if self._settings.dialect_header:
+        if self._settings.allow_protocol_header:
             yield http.headers.get("x-interlingua-dialect", "")
-        principal = self._keyring.known(http.headers)
-        yield (principal and principal.dialect) or ""
-        yield self._router.dialect(found.params.get("model", "")) or ""
+        principal = self._authenticator.find_known_principal(http.headers)
+        yield (principal and principal.protocol) or ""
+        yield self._router.find_protocol(found.params.get("model", "")) or ""
 
-    async def _admit(self, found: Found, http: HttpRequest, record: Record) -> Principal | None:
+    async def _authenticate(
+        self, found: Found, http: HttpRequest, record: Record
+    ) -> Principal | None:
         """Who asks. Raises Unauthorized."""
-        if found.endpoint.open:
+        if found.endpoint.public:
             return None
-        keyring, headers = self._keyring, http.headers
+        keyring, headers = self._authenticator, http.headers
         try:
             principal = keyring.authenticate(headers)
         except Unsettled:
-            await keyring.settle()
+            await keyring.wait_keys()
             principal = keyring.authenticate(headers)
         if principal is not None:
             record.key = principal.name
         return principal
 
-    def _unpacked(self, http: HttpRequest, body: bytes) -> bytes:
+    def _decompress_body(self, http: HttpRequest, body: bytes) -> bytes:
         encoding = http.headers["content-encoding"]
-        return decompress(body, encoding, self._settings.body) if encoding else body
+        return decompress(body, encoding, self._settings.max_body_size) if encoding else body
 
-    def _tell(self, dialect: Dialect, call: Call, sink: Sink, record: Record) -> None:
+    def _send_info(self, dialect: Dialect, call: Call, sink: Sink, record: Record) -> None:
         """Answer what is not a model's to answer."""
         if call.endpoint.task == "stop":
-            self._stop(dialect, call, record)
-        send(sink, dialect.inform(call, self._router), record)
+            self._cancel_request(dialect, call, record)
+        send(sink, dialect.handle_info_request(call, self._router), record)
 
-    def _answer(self, asked: Asked) -> Coroutine[Any, Any, None]:
+    def _dispatch(self, asked: Asked) -> Coroutine[Any, Any, None]:
         """Have a model answer."""
-        route, generates = self._route(asked), asked.call.endpoint.task == "generate"
+        route, generates = (
+            self._route_request(asked),
+            asked.client_request.endpoint.task == "generate",
+        )
         if self._limiter is not None:
-            body = asked.call.body if generates else None
+            body = asked.client_request.body if generates else None
             model = route.model.info
-            self._limiter.admit(asked.record, route.asked, model, body, asked.dialect)
-        return self.answers.give(asked, route) if generates else _tokenize(asked, route)
+            self._limiter.reserve(asked.record, route.requested_model, model, body, asked.adapter)
+        return self.dispatcher.dispatch(asked, route) if generates else _tokenize(asked, route)
 
-    def _route(self, asked: Asked) -> Route:
+    def _route_request(self, asked: Asked) -> Route:
         """Which target answers. Raises Forbidden where the key is not good for its model."""
-        watch, envelope, record = asked.watch, asked.envelope, asked.record
-        router = self._router if watch is None else watch.router(self._router)
-        route = router.route(envelope.model, envelope.version, asked.traits)
+        watch, envelope, record = asked.explain_recorder, asked.routing_info, asked.record
+        router = self._router if watch is None else watch.wrap_router(self._router)
+        route = router.route(envelope.model, envelope.version, asked.get_attributes)
         if watch is not None:
-            watch.routed(router, envelope, route, asked.traits())
-        authorize(asked.principal, route.asked)
+            watch.record_route(router, envelope, route, asked.get_attributes())
+        authorize(asked.principal, route.requested_model)
         label(record, route, envelope.stream)
         record.split = route.split
         return route
 
-    def _stop(self, dialect: Dialect, call: Call, record: Record) -> None:
+    def _cancel_request(self, dialect: Dialect, call: Call, record: Record) -> None:
         """End the running request that the client names; only its own.
 
         Raises ModelNotFound or RequestNotFound.
         """
         envelope = dialect.peek(call)
-        self._router.find(envelope.model, envelope.version)
+        self._router.find_model(envelope.model, envelope.version)
         asked = envelope.client_id or ""
-        running = self.answers.running.get((dialect.name, record.key, asked)) if asked else None
+        running = (
+            self.dispatcher.named_requests.get((dialect.name, record.key, asked)) if asked else None
+        )
         if running is None:
             raise RequestNotFound("no running request has this id", id=asked)
         running.stop()
 
-    def _context(self, call: Call, watch: Watch | None, record: Record) -> Context:
+    def _make_context(self, call: Call, watch: Watch | None, record: Record) -> Context:
         """What belongs to an exchange whose request is all here."""
         clock, timeouts, headers = self._clock, self._settings.timeouts, call.headers
         received = clock()
@@ -319,32 +332,37 @@ class Server:
             watch,
             received,
             traceparent and headers.get("tracestate"),
-            None if self._traces is None else self._traces.of(record),
+            None if self._tracer is None else self._tracer.get_trace(record),
             len(call.body) >= _LARGE,
         )
 
-    def _refuse(
+    def _send_error(
         self, dialect: Dialect, error: GatewayError, call: Call | None, sink: Sink, record: Record
     ) -> None:
         note(record, error)
         if sink.started:  # only a bug comes here: what was begun is cut off, not ended
             record.outcome = "truncated"
             return
-        send(sink, dialect.refuse(error, call), record)
+        send(sink, dialect.encode_error(error, call), record)
 
 
 async def _tokenize(asked: Asked, route: Route) -> None:
     """Tell the tokens of a text. Raises Unsupported."""
-    dialect, call, context, backend = asked.dialect, asked.call, asked.context, route.target.backend
+    dialect, call, context, backend = (
+        asked.adapter,
+        asked.client_request,
+        asked.context,
+        route.target.backend,
+    )
     if not isinstance(dialect, Tokenizing) or not isinstance(backend, Tokenizer):
         raise Unsupported(f"the model {route.model.info.name!r} does not tell its tokens")
-    text = dialect.text(call)
+    text = dialect.read_text(call)
     try:
         async with asyncio.timeout(context.deadline.remaining()):
             tokens = await backend.tokenize(text, context)
     except TimeoutError:
         raise DeadlineExceeded("the request's time is up") from None
-    send(asked.sink, dialect.tokens(call, tokens), asked.record)
+    send(asked.writer, dialect.encode_tokens(call, tokens), asked.record)
 
 
 def _call(found: Found, http: HttpRequest, record: Record, body: bytes) -> Call:

@@ -51,8 +51,8 @@ _OUTCOMES: Final[Mapping[Blame, Outcome]] = {
 class Original(Struct, frozen=True):
     """What a shadow is made from: a client's request, where it goes, and what is told of it."""
 
-    dialect: Dialect
-    call: Call
+    adapter: Dialect
+    client_request: Call
     route: Route
     context: Context
     record: Record
@@ -65,29 +65,29 @@ class Pair:
         self, original: Original, route: Route, within: float, clock: Clock, tell: Tell
     ) -> None:
         """``route`` is the shadow's, which is asked at once and has ``within`` so many seconds."""
-        self.main = Noted(clock)
+        self.primary_summary = Noted(clock)
         """To be told of the client's answer."""
-        self._id = shadow_id(original)
-        self._original = original
+        self._shadow_id = shadow_id(original)
+        self._primary = original
         self._route = route
         self._clock = clock
-        self._tell = tell
-        self._noted = Noted(clock)
-        self._plan = Plan()
-        self._likeliest = False
+        self._report = tell
+        self._shadow_summary = Noted(clock)
+        self._emulation_plan = Plan()
+        self._is_deterministic = False
         """Both answers are to be the likeliest, and so the same."""
-        self._how: tuple[Fate, str] = ("cancelled", "")
+        self._shadow_end: tuple[Fate, str] = ("cancelled", "")
         """The shadow's end."""
-        self._arms: dict[str, Arm] = {}
+        self._sides: dict[str, Arm] = {}
         """Those that have ended."""
-        self.task = asyncio.get_running_loop().create_task(self._run(within))
+        self.task = asyncio.get_running_loop().create_task(self._run_shadow(within))
         """The shadow."""
-        self.task.add_done_callback(self._over)
+        self.task.add_done_callback(self._on_shadow_done)
 
     @contextmanager
-    def beside(self) -> Iterator[None]:
+    def observe_primary(self) -> Iterator[None]:
         """For as long as the client's exchange goes on."""
-        record = self._original.record
+        record = self._primary.record
         how: tuple[Fate, str] = _end_of(InternalError(""))
         try:
             yield
@@ -99,79 +99,85 @@ class Pair:
             how = "cancelled", ""
             raise
         finally:
-            self._ended("main", self.main.arm((record.model, record.version), how))
+            self._finish_side(
+                "main", self.primary_summary.build_side((record.model, record.version), how)
+            )
             if "cancelled" in how or ClientGone.__name__ in how:
                 self.task.cancel()
 
-    def give_way(self) -> None:
+    def preempt(self) -> None:
         """End the shadow: a client waits for its place."""
-        self._how = "dropped", ""
+        self._shadow_end = "dropped", ""
         self.task.cancel()
 
-    async def _run(self, within: float) -> None:
+    async def _run_shadow(self, within: float) -> None:
         try:
             async with asyncio.timeout(within):
-                await self._ask(within)
-            self._how = "ok", ""
+                await self._send_shadow(within)
+            self._shadow_end = "ok", ""
         except GatewayError as error:
-            self._how = _end_of(error)
+            self._shadow_end = _end_of(error)
         except TimeoutError:
-            self._how = _end_of(DeadlineExceeded(""))
+            self._shadow_end = _end_of(DeadlineExceeded(""))
         except Exception:
-            log.exception("shadow %s failed", self._id)
-            self._how = _end_of(InternalError(""))
+            log.exception("shadow %s failed", self._shadow_id)
+            self._shadow_end = _end_of(InternalError(""))
 
-    async def _ask(self, within: float) -> None:
+    async def _send_shadow(self, within: float) -> None:
         """Have the whole answer, and throw it away. Raises GatewayError."""
-        original, backend = self._original, self._route.target.backend
-        request = self._copied()
-        names = original.dialect.names(original.call)
-        self._plan = planned(request, backend.losses(request, names))
+        original, backend = self._primary, self._route.target.backend
+        request = self._build_shadow_request()
+        names = original.adapter.field_names(original.client_request)
+        self._emulation_plan = planned(request, backend.unsupported_parameters(request, names))
         context = Context(
-            self._id,
+            self._shadow_id,
             Deadline(self._clock, within),
             self._clock,
             original.context.timeouts,
             original.context.principal,
-            began=self._clock(),
-            give_way=self.give_way,
+            started_at=self._clock(),
+            preempt=self.preempt,
         )
-        self._noted.begin()
-        async with aclosing(answer(backend, request, context, self._plan)) as batches:
+        self._shadow_summary.start()
+        async with aclosing(answer(backend, request, context, self._emulation_plan)) as batches:
             async for _, batch in batches:
-                self._noted.take(batch)
-        if not self._noted.complete:
+                self._shadow_summary.add_events(batch)
+        if not self._shadow_summary.is_complete:
             raise StreamBroken("the answer stopped before its end")
 
-    def _copied(self) -> Request:
+    def _build_shadow_request(self) -> Request:
         """The client's request as the shadow's target takes it. Raises ClientError."""
-        original, route = self._original, self._route
-        dialect, sent = original.dialect, original.call.headers
+        original, route = self._primary, self._route
+        dialect, sent = original.adapter, original.client_request.headers
         headers = {name.lower(): text for name, text in sent.items()}
         plain = {name: text for name, text in headers.items() if not name.startswith(_WISHES)}
-        call = replace(original.call, headers=plain)
-        names = dialect.names(call)
-        decoded = dialect.decode(call, route.model.info)
+        call = replace(original.client_request, headers=plain)
+        names = dialect.field_names(call)
+        decoded = dialect.decode_request(call, route.model.info)
         request = fit(decoded, route, names, dialect.name)
         asked = fit(decoded, original.route, names, dialect.name)
-        self._likeliest = _is_likeliest(request) and _is_likeliest(asked)
+        self._is_deterministic = _is_likeliest(request) and _is_likeliest(asked)
         return replace(request, client_id=None, timeout=None)
 
-    def _over(self, _: "asyncio.Task[None]") -> None:
+    def _on_shadow_done(self, _: "asyncio.Task[None]") -> None:
         target = self._route.model.info.name, self._route.target.version
-        self._ended("shadow", self._noted.arm(target, self._how))
+        self._finish_side("shadow", self._shadow_summary.build_side(target, self._shadow_end))
 
-    def _ended(self, which: str, arm: Arm) -> None:
-        arms = self._arms
+    def _finish_side(self, which: str, arm: Arm) -> None:
+        arms = self._sides
         arms[which] = arm
         if len(arms) > 1:
             well = all(one.outcome == "ok" for one in arms.values())
-            equal = self.main.says_as(self._noted) if well and self._likeliest else None
-            self._tell(
+            equal = (
+                self.primary_summary.has_same_content(self._shadow_summary)
+                if well and self._is_deterministic
+                else None
+            )
+            self._report(
                 Shadowed(
-                    self._original.record.id,
-                    self._id,
-                    losses=self._plan.losses,
+                    self._primary.record.id,
+                    self._shadow_id,
+                    losses=self._emulation_plan.unsupported_parameters,
                     equal=equal,
                     **arms,
                 )
@@ -183,32 +189,32 @@ class Shadows:
 
     def __init__(self, clock: Clock, *tell: Tell) -> None:
         self._clock = clock
-        self._tell = list(tell)
-        self._running = Counter[str]()
+        self._reporters = list(tell)
+        self._running_by_model = Counter[str]()
         self._tasks: set[asyncio.Task[None]] = set()
 
-    def also(self, tell: Tell) -> None:
+    def add_reporter(self, tell: Tell) -> None:
         """Tell this one of them, too."""
-        self._tell.append(tell)
+        self._reporters.append(tell)
 
-    def cast(self, original: Original, route: Route, shadow: Shadow) -> Pair | None:
+    def start(self, original: Original, route: Route, shadow: Shadow) -> Pair | None:
         """Begin one, on its own ``route``; None where there are as many as there may be."""
-        name = shadow.of
-        if self._running[name] >= shadow.most:
-            self._told(_left_out(original, route))
+        name = shadow.model
+        if self._running_by_model[name] >= shadow.max_concurrent:
+            self._report(_left_out(original, route))
             return None
-        pair = Pair(original, route, shadow.within, self._clock, self._told)
-        self._running[name] += 1
+        pair = Pair(original, route, shadow.timeout, self._clock, self._report)
+        self._running_by_model[name] += 1
         self._tasks.add(pair.task)
 
         def over(task: "asyncio.Task[None]") -> None:
             self._tasks.discard(task)
-            self._running[name] -= 1
+            self._running_by_model[name] -= 1
 
         pair.task.add_done_callback(over)
         return pair
 
-    async def over(self) -> None:
+    async def wait_idle(self) -> None:
         """Wait for those that there are now."""
         if self._tasks:
             await asyncio.wait(set(self._tasks))
@@ -220,10 +226,10 @@ class Shadows:
         await asyncio.gather(*self._tasks, return_exceptions=True)
         await asyncio.sleep(0)  # for what is still to be told
 
-    def _told(self, shadowed: Shadowed) -> None:
+    def _report(self, shadowed: Shadowed) -> None:
         """Tell of it, but not in the midst of an exchange, which must not fail by that."""
         loop = asyncio.get_running_loop()
-        for tell in self._tell:
+        for tell in self._reporters:
             loop.call_soon(tell, shadowed)
 
 
@@ -240,7 +246,7 @@ def _left_out(original: Original, route: Route) -> Shadowed:
 
 
 def _end_of(error: GatewayError) -> tuple[Fate, str]:
-    return _OUTCOMES[error.blame], type(error).__name__
+    return _OUTCOMES[error.origin], type(error).__name__
 
 
 def _is_likeliest(request: Request) -> bool:

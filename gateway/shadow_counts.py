@@ -31,27 +31,27 @@ class ShadowCounts(Collector):
     """Counts them."""
 
     def __init__(self) -> None:
-        self._counted = {name: Counter[tuple[str, ...]]() for name in _FAMILIES}
+        self._counts = {name: Counter[tuple[str, ...]]() for name in _FAMILIES}
 
-    def tell(self, shadowed: Shadowed) -> None:
+    def record_shadow(self, shadowed: Shadowed) -> None:
         """One has ended, and so has its original."""
         shadow = shadowed.shadow
         arm = shadow.model, shadow.version
-        self._add("requests", (*arm, shadow.outcome))
+        self._increment("requests", (*arm, shadow.outcome))
         if shadow.error:
-            self._add("errors", (*arm, shadow.error))
+            self._increment("errors", (*arm, shadow.error))
         if shadowed.equal is not None:
-            self._add("compared", arm)
+            self._increment("compared", arm)
         if shadowed.equal:
-            self._add("equal", arm)
+            self._increment("equal", arm)
 
     def collect(self) -> Iterator[Metric]:
         """See prometheus_client's Collector."""
         for name, told in _FAMILIES.items():
-            yield told.family(self._counted[name].items())
+            yield told.build_family(self._counts[name].items())
 
-    def _add(self, name: str, key: tuple[str, ...]) -> None:
-        counted = self._counted[name]
+    def _increment(self, name: str, key: tuple[str, ...]) -> None:
+        counted = self._counts[name]
         if key not in counted and len(counted) >= _MOST:
             key = (_OTHER,) * len(key)
         counted[key] += 1

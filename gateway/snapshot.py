@@ -31,9 +31,9 @@ class Likeness(Struct, frozen=True):
     """What a backend is made from. Of two that are alike, the first stays."""
 
     settings: c.Backend
-    asked: frozenset[str]
+    discovered_models: frozenset[str]
     """The models that it is asked about, where it minds."""
-    digests: tuple[bytes, ...]
+    file_digests: tuple[bytes, ...]
     """Of its files."""
 
 
@@ -52,97 +52,101 @@ class Snapshot:
         former: "Snapshot | None" = None,
     ) -> None:
         self.config = config
-        self.digest = digest
-        self.likenesses = {name: likeness(name, config) for name in config.backends}
-        self.backends = self._make_backends(outside, former)
-        self.created = self._dates(int(outside.now()), former)
+        self.config_hash = digest
+        self.fingerprints = {name: likeness(name, config) for name in config.backends}
+        self.backends = self._build_backends(outside, former)
+        self.model_created = self._build_created_times(int(outside.wall_clock()), former)
         """When each model came, in Unix seconds."""
-        self.router = self._make_router(outside)
-        self.limiter = making.make_limiter(config, outside.accounts)
+        self.router = self._build_router(outside)
+        self.rate_limiter = making.make_limiter(config, outside.counter_registry)
         """What holds the keys to their limits; None where there are none."""
-        self.issuer = self._make_issuer(outside, former)
+        self.jwks_client = self._build_jwks_client(outside, former)
         """Who signs tokens; None where nobody does."""
-        self.servers = self._make_servers(outside, digest)
+        self.handlers = self._build_handlers(outside, digest)
 
     @property
-    def by_address(self) -> Mapping[str, Server]:
+    def handlers_by_address(self) -> Mapping[str, Server]:
         """What serves each listener, by its address; of several at one, with the number behind."""
         return {
-            c.listener_name(listener_id): server for listener_id, server in self.servers.items()
+            c.listener_name(listener_id): server for listener_id, server in self.handlers.items()
         }
 
     @property
-    def running(self) -> int:
+    def running_count(self) -> int:
         """The exchanges that it has now."""
-        return sum(server.running for server in self.servers.values())
+        return sum(server.running_count for server in self.handlers.values())
 
-    def entrance(self, listener_id: c.ListenerId) -> Serve:
+    def get_handler(self, listener_id: c.ListenerId) -> Serve:
         """What a listener's requests go through."""
-        return self.servers[listener_id].serve
+        return self.handlers[listener_id].handle
 
-    def holds(self, backends: Iterable[Backend]) -> bool:
+    def has_any_backend(self, backends: Iterable[Backend]) -> bool:
         """Whether it has one of these."""
         own = {id(one) for one in self.backends.values()}
         return any(id(one) in own for one in backends)
 
-    async def over(self) -> None:
+    async def wait_idle(self) -> None:
         """Wait for the exchanges that run."""
-        while self.running:
-            for server in self.servers.values():
-                await server.over()
+        while self.running_count:
+            for server in self.handlers.values():
+                await server.wait_idle()
 
-    def end(self, why: GatewayError) -> None:
+    def stop_requests(self, why: GatewayError) -> None:
         """End what still runs, and tell its clients why."""
-        for server in self.servers.values():
-            for exchange in server.answers.live:
+        for server in self.handlers.values():
+            for exchange in server.dispatcher.running_requests:
                 exchange.stop(why)
 
     async def aclose(self) -> None:
         """Let go of what is its own."""
-        if self.issuer is not None:
-            await self.issuer.aclose()
+        if self.jwks_client is not None:
+            await self.jwks_client.aclose()
 
-    def _ready(self) -> bool:
+    def _is_ready(self) -> bool:
         return self.router.ready
 
-    def _make_backends(
+    def _build_backends(
         self, outside: Surroundings, former: "Snapshot | None"
     ) -> dict[str, Backend]:
         made = {}
         for name, settings in self.config.backends.items():
-            if former is not None and former.likenesses.get(name) == self.likenesses[name]:
+            if former is not None and former.fingerprints.get(name) == self.fingerprints[name]:
                 made[name] = former.backends[name]
             else:
                 asked = making.asked_of(name, self.config)
                 made[name] = making.make_backend(settings, outside, name, asked)
         return made
 
-    def _dates(self, now: int, former: "Snapshot | None") -> Mapping[str, int]:
-        known = {} if former is None else former.created
+    def _build_created_times(self, now: int, former: "Snapshot | None") -> Mapping[str, int]:
+        known = {} if former is None else former.model_created
         return {name: known.get(name, now) for name in self.config.models}
 
-    def _make_issuer(self, outside: Surroundings, former: "Snapshot | None") -> "Issuer | None":
+    def _build_jwks_client(
+        self, outside: Surroundings, former: "Snapshot | None"
+    ) -> "Issuer | None":
         if former is not None and former.config.identity == self.config.identity:
-            return former.issuer
+            return former.jwks_client
         return making.make_issuer(self.config, outside.clock)
 
-    def _make_router(self, outside: Surroundings) -> Router:
+    def _build_router(self, outside: Surroundings) -> Router:
         config = self.config
         models = {
-            name: making.make_model(name, model, self.backends, config.defaults, self.created[name])
+            name: making.make_model(
+                name, model, self.backends, config.defaults, self.model_created[name]
+            )
             for name, model in config.models.items()
         }
         rules = [making.make_rule(rule) for rule in config.routes]
         return Router(models, draw=outside.draw, rules=rules)
 
-    def _make_servers(self, outside: Surroundings, digest: str) -> Mapping[c.ListenerId, Server]:
+    def _build_handlers(self, outside: Surroundings, digest: str) -> Mapping[c.ListenerId, Server]:
         config = self.config
         aliases = {alias: name for name, one in config.models.items() for alias in one.aliases}
-        tokens = making.make_tokens(config, self.issuer, outside.now)
+        tokens = making.make_tokens(config, self.jwks_client, outside.wall_clock)
         keyring = Keyring([making.make_principal(key, aliases) for key in config.keys], tokens)
         keyed = bool(config.keys or config.identity)
         timeouts = making.make_timeouts(config.defaults.timeouts)
-        settings = Settings(config.limits.body, timeouts, config=digest)
+        settings = Settings(config.limits.body, timeouts, config_hash=digest)
         servers = {}
         for listener_id, listener in c.listeners_by_id(config).items():
             mounts = [making.make_mount(one) for one in listener.dialects]
@@ -152,12 +156,12 @@ class Snapshot:
                 keyring,
                 replace(
                     settings,
-                    dialect_header=listener.dialect_header,
-                    explain=not keyed and c.is_loopback(listener.address),
+                    allow_protocol_header=listener.dialect_header,
+                    explain_without_key=not keyed and c.is_loopback(listener.address),
                 ),
                 outside,
-                pages=making.make_pages(mounts, self._ready, keyed=keyed),
-                limiter=self.limiter,
+                pages=making.make_pages(mounts, self._is_ready, keyed=keyed),
+                limiter=self.rate_limiter,
             )
         return servers
 

@@ -38,27 +38,29 @@ class Split:
     def __init__(self, weights: Mapping[str, int], name: str = "") -> None:
         """``weights`` has at least one above 0; ``name`` is what the hash is salted with."""
         self._weights = {arm: weight for arm, weight in weights.items() if weight}
-        self._arms = list(self._weights)
-        self._edges = list(itertools.accumulate(self._weights.values()))
+        self._versions = list(self._weights)
+        self._cumulative_weights = list(itertools.accumulate(self._weights.values()))
         self._name = name
-        self.only = self._arms[0] if len(self._arms) == 1 else None
+        self.only_version = self._versions[0] if len(self._versions) == 1 else None
         """The version that has all of it, where there is nothing to share out."""
-        self.told = name if len(self._arms) > 1 else ""
+        self.reported_name = name if len(self._versions) > 1 else ""
         """What it is called where it is told of; "" where there is nothing to share out."""
 
-    def pick(self, draw: float) -> str:
+    def pick_version(self, draw: float) -> str:
         """The version at ``draw``, which is in [0, 1)."""
-        return self._arms[bisect.bisect_right(self._edges, draw * self._edges[-1])]
+        return self._versions[
+            bisect.bisect_right(self._cumulative_weights, draw * self._cumulative_weights[-1])
+        ]
 
-    def hold(self, who: str) -> Arm:
+    def assign_version(self, who: str) -> Arm:
         """The arm that someone is held to."""
-        buckets = self.buckets(who)
+        buckets = self.compute_buckets(who)
         chosen = min(buckets, key=lambda arm: score(buckets[arm], self._weights[arm]))
         return Arm(chosen, buckets[chosen])
 
-    def buckets(self, who: str) -> Mapping[str, int]:
+    def compute_buckets(self, who: str) -> Mapping[str, int]:
         """Each arm's ``n`` for someone."""
-        return {arm: bucket(self._name, arm, who) for arm in self._arms}
+        return {arm: bucket(self._name, arm, who) for arm in self._versions}
 
     @property
     def weights(self) -> Mapping[str, int]:

@@ -66,9 +66,9 @@ class Record(Struct, omit_defaults=True):
     trace: str = ""
     """The trace's id where the exchange is part of one that is exported, and its span's."""
     span: str = ""
-    admitted: Admitted | None = None
+    reservation: Admitted | None = None
     """What its key's limits let it take; settled, and gone, before anything is told."""
-    told: Headers = ()
+    rate_limit_headers: Headers = ()
     """What its answer's headers say of those limits; gone as well."""
 
 

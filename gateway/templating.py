@@ -35,11 +35,11 @@ class ChatTemplate:
     """
 
     def __init__(self, path: str) -> None:
-        source, self._tokens = _read(Path(path))
+        source, self._special_tokens = _read(Path(path))
         self._template = _compile(source)
-        self._always = {**self._template.globals, **self._tokens}
+        self._base_context = {**self._template.globals, **self._special_tokens}
 
-    def render(self, request: GenerateRequest) -> str:
+    def render_prompt(self, request: GenerateRequest) -> str:
         """See ``gateway.core.ports.Renderer``."""
         how = request.templating
         messages = [_message(one) for one in request.messages]
@@ -47,9 +47,9 @@ class ChatTemplate:
         if going_on and messages:
             messages[-1]["content"] = f"{request.messages[-1].text}{_MARK}"
         opened = how.add_generation_prompt is not False and not going_on
-        template, always = self._template, self._always
+        template, always = self._template, self._base_context
         if how.arguments:
-            always = {**template.globals, **_given(how.arguments), **self._tokens}
+            always = {**template.globals, **_given(how.arguments), **self._special_tokens}
         seen = {
             **always,
             "messages": messages,

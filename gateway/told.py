@@ -28,23 +28,25 @@ class Told(Struct, frozen=True):
     name: str
     kind: Literal["counter", "gauge", "histogram"]
     help: str
-    labels: tuple[str, ...] = ()
-    merged: Merged = "sum"
+    label_names: tuple[str, ...] = ()
+    merge_mode: Merged = "sum"
 
     @property
-    def shown(self) -> str:
+    def sample_name(self) -> str:
         """Its name, as it is asked for."""
         return f"{self.name}_total" if self.kind == "counter" else self.name
 
-    def family(self, samples: Samples) -> Metric:
+    def build_family(self, samples: Samples) -> Metric:
         """A counter, or a gauge, as prometheus_client writes it."""
         make = CounterMetricFamily if self.kind == "counter" else GaugeMetricFamily
-        family = make(self.name, self.help, labels=self.labels)
+        family = make(self.name, self.help, labels=self.label_names)
         for labels, value in samples:
             family.add_metric(labels, value)
         return family
 
-    def lines(self, histograms: Iterable[tuple[Sequence[str], Histogram]]) -> Iterator[str]:
+    def format_histogram_lines(
+        self, histograms: Iterable[tuple[Sequence[str], Histogram]]
+    ) -> Iterator[str]:
         """A histogram's lines: they are the most of the page, and the library would take long.
 
         What measured nothing is left out.
@@ -55,7 +57,7 @@ class Told(Struct, frozen=True):
             if not total:
                 continue
             texts = (value.translate(_ESCAPES) for value in values)
-            pairs = zip(self.labels, texts, strict=True)
+            pairs = zip(self.label_names, texts, strict=True)
             labels = ",".join(f'{label}="{value}"' for label, value in pairs)
             first, own = (f"{labels},", f"{{{labels}}}") if labels else ("", "")
             for edge, count in zip(histogram.edges, counts, strict=True):

@@ -14,7 +14,7 @@ _value = msgspec.json.Decoder(Scalar | None).decode
 class Traits(Struct):
     """One request. Its body is read when a field of it is first asked for."""
 
-    dialect: str = ""
+    protocol: str = ""
     headers: Mapping[str, str] = {}
     """Found by lower-case name."""
     body: bytes = b""
@@ -24,17 +24,17 @@ class Traits(Struct):
     """The key's."""
     address: str = ""
     """The client's, as its socket tells: what a header says of it, anybody may write."""
-    known: Mapping[str, Raw] | None = None
+    parsed_fields: Mapping[str, Raw] | None = None
     """The body's fields, once they were read."""
 
-    def field(self, name: str) -> Scalar | None:
+    def read_field(self, name: str) -> Scalar | None:
         """What the body's top level says under a name; None where that is no scalar."""
-        if self.known is None:
-            self.known = _read(self.body)
-        raw = self.known.get(name)
+        if self.parsed_fields is None:
+            self.parsed_fields = _read(self.body)
+        raw = self.parsed_fields.get(name)
         return None if raw is None else _scalar(raw)
 
-    def said(self, source: str) -> str:
+    def read_source(self, source: str) -> str:
         """What one source says of who asks: ``header:NAME``, ``body:FIELD``, ``key``, ``address``.
 
         "" where it says nothing. Of a body's field, a text and a whole number are taken.
@@ -44,17 +44,17 @@ class Traits(Struct):
             case "header":
                 return self.headers.get(name, "")
             case "body":
-                found = self.field(name)
+                found = self.read_field(name)
                 return str(found) if type(found) in (str, int) else ""
             case "key":
                 return self.key
             case _:
                 return self.address
 
-    def first(self, sources: Sequence[str]) -> tuple[str, str]:
+    def find_first_source(self, sources: Sequence[str]) -> tuple[str, str]:
         """The first source that says something, and what it says; "" twice where none does."""
         for source in sources:
-            if said := self.said(source):
+            if said := self.read_source(source):
                 return source, said
         return "", ""
 

@@ -62,7 +62,7 @@ class Tabled(Protocol):
     comma tell apart what one variant reads in several ways.
     """
 
-    tables: Mapping[str, tuple[Param, ...]]
+    param_tables: Mapping[str, tuple[Param, ...]]
 
 
 _Places = dict[str, list[tuple[int, Param]]]
@@ -72,9 +72,9 @@ _Places = dict[str, list[tuple[int, Param]]]
 class Found(_Places):
     """Rows by a name, and which they are for several."""
 
-    __slots__ = ("ordered",)
+    __slots__ = ("select_params",)
 
-    ordered: Callable[[tuple[str, ...]], Sequence[Param]]
+    select_params: Callable[[tuple[str, ...]], Sequence[Param]]
     """The rows that have one of these names, in their table's order.
 
     What is asked is remembered: names are not to be a client's own inventions.
@@ -86,7 +86,7 @@ class Found(_Places):
         for place, row in enumerate(rows):
             places.setdefault(getattr(row, key), []).append((place, row))
         super().__init__(places)
-        self.ordered = lru_cache(_REMEMBERED)(partial(_ordered, places))
+        self.select_params = lru_cache(_REMEMBERED)(partial(_ordered, places))
 
 
 def _ordered(places: _Places, names: tuple[str, ...]) -> Sequence[Param]:
@@ -111,12 +111,12 @@ class Table(tuple[Param, ...]):  # noqa: SLOT001 - nothing that is made of a tup
 def sent(table: Table, fields: Iterable[str]) -> Sequence[Param]:
     """The rows of what a client sent, in the table's order."""
     rows = table.by_wire
-    return rows.ordered(tuple([name for name in fields if name in rows]))
+    return rows.select_params(tuple([name for name in fields if name in rows]))
 
 
 def asked(table: Table, said: Iterable[str]) -> Sequence[Param]:
     """The rows of what a request has ``said``, in the table's order."""
-    return table.by_field.ordered(tuple(said))
+    return table.by_field.select_params(tuple(said))
 
 
 class Values(dict[str, Any]):
@@ -127,12 +127,12 @@ class Values(dict[str, Any]):
     def __init__(self) -> None:
         self.given: set[str] = set()
 
-    def section(self, name: str) -> dict[str, Any]:
+    def get_section(self, name: str) -> dict[str, Any]:
         """The values of one section."""
         begin, at = f"{name}.", len(name) + 1
         return {path[at:]: what for path, what in self.items() if path[:at] == begin}
 
-    def fields(self) -> dict[str, Any]:
+    def build_request_arguments(self) -> dict[str, Any]:
         """Keyword arguments for a request: its own fields, and a struct for each section set."""
         own: dict[str, Any] = {"given": frozenset(self.given)}
         sections: dict[str, dict[str, Any]] = {}

@@ -54,7 +54,7 @@ def prompt_of(request: GenerateRequest, renderer: Renderer | None) -> str:
         return _text(request)
     request = _conversation(request)
     if renderer is not None:
-        return renderer.render(request)
+        return renderer.render_prompt(request)
     match request.messages:
         case (Message("user") as alone,):
             return _said(alone)

@@ -95,7 +95,7 @@ async def serve() -> AsyncIterator[Serve]:
 
     async def start(text: str) -> Running:
         records: list[Record] = []
-        outside = replace(surroundings(), observe=records.append)
+        outside = replace(surroundings(), observe_request=records.append)
         app = App(load(text, "test.yaml", env=os.environ | ANYWHERE), outside)
         urls = await app.start()
         http = httpx.AsyncClient(base_url=urls[0], timeout=30)

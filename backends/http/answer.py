@@ -13,7 +13,7 @@ class Fault(NamedTuple):
     kind: type[WorkerError]
     text: str
 
-    def error(self) -> WorkerError:
+    def make_error(self) -> WorkerError:
         return self.kind(self.text)
 
 
@@ -32,16 +32,16 @@ class Carrier(Protocol):
     """The worker is made to wait."""
 
     @property
-    def stale(self) -> bool:
+    def is_stale(self) -> bool:
         """Whether it ended by itself after it had rested, before anything of an answer came."""
 
-    def go_on(self) -> None:
+    def resume_reading(self) -> None:
         """What was held is taken."""
 
-    def cut(self) -> None:
+    def abort(self) -> None:
         """End it now, whatever is not yet written or read."""
 
-    def rest(self) -> None:
+    def release(self) -> None:
         """Serve again, if all that there was to write and to read is done; or else end."""
 
 
@@ -51,12 +51,12 @@ class Answer:
     __slots__ = (
         "_connection",
         "_fault",
-        "_over",
-        "_take",
+        "_released",
+        "_consumer",
         "_waiter",
         "complete",
         "headers",
-        "held",
+        "held_bytes",
         "parts",
         "status",
     )
@@ -70,31 +70,31 @@ class Answer:
         self._connection = connection
         self.parts = parts
         """What of the body came and nobody has taken yet."""
-        self.held = 0
+        self.held_bytes = 0
         """How many bytes came since some were taken."""
-        self._take: TakePieces | None = None
+        self._consumer: TakePieces | None = None
         """Who takes what comes, at once."""
         self._waiter: asyncio.Future[bool] | None = None
         self._fault: Fault | None = None
-        self._over = False
+        self._released = False
 
-    def head(self) -> asyncio.Future[bool]:
+    def wait_headers(self) -> asyncio.Future[bool]:
         """See ``backends.upstream.Reading``."""
         waiter = self._waiter = self._connection.loop.create_future()
         if self.status:
             waiter.set_result(True)
         elif self._fault is not None:
-            self._behead(self._fault)
+            self._fail_headers(self._fault)
         return waiter
 
-    def taken(self) -> list[bytes]:
+    def read_available(self) -> list[bytes]:
         """See ``backends.upstream.Reading``."""
         parts = self.parts
         pieces = parts[:]
         parts.clear()
-        self.held = 0
+        self.held_bytes = 0
         if self._connection.paused:
-            self._connection.go_on()
+            self._connection.resume_reading()
         return pieces
 
     async def read(self) -> list[bytes]:
@@ -102,48 +102,48 @@ class Answer:
         while not self.parts:
             if self.complete:
                 return []
-            await self._more()
-        return self.taken()
+            await self._wait_more()
+        return self.read_available()
 
-    async def listen(self, take: TakePieces) -> bool:
+    async def forward_to(self, take: TakePieces) -> bool:
         """See ``backends.upstream.Reading``."""
         while True:
             if self.parts:
-                if not take(self.taken()):
+                if not take(self.read_available()):
                     return False
             elif self.complete:
                 return True
             else:
-                self._take = take
+                self._consumer = take
                 try:
-                    if not await self._more():
+                    if not await self._wait_more():
                         return False
                 finally:
-                    self._take = None
+                    self._consumer = None
 
     def abort(self) -> None:
         """See ``backends.upstream.Reading``."""
-        if not self._over:
-            self._over = True
-            self._connection.cut()
+        if not self._released:
+            self._released = True
+            self._connection.abort()
             self.parts = []
             self.complete = False  # what was thrown away must not look like the end
             self.fail()
 
     def release(self) -> None:
         """See ``backends.upstream.Reading``."""
-        if not self._over:
-            self._over = True
+        if not self._released:
+            self._released = True
             self.parts = []  # what it was goes on to hold the next answer's
-            self._connection.rest()
+            self._connection.release()
 
-    def _more(self) -> asyncio.Future[bool]:
+    def _wait_more(self) -> asyncio.Future[bool]:
         """What is done when something has come. Raises StreamBroken or WorkerFailed.
 
         It is False where who listens takes no more.
         """
         if self._fault is not None:
-            raise self._fault.error()
+            raise self._fault.make_error()
         waiter = self._waiter = self._connection.loop.create_future()
         return waiter
 
@@ -154,41 +154,41 @@ class Answer:
         if not self.complete and self._fault is None:
             self._fault = fault or (STOPPED if self.status else _CLOSED)
         if self.status or self._fault is None:
-            self._wake()
+            self._wake_waiter()
         else:
-            self._behead(self._fault)
+            self._fail_headers(self._fault)
 
-    def came(self) -> None:
+    def on_progress(self) -> None:
         """Something has come: who listens gets it now; else, and at the end, who waits is woken."""
-        take = self._take
+        take = self._consumer
         if take is None:
             waiter = self._waiter
             if waiter is not None and self.status and not waiter.done():
                 waiter.set_result(True)
             return
         try:
-            more = not self.parts or take(self.taken())
+            more = not self.parts or take(self.read_available())
         except Exception as error:  # noqa: BLE001 - raised where it is waited for
-            self._wake(error)
+            self._wake_waiter(error)
             return
         if self.complete or not more:
-            self._wake(more=more)
+            self._wake_waiter(more=more)
 
-    def _behead(self, fault: Fault) -> None:
+    def _fail_headers(self, fault: Fault) -> None:
         """No head comes: tell who waits for it."""
         waiter, self._waiter = self._waiter, None
         if waiter is None or waiter.done():
             return
-        stale = self._connection.stale and fault.kind is StreamBroken
+        stale = self._connection.is_stale and fault.kind is StreamBroken
         self.abort()
         if stale:
             waiter.set_result(False)
         else:
-            waiter.set_exception(fault.error())
+            waiter.set_exception(fault.make_error())
 
-    def _wake(self, error: Exception | None = None, *, more: bool = True) -> None:
+    def _wake_waiter(self, error: Exception | None = None, *, more: bool = True) -> None:
         waiter, self._waiter = self._waiter, None
-        self._take = None
+        self._consumer = None
         if waiter is None or waiter.done():
             return
         if error is None:

@@ -29,101 +29,101 @@ class HttpUpstream:
 
     def __init__(self, *, ca: str | None = None, idle: float = 4.0, keep: int = 256) -> None:
         self._ca = ca
-        self._idle = idle
-        self._keep = keep
+        self._idle_timeout = idle
+        self._max_idle = keep
         self._tls: ssl.SSLContext | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
-        self._outbox = Outbox(asyncio.get_running_loop)
-        self._homes: dict[str, _Home] = {}
+        self._write_batcher = Outbox(asyncio.get_running_loop)
+        self._host_pools: dict[str, _Home] = {}
         """By their worker's URL."""
-        self._made = self._failed = 0
-        self._sweeper: asyncio.TimerHandle | None = None
+        self._created = self._failed_connects = 0
+        self._idle_timer: asyncio.TimerHandle | None = None
 
     async def start(self) -> None:
         """See Upstream."""
         self._loop = asyncio.get_running_loop()
 
-    def ask(self, url: str, request: WireRequest, own: Headers = ()) -> Answer | None:
+    def try_send(self, url: str, request: WireRequest, own: Headers = ()) -> Answer | None:
         """See Upstream."""
-        home = self._homes.get(url)
+        home = self._host_pools.get(url)
         if home is None:
             return None
         data = head(url, request, own) + request.body
-        used = home.pop(self._idle)
-        return None if used is None else used.ask(data)
+        used = home.pop_idle(self._idle_timeout)
+        return None if used is None else used.send(data)
 
-    async def dial(
+    async def send_on_new_connection(
         self, url: str, request: WireRequest, connect_timeout: float, own: Headers = ()
     ) -> Answer:
         """See Upstream."""
         if self._loop is None:
             raise InternalError("the HTTP client was not started")
         data = head(url, request, own) + request.body
-        home = self._homes.get(url) or self._home(url, self._loop)
-        tls = self._context() if home.target.tls else None
+        home = self._host_pools.get(url) or self._get_host_pool(url, self._loop)
+        tls = self._get_tls_context() if home.origin.tls else None
         try:
-            made = await home.dial(tls, connect_timeout)
+            made = await home.connect(tls, connect_timeout)
         except WorkerUnreachable:
-            self._failed += 1
+            self._failed_connects += 1
             raise
-        self._made += 1
-        answer = made.ask(data)
+        self._created += 1
+        answer = made.send(data)
         await _headed(answer)
         return answer
 
-    async def open(
+    async def send(
         self, url: str, request: WireRequest, connect_timeout: float, own: Headers = ()
     ) -> Answer:
         """See Upstream."""
-        answer = self.ask(url, request, own)
+        answer = self.try_send(url, request, own)
         if answer is not None and await _headed(answer):
             return answer
-        return await self.dial(url, request, connect_timeout, own)
+        return await self.send_on_new_connection(url, request, connect_timeout, own)
 
     @property
     def connections(self) -> Connections:
         """See Connected."""
-        counts = [home.counts for home in self._homes.values()]
+        counts = [home.counts for home in self._host_pools.values()]
         every, resting = (sum(each) for each in zip(*counts, strict=True)) if counts else (0, 0)
-        return Connections(every, resting, self._made, self._failed)
+        return Connections(every, resting, self._created, self._failed_connects)
 
     async def aclose(self) -> None:
         """See Upstream. Those in use are cut."""
-        if self._sweeper is not None:
-            self._sweeper.cancel()
-        homes = list(self._homes.values())
-        self._homes.clear()
+        if self._idle_timer is not None:
+            self._idle_timer.cancel()
+        homes = list(self._host_pools.values())
+        self._host_pools.clear()
         self._loop = None
         await asyncio.gather(*(home.aclose() for home in homes))
 
-    def _home(self, url: str, loop: asyncio.AbstractEventLoop) -> "_Home":
-        made = self._homes[url] = _Home(origin(url), self._keep, loop, self._outbox)
-        if self._sweeper is None:
-            self._sweeper = loop.call_later(self._idle, self._sweep, loop)
+    def _get_host_pool(self, url: str, loop: asyncio.AbstractEventLoop) -> "_Home":
+        made = self._host_pools[url] = _Home(origin(url), self._max_idle, loop, self._write_batcher)
+        if self._idle_timer is None:
+            self._idle_timer = loop.call_later(self._idle_timeout, self._close_idle, loop)
         return made
 
-    def _context(self) -> ssl.SSLContext:
+    def _get_tls_context(self) -> ssl.SSLContext:
         if self._tls is None:
             self._tls = ssl.create_default_context(cafile=self._ca)
             self._tls.set_alpn_protocols(["http/1.1"])
         return self._tls
 
-    def _sweep(self, loop: asyncio.AbstractEventLoop) -> None:
+    def _close_idle(self, loop: asyncio.AbstractEventLoop) -> None:
         """Let go of what rested too long, and of workers that nobody asks any more."""
-        self._sweeper = None
-        before = loop.time() - self._idle
-        for url, home in list(self._homes.items()):
-            home.retire(before)
-            if not home.busy:
-                del self._homes[url]
-        if self._homes:
-            self._sweeper = loop.call_later(self._idle, self._sweep, loop)
+        self._idle_timer = None
+        before = loop.time() - self._idle_timeout
+        for url, home in list(self._host_pools.items()):
+            home.close_idle(before)
+            if not home.is_busy:
+                del self._host_pools[url]
+        if self._host_pools:
+            self._idle_timer = loop.call_later(self._idle_timeout, self._close_idle, loop)
 
 
 async def _headed(answer: Answer) -> bool:
     """Wait for its head; what is cancelled is cut."""
     try:
-        return await answer.head()
+        return await answer.wait_headers()
     except BaseException:
         answer.abort()
         raise
@@ -135,71 +135,71 @@ class _Home:
     def __init__(
         self, target: Origin, keep: int, loop: asyncio.AbstractEventLoop, outbox: Outbox
     ) -> None:
-        self._every: set[Connection] = set()
-        self._empty = asyncio.Event()
-        self.target = target
-        self._keep = keep
+        self._connections: set[Connection] = set()
+        self._all_closed = asyncio.Event()
+        self.origin = target
+        self._max_idle = keep
         self._loop = loop
-        self._outbox = outbox
-        self._resting: deque[Connection] = deque()
-        self._dials = asyncio.Semaphore(_DIALS)
-        self._dialling = 0
+        self._write_batcher = outbox
+        self._idle: deque[Connection] = deque()
+        self._connect_slots = asyncio.Semaphore(_DIALS)
+        self._connecting = 0
 
     @property
-    def busy(self) -> bool:
+    def is_busy(self) -> bool:
         """Whether it has connections, or is making some."""
-        return bool(self._every or self._dialling)
+        return bool(self._connections or self._connecting)
 
     @property
     def counts(self) -> tuple[int, int]:
         """How many connections there are, and how many of them rest."""
-        return len(self._every), len(self._resting)
+        return len(self._connections), len(self._idle)
 
-    def pop(self, idle: float) -> Connection | None:
+    def pop_idle(self, idle: float) -> Connection | None:
         """The connection used last, unless it rested for ``idle`` seconds."""
-        resting = self._resting
-        if resting and resting[-1].since + idle > self._loop.time():
+        resting = self._idle
+        if resting and resting[-1].idle_since + idle > self._loop.time():
             return resting.pop()
         return None
 
-    async def dial(self, tls: ssl.SSLContext | None, seconds: float) -> Connection:
+    async def connect(self, tls: ssl.SSLContext | None, seconds: float) -> Connection:
         """A new connection. Raises WorkerUnreachable."""
-        self._dialling += 1
+        self._connecting += 1
         try:
-            async with self._dials:
-                made = await dial(self.target, tls, seconds, self._make)
+            async with self._connect_slots:
+                made = await dial(self.origin, tls, seconds, self._make_connection)
         finally:
-            self._dialling -= 1
-        if made.connected:
-            self._every.add(made)
+            self._connecting -= 1
+        if made.is_connected:
+            self._connections.add(made)
         return made
 
     async def aclose(self) -> None:
         """End them all; those in use are cut."""
-        while self._every:
-            self._empty.clear()
-            for connection in list(self._every):
-                connection.cut()
-            await self._empty.wait()
+        while self._connections:
+            self._all_closed.clear()
+            for connection in list(self._connections):
+                connection.abort()
+            await self._all_closed.wait()
 
-    def retire(self, before: float) -> None:
+    def close_idle(self, before: float) -> None:
         """End what has rested since ``before``."""
-        while self._resting and self._resting[0].since <= before:
-            self._resting.popleft().cut()
+        while self._idle and self._idle[0].idle_since <= before:
+            self._idle.popleft().abort()
 
-    def _make(self) -> Connection:
-        return Connection(self._loop, self._outbox, self._rest, self._end)
+    def _make_connection(self) -> Connection:
+        return Connection(self._loop, self._write_batcher, self._on_idle, self._on_closed)
 
-    def _rest(self, connection: Connection) -> None:
-        if len(self._resting) >= self._keep:
-            connection.cut()
+    def _on_idle(self, connection: Connection) -> None:
+        if len(self._idle) >= self._max_idle:
+            connection.abort()
             return
-        connection.since = self._loop.time()
-        self._resting.append(connection)
+        connection.idle_since = self._loop.time()
+        self._idle.append(connection)
 
-    def _end(self, connection: Connection) -> None:
-        self._every.discard(connection)
-        if not self._every:
-            self._empty.set()
-        if connection in self._resting:
-            self._resting.remove(connection)
+    def _on_closed(self, connection: Connection) -> None:
+        self._connections.discard(connection)
+        if not self._connections:
+            self._all_closed.set()
+        if connection in self._idle:
+            self._idle.remove(connection)

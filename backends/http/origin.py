@@ -23,9 +23,9 @@ class Origin(Struct, frozen=True):
     host: str
     port: int
     tls: bool
-    named: str
+    host_header: str
     """As the header Host has it."""
-    base: str
+    base_path: str
 
 
 @functools.lru_cache(maxsize=4096)
@@ -58,8 +58,8 @@ def _top(url: str, method: str, path: str, headers: Headers) -> str:
     if not _PATH.fullmatch(path):
         raise InternalError("a worker's path is not one")
     target = origin(url)
-    asked = _line(f"{method} {target.base}{path} HTTP/1.1")
-    return asked + _lines((("Host", target.named), *headers))
+    asked = _line(f"{method} {target.base_path}{path} HTTP/1.1")
+    return asked + _lines((("Host", target.host_header), *headers))
 
 
 _known_top = functools.lru_cache(maxsize=1024)(_top)

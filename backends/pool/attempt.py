@@ -55,25 +55,25 @@ class Work(Struct, frozen=True):
     """One request on its way. ``wire`` has the headers that many have in common."""
 
     request: Request
-    wire: WireRequest
-    own: Headers
+    upstream_request: WireRequest
+    request_headers: Headers
     """The headers of this request alone, but for the worker's key."""
-    passage: Callable[[], Passage]
+    make_response_reader: Callable[[], Passage]
     """Makes what reads the answer, a new one for each attempt."""
     read_error: ReadError
     deadline: Deadline
-    aside: bool = False
+    background: bool = False
     """Nobody waits for it, and what comes of it is no sign of how well a worker is."""
 
 
 class Means(Struct, frozen=True):
     """What every attempt of a pool needs."""
 
-    upstream: Upstream
+    http_client: Upstream
     timeouts: Timeouts
     clock: Clock
-    lookout: Lookout
-    tally: Tally = field(default_factory=Tally)
+    deadline_timer: Lookout
+    metrics: Tally = field(default_factory=Tally)
 
 
 class Attempt(Watch):
@@ -86,38 +86,38 @@ class Attempt(Watch):
     """
 
     __slots__ = (
-        "_means",
-        "_passage",
-        "_pushed_back",
-        "_reading",
-        "_streams",
-        "_take",
-        "_told",
-        "_work",
+        "_services",
+        "_response_reader",
+        "_rate_limited",
+        "_response",
+        "_is_stream",
+        "_consumer",
+        "_last_consumer",
+        "_request",
         "accepted",
         "failure",
-        "member",
-        "over",
-        "place",
-        "whole",
+        "worker",
+        "finished",
+        "slot",
+        "complete",
     )
 
     def __init__(self, place: Place, work: Work, means: Means) -> None:
-        self.place = place
-        self.member = place.member
-        self._work = work
-        self._means = means
-        self._passage = work.passage()
+        self.slot = place
+        self.worker = place.worker
+        self._request = work
+        self._services = means
+        self._response_reader = work.make_response_reader()
         timeouts = means.timeouts
-        self._streams = streams = work.request.stream
+        self._is_stream = streams = work.request.stream
         # The first token of an answer in one piece is its last: only the deadline bounds it.
-        first = place.since + timeouts.first_token if streams else NEVER
-        Watch.__init__(self, means.lookout, work.deadline, first, timeouts.idle)
-        self._reading: Reading | None = None
-        self._pushed_back = False
-        self.over = False
+        first = place.acquired_at + timeouts.first_token if streams else NEVER
+        Watch.__init__(self, means.deadline_timer, work.deadline, first, timeouts.idle)
+        self._response: Reading | None = None
+        self._rate_limited = False
+        self.finished = False
         """All is told: the last event was Done, or an error. Else the worker may be at work."""
-        self.whole = False
+        self.complete = False
         """Nothing more of an answer in one piece is to be waited for."""
         self.accepted = False
         self.failure: GatewayError | None = None
@@ -129,213 +129,217 @@ class Attempt(Watch):
         there. Until then another worker can make up for it. Raises DeadlineExceeded, WorkerError,
         and what the dialect reads in a worker's error.
         """
-        member, work = self.member, self._work
-        worker = member.worker
-        own = work.own if worker.bearer is None else keyed(work.own, worker)
-        member.waiting.add(self)
+        member, work = self.worker, self._request
+        worker = member.config
+        own = work.request_headers if worker.bearer is None else keyed(work.request_headers, worker)
+        member.waiting_attempts.add(self)
         try:
-            self.start(self.place.since)
-            reading = self._reading = self._means.upstream.ask(worker.url, work.wire, own)
-            if reading is None or not await reading.head():
-                reading = await self._dial(own)
-            if member.was != "up":
-                member.reached()
+            self.start_wait(self.slot.acquired_at)
+            reading = self._response = self._services.http_client.try_send(
+                worker.url, work.upstream_request, own
+            )
+            if reading is None or not await reading.wait_headers():
+                reading = await self._send_on_new_connection(own)
+            if member.logged_state != "up":
+                member.record_connected()
             if reading.status != _OK:
-                raise await self._refusal(reading)
+                raise await self._read_error(reading)
             self.accepted = True
             if "content-encoding" in reading.headers:
                 _check(reading.headers["content-encoding"])
-            if reading.complete and not self._streams:
-                held = self._all(reading.taken())
+            if reading.complete and not self._is_stream:
+                held = self._read_unary(reading.read_available())
             else:
-                held = await self._first(reading)
-            self.whole = reading.complete and not self._streams
+                held = await self._read_beginning(reading)
+            self.complete = reading.complete and not self._is_stream
         except GatewayError as error:
-            self._fail(error)
+            self._raise_failure(error)
         finally:
-            member.waiting.discard(self)
-        if self._streams or work.request.kind == "embedding":
-            self._timed()
+            member.waiting_attempts.discard(self)
+        if self._is_stream or work.request.kind == "embedding":
+            self._record_first_token()
         return held
 
-    def cut(self) -> None:
+    def abort_response(self) -> None:
         """See Watch."""
-        if self._reading is not None:
-            self._reading.abort()
+        if self._response is not None:
+            self._response.abort()
 
-    def _all(self, pieces: Sequence[bytes]) -> list[Piece]:
+    def _read_unary(self, pieces: Sequence[bytes]) -> list[Piece]:
         """What an answer in one piece means whose body this is."""
         if sum(map(len, pieces)) > _WHOLE_BYTES:
-            raise self._large()
-        passage = self._passage
+            raise self._make_too_large_error()
+        passage = self._response_reader
         held: list[Piece] = []  # not list[Piece](), which costs a hundred times as much
         raw, events = passage.feed(pieces) if pieces else _NOTHING
         if raw or events:
             held.append((raw, events))
         if not events or type(events[-1]) is not Done:
             held.append(_end(passage))
-        self.over = True
-        self.member.succeeded()
+        self.finished = True
+        self.worker.record_success()
         return held
 
-    async def _first(self, reading: Reading) -> list[Piece]:
+    async def _read_beginning(self, reading: Reading) -> list[Piece]:
         """What the beginning of an answer means; that of one in one piece is the whole of it."""
-        streams = self._streams
+        streams = self._is_stream
         held: list[Piece] = []
         size, most = 0, _SILENT_BYTES if streams else _WHOLE_BYTES
-        while not self.over:
-            pieces = reading.taken() or await self._next(reading)
+        while not self.finished:
+            pieces = reading.read_available() or await self._read_body(reading)
             if pieces:
                 size += sum(map(len, pieces))
                 if size > most:
-                    raise self._large()
-                self.begun = not streams
-                piece = self._fed(pieces)
+                    raise self._make_too_large_error()
+                self.has_started = not streams
+                piece = self._decode_body(pieces)
                 if piece[0] or piece[1]:
                     held.append(piece)
                     if streams and _begins(piece):
                         break
-            if (not pieces or reading.complete) and not self.over:
-                held.append(self._closed())
-        self.rest()
-        self.begun = True
+            if (not pieces or reading.complete) and not self.finished:
+                held.append(self._decode_end())
+        self.stop_wait()
+        self.has_started = True
         return held
 
-    async def more(self, take: Take | None = None) -> Piece:
+    async def read_next(self, take: Take | None = None) -> Piece:
         """The next piece; its last event is Done if it is the last. Raises as ``begin`` does.
 
         With ``take``, that gets the pieces as they come, and what is returned is the last one; or
         an empty one where it takes no more at once.
         """
-        reading = self._reading
+        reading = self._response
         assert reading is not None  # noqa: S101 - it has begun
         try:
             if take is not None:
-                self._take, self._told = take, _NOTHING
-                self.wait()
-                ended = await reading.listen(self._heard)
-                self.rest()
-                return self._closed() if ended else self._told
-            while pieces := await self._next(reading):
-                piece = self._fed(pieces)
+                self._consumer, self._last_consumer = take, _NOTHING
+                self.wait_next()
+                ended = await reading.forward_to(self._forward_body)
+                self.stop_wait()
+                return self._decode_end() if ended else self._last_consumer
+            while pieces := await self._read_body(reading):
+                piece = self._decode_body(pieces)
                 if piece[0] or piece[1]:
                     return piece
-            return self._closed()
+            return self._decode_end()
         except GatewayError as error:
-            self._fail(error)
+            self._raise_failure(error)
 
-    async def end(self) -> None:
+    async def drain(self) -> None:
         """Wait a little for the body's end, for the connection's sake: the answer has been told."""
-        reading = self._reading
+        reading = self._response
         assert reading is not None  # noqa: S101 - it has begun
-        self.hurry(_LAST_SECONDS)
-        if self._streams and self.longest:
-            self._means.tally.paused.add(self.longest)
+        self.set_drain_deadline(_LAST_SECONDS)
+        if self._is_stream and self.longest_gap:
+            self._services.metrics.stream_gaps.add(self.longest_gap)
         with suppress(GatewayError):
             while not reading.complete:
-                await self._next(reading)
+                await self._read_body(reading)
 
     def close(self) -> None:
         """Nobody waits any more."""
-        self._lookout.drop(self)
-        if self._reading is not None:
-            self._reading.release()
+        self._deadline_timer.remove(self)
+        if self._response is not None:
+            self._response.release()
 
-    async def _dial(self, own: Headers) -> Reading:
+    async def _send_on_new_connection(self, own: Headers) -> Reading:
         """Send the request over a new connection, and wait for the head of its answer."""
-        means, url = self._means, self.member.worker.url
-        opening = means.upstream.dial(url, self._work.wire, means.timeouts.connect, own)
-        reading = self._reading = await self.open(opening)
+        means, url = self._services, self.worker.config.url
+        opening = means.http_client.send_on_new_connection(
+            url, self._request.upstream_request, means.timeouts.connect, own
+        )
+        reading = self._response = await self.wait_response(opening)
         return reading
 
-    async def _refusal(self, reading: Reading) -> GatewayError:
+    async def _read_error(self, reading: Reading) -> GatewayError:
         """What an answer of another status than 200 means."""
         status, headers = reading.status, reading.headers
         if status < HTTPStatus.BAD_REQUEST:
             return WorkerFailed(f"the worker answered {status}", status=status)
-        self.hurry(_LAST_SECONDS)
+        self.set_drain_deadline(_LAST_SECONDS)
         body = bytearray()
         with suppress(GatewayError):  # what has come says enough
-            while len(body) < _ERROR_BYTES and (pieces := await self._next(reading)):
+            while len(body) < _ERROR_BYTES and (pieces := await self._read_body(reading)):
                 body += b"".join(pieces)
         told = bytes(body[:_ERROR_BYTES])
-        self._pushed_back = "retry-after" in headers or b"overloaded" in told.lower()
-        return self._work.read_error(status, headers, told)
+        self._rate_limited = "retry-after" in headers or b"overloaded" in told.lower()
+        return self._request.read_error(status, headers, told)
 
-    async def _next(self, reading: Reading) -> list[bytes]:
+    async def _read_body(self, reading: Reading) -> list[bytes]:
         """The next of the body, [] at its end. Raises DeadlineExceeded or StreamBroken."""
         if reading.complete:
-            return reading.taken()
-        self.wait()
+            return reading.read_available()
+        self.wait_next()
         pieces = await reading.read()
-        self.rest()
+        self.stop_wait()
         return pieces
 
-    def _heard(self, pieces: Sequence[bytes]) -> bool:
+    def _forward_body(self, pieces: Sequence[bytes]) -> bool:
         """Pass on what the next bytes mean; whether more is taken at once."""
-        raw, events = self._passage.feed(pieces)
+        raw, events = self._response_reader.feed(pieces)
         if events and type(events[-1]) is Done:
-            self._succeeded()
-            self._told = raw, events  # its reader writes it together with the end
+            self._record_success()
+            self._last_consumer = raw, events  # its reader writes it together with the end
             return False
-        more = self._take(raw, events) if raw or events else True
-        self.heard()
+        more = self._consumer(raw, events) if raw or events else True
+        self.record_read()
         return more
 
-    def _fed(self, pieces: Sequence[bytes]) -> Piece:
+    def _decode_body(self, pieces: Sequence[bytes]) -> Piece:
         """What the next bytes mean."""
-        raw, events = self._passage.feed(pieces)
+        raw, events = self._response_reader.feed(pieces)
         if events and type(events[-1]) is Done:
-            self._succeeded()
+            self._record_success()
         return raw, events
 
-    def _closed(self) -> Piece:
+    def _decode_end(self) -> Piece:
         """What the body's end means; the last event is Done."""
-        piece = _end(self._passage)
-        self._succeeded()
+        piece = _end(self._response_reader)
+        self._record_success()
         return piece
 
-    def _succeeded(self) -> None:
-        self.over = True
-        self.member.succeeded()
+    def _record_success(self) -> None:
+        self.finished = True
+        self.worker.record_success()
 
-    def _large(self) -> WorkerFailed:
+    def _make_too_large_error(self) -> WorkerFailed:
         """Too much came of an answer before any of it was passed on."""
-        if self._streams:
+        if self._is_stream:
             return WorkerFailed(f"the worker sent {_SILENT_BYTES} bytes and said nothing")
         return WorkerFailed(f"the worker's answer is larger than {_WHOLE_BYTES} bytes")
 
-    def _timed(self) -> None:
+    def _record_first_token(self) -> None:
         """The first token came, or its time is over.
 
         Of a text in one piece that says more about the text than about the worker.
         """
-        if not self._work.aside:
-            now = self._means.clock()
-            self.member.smoothed.add(now, now - self.place.since)
+        if not self._request.background:
+            now = self._services.clock()
+            self.worker.latency_average.add(now, now - self.slot.acquired_at)
 
-    def _fail(self, error: GatewayError) -> NoReturn:
+    def _raise_failure(self, error: GatewayError) -> NoReturn:
         """Raise ``error``, or what was behind it, having told of it."""
-        cause = self.cause(error)
-        self._failed(cause)
+        cause = self.get_cause(error)
+        self._record_failure(cause)
         if cause is error:
             raise error
         raise cause from None
 
-    def _failed(self, error: GatewayError) -> None:
+    def _record_failure(self, error: GatewayError) -> None:
         self.failure = error
-        if self.accepted and self._reading is not None:
-            self._reading.abort()  # what else comes there must not be taken for another answer
+        if self.accepted and self._response is not None:
+            self._response.abort()  # what else comes there must not be taken for another answer
         if isinstance(error, DeadlineExceeded):
-            tells = self._streams or self._work.request.kind == "embedding"
-            if error.which == "first_token" and tells:
-                self._timed()
+            tells = self._is_stream or self._request.request.kind == "embedding"
+            if error.phase == "first_token" and tells:
+                self._record_first_token()
         elif not self.accepted or isinstance(error, StreamBroken):
-            self.over = True
+            self.finished = True
         if not isinstance(error, ClientError) or isinstance(error, RateLimited):
-            self._means.tally.failures[kind(error)] += 1
-        if not self._work.aside:
-            self.member.failed(error, pushed_back=self._pushed_back)
+            self._services.metrics.failures[kind(error)] += 1
+        if not self._request.background:
+            self.worker.record_failure(error, pushed_back=self._rate_limited)
 
 
 class Translated:

@@ -53,7 +53,7 @@ class PoolBackend:
     the files that list workers, each its own.
     """
 
-    chooses = True
+    explains_selection = True
     """See ``gateway.core.ports.Choosing``."""
 
     def __init__(
@@ -68,130 +68,136 @@ class PoolBackend:
         readers: Mapping[str, Read] | None = None,
     ) -> None:
         told = msgspec.convert(settings or {}, PoolSettings)
-        self._dialect = dialect
+        self._adapter = dialect
         self._settings = told
         self._clock = clock
-        self._upstream = upstream or HttpUpstream()
-        self._tally = Tally()
-        self._lookout = Lookout(clock, asyncio.get_running_loop)
-        self._means = Means(self._upstream, told.timeouts, clock, self._lookout, self._tally)
+        self._http_client = upstream or HttpUpstream()
+        self._metrics = Tally()
+        self._deadline_timer = Lookout(clock, asyncio.get_running_loop)
+        self._services = Means(
+            self._http_client, told.timeouts, clock, self._deadline_timer, self._metrics
+        )
         limits = Limits(told.max_concurrency, told.queue, told.health)
-        self._asking = ASKING.get(told.policy)
+        self._make_routing_key = ASKING.get(told.policy)
         """What a request says for the choice; None where nothing of it counts."""
-        self._roster = Roster(workers, make_policy(told.policy, draw), limits, clock, self._tally)
-        self._budget = Budget(told.retries.budget)
-        self._learner: Learner | None = None
+        self._workers = Roster(
+            workers, make_policy(told.policy, draw), limits, clock, self._metrics
+        )
+        self._retry_budget = Budget(told.retries.budget)
+        self._metadata_cache: Learner | None = None
         if isinstance(dialect, Learning):
-            self._learner = Learner(dialect, told.models, self._upstream, clock)
-        self._probing: Probing | None = None
+            self._metadata_cache = Learner(dialect, told.models, self._http_client, clock)
+        self._health_checker: Probing | None = None
         if told.probe is not None:
-            self._probing = Probing(
+            self._health_checker = Probing(
                 told.probe,
-                dialect.probe,
-                self._upstream,
-                self._learner,
+                dialect.health_request,
+                self._http_client,
+                self._metadata_cache,
                 draw=draw,
-                lost=self._lost,
+                lost=self._cancel_waiting,
             )
-        self._cancelling = dialect if isinstance(dialect, Cancelling) else None
-        self._relaying = dialect if isinstance(dialect, Relaying) else None
-        self._stopping = Stopping(self._upstream)
-        self._salt = f"{int(draw() * 2**32):08x}"
-        self._numbers = itertools.count()
+        self._cancel_adapter = dialect if isinstance(dialect, Cancelling) else None
+        self._passthrough_adapter = dialect if isinstance(dialect, Relaying) else None
+        self._cancel_sender = Stopping(self._http_client)
+        self._request_id_prefix = f"{int(draw() * 2**32):08x}"
+        self._request_numbers = itertools.count()
         self._started = False
         sources = [_source(one, readers or {}) for one in told.sources]
-        self._discovery = Discovery(told.name, workers, sources, self.replace)
+        self._discovery = Discovery(told.name, workers, sources, self.replace_workers)
 
     @property
     def ready(self) -> bool:
         """Whether a worker is there, as far as is known."""
-        return self._roster.ready
+        return self._workers.ready
 
-    def losses(self, request: Request, names: Mapping[str, str]) -> tuple[Loss, ...]:
+    def unsupported_parameters(
+        self, request: Request, names: Mapping[str, str]
+    ) -> tuple[Loss, ...]:
         """What the workers' dialect can't carry of it."""
-        return self._dialect.losses(request, names)
+        return self._adapter.unsupported_parameters(request, names)
 
-    def replace(self, workers: Sequence[Worker]) -> None:
+    def replace_workers(self, workers: Sequence[Worker]) -> None:
         """These are the workers from now on; see ``Roster.replace``."""
-        self._roster.replace(workers)
-        if self._probing is not None and self._started:
-            self._probing.watch(self._roster.members)
+        self._workers.replace_workers(workers)
+        if self._health_checker is not None and self._started:
+            self._health_checker.set_workers(self._workers.workers)
 
     @property
     def discovery_failures(self) -> int:
         """How often who names workers failed, or named nobody."""
         return self._discovery.failures
 
-    def snapshot(self) -> Sequence[WorkerReport]:
+    def report_workers(self) -> Sequence[WorkerReport]:
         """How each worker is now."""
-        return self._roster.report()
+        return self._workers.report_workers()
 
     @property
-    def tally(self) -> Tally:
+    def metrics(self) -> Tally:
         """What is counted of it, all that is over by now."""
-        self._roster.count()
-        return self._tally
+        self._workers.count_slot_times()
+        return self._metrics
 
     @property
-    def queued(self) -> Sequence[str]:
+    def queued_request_ids(self) -> Sequence[str]:
         """See ``Roster.queued``."""
-        return self._roster.queued
+        return self._workers.queued_request_ids
 
     @property
-    def panics(self) -> bool:
+    def in_panic(self) -> bool:
         """See ``Roster.panics``."""
-        return self._roster.panics
+        return self._workers.in_panic
 
     @property
     def connections(self) -> Connections:
         """Those to its workers."""
-        upstream = self._upstream
+        upstream = self._http_client
         return upstream.connections if isinstance(upstream, Connected) else Connections()
 
-    def add(self, worker: Worker) -> bool:
+    def add_worker(self, worker: Worker) -> bool:
         """See ``Discovery.add``."""
         return self._discovery.add(worker)
 
-    def remove(self, url: str) -> bool:
+    def remove_worker(self, url: str) -> bool:
         """See ``Discovery.remove``."""
         return self._discovery.remove(url)
 
     @property
-    def by_hand(self) -> Sequence[str]:
+    def manual_workers(self) -> Sequence[str]:
         """See ``Discovery.by_hand``."""
-        return self._discovery.by_hand
+        return self._discovery.manual_workers
 
-    async def warm(self) -> None:
+    async def warm_up(self) -> None:
         """Wait until each worker was probed, if they are."""
-        if self._probing is not None:
-            await self._probing.looked()
+        if self._health_checker is not None:
+            await self._health_checker.wait_first_checks()
 
     async def start(self) -> None:
         """Get the HTTP client ready, begin to probe, and look for workers for a little while."""
-        await self._upstream.start()
+        await self._http_client.start()
         self._started = True
-        if self._probing is not None:
-            self._probing.watch(self._roster.members)
+        if self._health_checker is not None:
+            self._health_checker.set_workers(self._workers.workers)
         await self._discovery.start()
 
     async def aclose(self) -> None:
         """Close every connection."""
         self._started = False
         await self._discovery.aclose()
-        self._roster.close()
-        if self._probing is not None:
-            await self._probing.aclose()
-        if self._learner is not None:
-            await self._learner.aclose()
-        await self._stopping.aclose()
-        await self._upstream.aclose()
-        self._lookout.close()
+        self._workers.close_queue()
+        if self._health_checker is not None:
+            await self._health_checker.aclose()
+        if self._metadata_cache is not None:
+            await self._metadata_cache.aclose()
+        await self._cancel_sender.aclose()
+        await self._http_client.aclose()
+        self._deadline_timer.close()
 
-    def answer(self, request: Request, context: Context) -> AsyncGenerator[Sequence[Event], None]:
+    def stream(self, request: Request, context: Context) -> AsyncGenerator[Sequence[Event], None]:
         """See ``pour``."""
-        return self.pour(request, context, None)
+        return self.stream_to(request, context, None)
 
-    async def pour(
+    async def stream_to(
         self, request: Request, context: Context, take: Take | None
     ) -> AsyncGenerator[Sequence[Event], None]:
         """The events of a worker's answer, one batch for each read that held any.
@@ -200,181 +206,206 @@ class PoolBackend:
         another worker may be asked instead. Raises Overloaded, DeadlineExceeded, WorkerError, and
         what the dialect reads in a worker's error.
         """
-        work = await self._translated(request, context)
-        attempt, pieces = await self._begun(work, context)
+        work = await self._translate_request(request, context)
+        attempt, pieces = await self._begin_response(work, context)
         try:
             for _, events in pieces:
                 yield events
-            while not attempt.over:
-                _, events = await attempt.more(take)
+            while not attempt.finished:
+                _, events = await attempt.read_next(take)
                 yield events
-            if not attempt.whole:
-                await attempt.end()
+            if not attempt.complete:
+                await attempt.drain()
         finally:
-            self._leave(attempt, work, context)
+            self._abandon_attempt(attempt, work, context)
 
-    async def gather(self, request: Request, context: Context) -> Sequence[Piece]:
+    async def collect(self, request: Request, context: Context) -> Sequence[Piece]:
         """All that ``pour`` gives, together; raises as that does."""
-        return await self._whole(await self._translated(request, context), context)
+        return await self._collect_attempts(
+            await self._translate_request(request, context), context
+        )
 
-    def relayed(self, client: Dialect, call: Call, about: About) -> Relay | None:
+    def prepare_passthrough(self, client: Dialect, call: Call, about: About) -> Relay | None:
         """See ``gateway.core.ports.Relayer``."""
-        return None if self._relaying is None else self._relaying.relay(client, call, about)
+        return (
+            None
+            if self._passthrough_adapter is None
+            else self._passthrough_adapter.prepare_passthrough(client, call, about)
+        )
 
-    def relay(self, relay: Relay, context: Context, take: Take | None = None) -> Pieces:
+    def stream_passthrough(
+        self, relay: Relay, context: Context, take: Take | None = None
+    ) -> Pieces:
         """See ``gateway.core.ports.Relayer``."""
-        return self._pieces(self._work(relay, context), context, take)
+        return self._stream_attempts(self._build_passthrough_request(relay, context), context, take)
 
-    def fetch(self, relay: Relay, context: Context) -> Coroutine[Any, Any, Sequence[Piece]]:
+    def collect_passthrough(
+        self, relay: Relay, context: Context
+    ) -> Coroutine[Any, Any, Sequence[Piece]]:
         """See ``gateway.core.ports.Relayer``."""
-        return self._whole(self._work(relay, context), context)
+        return self._collect_attempts(self._build_passthrough_request(relay, context), context)
 
-    async def _translated(self, request: Request, context: Context) -> Work:
+    async def _translate_request(self, request: Request, context: Context) -> Work:
         """The request as the workers' dialect has it."""
-        dialect = self._dialect
-        deadline = self._deadline(context)
-        learner = self._learner
-        if learner is not None and not learner.knows(request.model) and not _is_dry(context):
-            members = self._roster.choices(ANY)
-            await learner.know(request.model, members, deadline)
-        if self._cancelling is not None:
-            name = f"{context.id}-{self._salt}{next(self._numbers):x}"
+        dialect = self._adapter
+        deadline = self._compute_deadline(context)
+        learner = self._metadata_cache
+        if learner is not None and not learner.has_metadata(request.model) and not _is_dry(context):
+            members = self._workers.select_available(ANY)
+            await learner.load_metadata(request.model, members, deadline)
+        if self._cancel_adapter is not None:
+            name = f"{context.id}-{self._request_id_prefix}{next(self._request_numbers):x}"
             request = replace(request, client_id=name)
-        if context.large:
-            wire = await asyncio.to_thread(dialect.encode, request)
+        if context.offload_to_thread:
+            wire = await asyncio.to_thread(dialect.encode_request, request)
         else:
-            wire = dialect.encode(request)
+            wire = dialect.encode_request(request)
         wire, own = allowed(wire, context)
         return Work(
             request,
             wire,
             own,
-            lambda: Translated(dialect.decoder(request)),
+            lambda: Translated(dialect.create_decoder(request)),
             dialect.read_error,
             deadline,
-            context.give_way is not None,
+            context.preempt is not None,
         )
 
-    def _work(self, relay: Relay, context: Context) -> Work:
-        wire, own = allowed(relay.wire, context)
-        read_error = relay.read_error or self._dialect.read_error
-        return Work(relay.request, wire, own, relay.passage, read_error, self._deadline(context))
+    def _build_passthrough_request(self, relay: Relay, context: Context) -> Work:
+        wire, own = allowed(relay.upstream_request, context)
+        read_error = relay.read_error or self._adapter.read_error
+        return Work(
+            relay.request,
+            wire,
+            own,
+            relay.create_reader,
+            read_error,
+            self._compute_deadline(context),
+        )
 
-    def _deadline(self, context: Context) -> Deadline:
+    def _compute_deadline(self, context: Context) -> Deadline:
         """The exchange's, or the pool's where that is sooner. Raises DeadlineExceeded."""
         now, most = context.clock(), self._settings.timeouts.total
-        if now < context.deadline.at <= now + most:
+        if now < context.deadline.expires_at <= now + most:
             return context.deadline
         context.deadline.remaining()  # raises where nothing is left
         return Deadline(context.clock, most, now)
 
-    async def _pieces(self, work: Work, context: Context, take: Take | None) -> Pieces:
+    async def _stream_attempts(self, work: Work, context: Context, take: Take | None) -> Pieces:
         """The answer to ``work``, of the first worker that begins one."""
-        attempt, pieces = await self._begun(work, context)
+        attempt, pieces = await self._begin_response(work, context)
         try:
             for piece in pieces:
                 yield piece
-            while not attempt.over:
-                yield await attempt.more(take)
-            if not attempt.whole:
-                await attempt.end()
+            while not attempt.finished:
+                yield await attempt.read_next(take)
+            if not attempt.complete:
+                await attempt.drain()
         finally:
-            self._leave(attempt, work, context)
+            self._abandon_attempt(attempt, work, context)
 
-    async def _whole(self, work: Work, context: Context) -> Sequence[Piece]:
+    async def _collect_attempts(self, work: Work, context: Context) -> Sequence[Piece]:
         """The same, all of it together."""
-        attempt, pieces = await self._begun(work, context)
+        attempt, pieces = await self._begin_response(work, context)
         try:
-            while not attempt.over:
-                pieces.append(await attempt.more())
-            if not attempt.whole:
-                await attempt.end()
+            while not attempt.finished:
+                pieces.append(await attempt.read_next())
+            if not attempt.complete:
+                await attempt.drain()
         finally:
-            self._leave(attempt, work, context)
+            self._abandon_attempt(attempt, work, context)
         return pieces
 
-    async def _begun(self, work: Work, context: Context) -> tuple[Attempt, list[Piece]]:
+    async def _begin_response(self, work: Work, context: Context) -> tuple[Attempt, list[Piece]]:
         """The first worker's answer that begins, and how it does: all of one in one piece."""
-        wish = self._wish(work.request, context)
-        watch = context.watch
-        show = None if watch is None else Shown(watch, self._settings, self._roster, work)
+        wish = self._build_criteria(work.request, context)
+        watch = context.observer
+        show = None if watch is None else Shown(watch, self._settings, self._workers, work)
         retry: Retry | None = None
         now = self._clock()
-        self._budget.asked(now)
-        if context.asked is None:
-            context.asked = now
+        self._retry_budget.record_request(now)
+        if context.first_attempt_at is None:
+            context.first_attempt_at = now
         while True:
             if show is not None:
-                show.before(wish)
-            place = self._roster.at_once(wish, now)
+                show.observe_choice(wish)
+            place = self._workers.try_acquire(wish, now)
             if place is None:
-                place = await self._roster.take(wish, work.deadline, context.id)
+                place = await self._workers.acquire(wish, work.deadline, context.id)
             if show is not None:
-                show.asked(place.member)
-            asks = work if context.trace is None else traced(work, context.trace, place.member)
-            attempt, pieces = Attempt(place, asks, self._means), None
+                show.observe_attempt(place.worker)
+            asks = (
+                work
+                if context.attempt_trace is None
+                else traced(work, context.attempt_trace, place.worker)
+            )
+            attempt, pieces = Attempt(place, asks, self._services), None
             try:
                 pieces = await attempt.begin()
             except GatewayError as error:
                 if show is not None:
-                    show.failed(place.member, error)
+                    show.observe_failure(place.worker, error)
                 if retry is None:
-                    retry = Retry(self._settings.retries, self._budget, tally=self._tally)
-                    wish = replace(wish, tried=retry.tried)
+                    retry = Retry(self._settings.retries, self._retry_budget, metrics=self._metrics)
+                    wish = replace(wish, tried_keys=retry.tried)
                 now = self._clock()
-                self._judge(error, attempt, retry, wish, now)
+                self._check_retry(error, attempt, retry, wish, now)
             else:
                 return attempt, pieces
             finally:
                 if pieces is None:
-                    self._leave(attempt, work, context)
+                    self._abandon_attempt(attempt, work, context)
 
-    def _judge(
+    def _check_retry(
         self, error: GatewayError, attempt: Attempt, retry: Retry, wish: Wish, now: float
     ) -> None:
         """Raise what the client hears after ``error``, unless another worker may be asked."""
-        retry.failed(attempt.member.key, error)
-        left = bool(self._roster.choices(wish))
-        again = left and wish.give_way is None
-        if again and retry.may(error, now, accepted=attempt.accepted):
+        retry.record_failure(attempt.worker.key, error)
+        left = bool(self._workers.select_available(wish))
+        again = left and wish.preempt is None
+        if again and retry.allows_retry(error, now, accepted=attempt.accepted):
             return
-        last = retry.last(error, left=left)
+        last = retry.get_final_error(error, left=left)
         if last is error:
             raise error
         raise last from error
 
-    def _leave(self, attempt: Attempt, work: Work, context: Context) -> None:
+    def _abandon_attempt(self, attempt: Attempt, work: Work, context: Context) -> None:
         """Nobody waits for this worker any more."""
         attempt.close()
-        self._roster.give_back(attempt.place)
-        if context.trace is not None:
-            context.trace.ends(attempt.failure)
-        if not attempt.over:  # it may still be at work
-            self._tally.abandoned += 1
-            self._stop(attempt.member, work.request)
+        self._workers.release(attempt.slot)
+        if context.attempt_trace is not None:
+            context.attempt_trace.end_attempt(attempt.failure)
+        if not attempt.finished:  # it may still be at work
+            self._metrics.abandoned += 1
+            self._send_cancel(attempt.worker, work.request)
 
-    def _wish(self, request: Request, context: Context) -> Wish:
+    def _build_criteria(self, request: Request, context: Context) -> Wish:
         """What is to be minded in choosing a worker."""
-        if self._asking is None and request.priority is None and context.give_way is None:
+        if self._make_routing_key is None and request.priority is None and context.preempt is None:
             return ANY
-        ask = NOTHING if self._asking is None else self._asking(request, context)
+        ask = (
+            NOTHING if self._make_routing_key is None else self._make_routing_key(request, context)
+        )
         priority = USUAL_PRIORITY if request.priority is None else request.priority
-        if context.give_way is not None:
+        if context.preempt is not None:
             priority = LAST_PRIORITY
-        return Wish(frozenset(), ask, priority, context.give_way)
+        return Wish(frozenset(), ask, priority, context.preempt)
 
-    def _lost(self, member: Member) -> None:
+    def _cancel_waiting(self, member: Member) -> None:
         """Who still waits to hear from a worker that is out asks another, if there is one."""
-        if any(other.was == "up" for other in self._roster.members if other is not member):
-            member.forsake()
+        if any(
+            other.logged_state == "up" for other in self._workers.workers if other is not member
+        ):
+            member.cancel_waiting()
 
-    def _stop(self, member: Member, request: Request) -> None:
-        if self._cancelling is not None and self._started:
-            self._stopping.send(member.worker, self._cancelling.cancel(request))
+    def _send_cancel(self, member: Member, request: Request) -> None:
+        if self._cancel_adapter is not None and self._started:
+            self._cancel_sender.send(member.config, self._cancel_adapter.encode_cancel(request))
 
 
 def _is_dry(context: Context) -> bool:
-    return context.watch is not None and context.watch.dry
+    return context.observer is not None and context.observer.dry_run
 
 
 def _source(told: SourceSettings, readers: Mapping[str, Read]) -> Source:

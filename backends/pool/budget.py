@@ -12,17 +12,17 @@ class Budget:
 
     def __init__(self, share: float = 0.2, least: int = 3, window: float = 10.0) -> None:
         self._share = share
-        self._least = least
-        self._asked = Recent(window)
-        self.asked = self._asked.add
+        self._min_retries = least
+        self._requests = Recent(window)
+        self.record_request = self._requests.add
         """To be told when a request is sent for the first time."""
-        self._retried = Recent(window)
+        self._retries = Recent(window)
 
-    def may_retry(self, now: float) -> bool:
+    def allows_retry(self, now: float) -> bool:
         """Whether one more may be tried again; tell ``retried`` when it is."""
-        most = self._least + self._share * self._asked.count(now)
-        return self._retried.count(now) + 1 <= most
+        most = self._min_retries + self._share * self._requests.count(now)
+        return self._retries.count(now) + 1 <= most
 
-    def retried(self, now: float) -> None:
+    def record_retry(self, now: float) -> None:
         """A request was sent once more."""
-        self._retried.add(now)
+        self._retries.add(now)

@@ -77,13 +77,13 @@ class Answer(Struct, frozen=True):
     """
 
     code: int = 0
-    cut: bool = False
-    found: tuple[Record, ...] = ()
-    more: tuple[Record, ...] = ()
+    truncated: bool = False
+    records: tuple[Record, ...] = ()
+    additional_addresses: tuple[Record, ...] = ()
     ttl: int | None = None
 
     @property
-    def why(self) -> str:
+    def error_text(self) -> str:
         """What its code means, "" where all went well."""
         return _CODES.get(self.code, f"it answers with the code {self.code}") if self.code else ""
 
@@ -112,7 +112,7 @@ def read(data: bytes, number: int, name: str, kind: Kind) -> Answer:
     if len(data) < _HEAD:
         raise Stray("it is too short for an answer")
     reader = _Reader(data)
-    head = [reader.number(2) for _ in range(6)]
+    head = [reader.read_number(2) for _ in range(6)]
     flags, counts = head[1], head[2:]
     if head[0] != number or not flags & _ANSWER or flags & _OPCODE:
         raise Stray("it is not an answer to the question's number")
@@ -122,11 +122,15 @@ def read(data: bytes, number: int, name: str, kind: Kind) -> Answer:
     if counts[0] != 1:
         raise Malformed("it does not repeat the one question")
     asked = name.lower().rstrip(".")
-    if (reader.name(), reader.number(2), reader.number(2)) != (asked, _NUMBERS[kind], _INTERNET):
+    if (reader.read_name(), reader.read_number(2), reader.read_number(2)) != (
+        asked,
+        _NUMBERS[kind],
+        _INTERNET,
+    ):
         raise Stray("it answers another question")
     if flags & _CUT_OFF:
-        return Answer(code, cut=True)
-    answers, _, more = ([reader.record() for _ in range(count)] for count in counts[1:])
+        return Answer(code, truncated=True)
+    answers, _, more = ([reader.read_record() for _ in range(count)] for count in counts[1:])
     return _chosen(code, answers, more, asked, kind)
 
 
@@ -152,8 +156,10 @@ def _chosen(
     addresses = (_NUMBERS["A"], _NUMBERS["AAAA"])
     return Answer(
         code,
-        found=tuple(dict.fromkeys(found)),
-        more=tuple(dict.fromkeys(raw.record for raw in more if raw.kind in addresses)),
+        records=tuple(dict.fromkeys(found)),
+        additional_addresses=tuple(
+            dict.fromkeys(raw.record for raw in more if raw.kind in addresses)
+        ),
         ttl=min(ttls) if found else None,
     )
 
@@ -163,71 +169,73 @@ class _Reader:
 
     def __init__(self, data: bytes) -> None:
         self._data = data
-        self._at = 0
+        self._position = 0
 
-    def number(self, size: int) -> int:
+    def read_number(self, size: int) -> int:
         """The next ``size`` bytes as a number."""
-        return int.from_bytes(self._take(size))
+        return int.from_bytes(self._read_bytes(size))
 
-    def name(self) -> str:
+    def read_name(self) -> str:
         """A name in lower case, without the dot at its end; odd bytes as numbers."""
         labels: list[str] = []
         back: int | None = None
-        lowest, room, leaps = self._at, _LONGEST_NAME - 1, 0
-        while length := self.number(1):
+        lowest, room, leaps = self._position, _LONGEST_NAME - 1, 0
+        while length := self.read_number(1):
             if length >= _POINTER:
-                target = (length - _POINTER) << 8 | self.number(1)
-                back = self._at if back is None else back
+                target = (length - _POINTER) << 8 | self.read_number(1)
+                back = self._position if back is None else back
                 leaps += 1
                 if target >= lowest or leaps > _LEAPS:
                     raise Malformed("a name leads in circles")
-                self._at = lowest = target
+                self._position = lowest = target
                 continue
             if length > _LONGEST_LABEL:
                 raise Malformed("a name has a part of an unknown sort")
             room -= length + 1
             if room < 0:
                 raise Malformed("a name is too long")
-            labels.append(_shown(self._take(length)))
+            labels.append(_shown(self._read_bytes(length)))
         if back is not None:
-            self._at = back
+            self._position = back
         return ".".join(labels)
 
-    def record(self) -> _Raw:
+    def read_record(self) -> _Raw:
         """The next record. One of a kind that we do not know, or not of the internet, is 0."""
-        name, kind, family = self.name(), self.number(2), self.number(2)
-        ttl, size = self.number(4), self.number(2)
-        end = self._at + size
+        name, kind, family = self.read_name(), self.read_number(2), self.read_number(2)
+        ttl, size = self.read_number(4), self.read_number(2)
+        end = self._position + size
         if end > len(self._data):
             raise Malformed("it ends too early")
-        value = self._value(kind, size) if family == _INTERNET else None
+        value = self._read_value(kind, size) if family == _INTERNET else None
         if value is None:
-            self._at, kind, value = end, 0, ""
-        if self._at != end:
+            self._position, kind, value = end, 0, ""
+        if self._position != end:
             raise Malformed("a record is not as long as it says")
         # RFC 2181, 8: what would be a negative number of seconds is none
         return _Raw(kind, Record(name, ttl if ttl < _TTL_LIMIT else 0, value))
 
-    def _value(self, kind: int, size: int) -> str | Service | None:
+    def _read_value(self, kind: int, size: int) -> str | Service | None:
         if kind == _NUMBERS["A"]:
-            return str(ipaddress.IPv4Address(self._exactly(4, size)))
+            return str(ipaddress.IPv4Address(self._read_exactly(4, size)))
         if kind == _NUMBERS["AAAA"]:
-            return str(ipaddress.IPv6Address(self._exactly(16, size)))
+            return str(ipaddress.IPv6Address(self._read_exactly(16, size)))
         if kind == _NUMBERS["SRV"]:
-            return Service(self.number(2), self.number(2), self.number(2), self.name())
-        return self.name() if kind == _CNAME else None
+            return Service(
+                self.read_number(2), self.read_number(2), self.read_number(2), self.read_name()
+            )
+        return self.read_name() if kind == _CNAME else None
 
-    def _exactly(self, wanted: int, size: int) -> bytes:
+    def _read_exactly(self, wanted: int, size: int) -> bytes:
         if size != wanted:
             raise Malformed("an address is not as long as it must be")
-        return self._take(size)
+        return self._read_bytes(size)
 
-    def _take(self, size: int) -> bytes:
-        end = self._at + size
+    def _read_bytes(self, size: int) -> bytes:
+        end = self._position + size
         if end > len(self._data):
             raise Malformed("it ends too early")
-        taken = self._data[self._at : end]
-        self._at = end
+        taken = self._data[self._position : end]
+        self._position = end
         return taken
 
 

@@ -28,7 +28,7 @@ async def fetch(
     body = bytearray()
     try:
         async with asyncio.timeout(seconds):
-            reading = await upstream.open(worker.url, wire, seconds, keyed((), worker))
+            reading = await upstream.send(worker.url, wire, seconds, keyed((), worker))
             try:
                 while pieces := await reading.read():
                     body += b"".join(pieces)

@@ -47,5 +47,5 @@ def _passed_on(headers: Headers) -> tuple[Headers, Headers]:
 
 def traced(work: Work, trace: Trace, member: Member) -> Work:
     """``work`` for one worker, which is told of the trace."""
-    own = [one for one in work.own if one[0] not in _OF_A_TRACE]
-    return replace(work, own=(*own, *trace.asks(member.name)))
+    own = [one for one in work.request_headers if one[0] not in _OF_A_TRACE]
+    return replace(work, request_headers=(*own, *trace.start_attempt(member.name)))

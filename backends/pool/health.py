@@ -57,118 +57,118 @@ class Health:
 
     def __init__(self, settings: HealthSettings | None = None) -> None:
         self._settings = settings or HealthSettings()
-        self._probes = _Probes()
-        self._absence = _Absence()
+        self._health_checks = _Probes()
+        self._backoff = _Absence()
         self._ejection = _Ejection(self._settings)
-        self._pressure = _Pressure()
-        self._full = 0.0
+        self._adaptive_limit = _Pressure()
+        self._full_weight_at = 0.0
         """When its share is whole again."""
-        self.well = True
+        self.healthy = True
         """Nothing is known against it. What is may lapse with time; that it is well never does."""
 
-    def probed(self, now: float, ok: bool) -> None:  # noqa: FBT001 - it is what a probe gives
+    def record_health_check(self, now: float, ok: bool) -> None:  # noqa: FBT001 - it is what a probe gives
         """A probe ended. One that is good also ends an absence: it can be reached again."""
         if not ok:
-            self._probes.failed(self._settings.fall)
+            self._health_checks.record_failure(self._settings.fall)
         else:
-            self.reached(now)
-            if self._probes.succeeded(self._settings.rise):
-                self._ejection.end(now)
-                self._full = now + self._settings.slow_start
-        self._judge(now)
+            self.record_connected(now)
+            if self._health_checks.record_success(self._settings.rise):
+                self._ejection.end_ejection(now)
+                self._full_weight_at = now + self._settings.slow_start
+        self._update_healthy(now)
 
-    def reached(self, now: float) -> None:
+    def record_connected(self, now: float) -> None:
         """It took a connection: an absence is over, whatever the answer will be.
 
         That it missed but one is no reason to go slow.
         """
-        if self._absence.misses > 1:
-            self._full = now + self._settings.slow_start
-        if self._absence.misses:
-            self._absence = _Absence()
-            self._judge(now)
+        if self._backoff.failures > 1:
+            self._full_weight_at = now + self._settings.slow_start
+        if self._backoff.failures:
+            self._backoff = _Absence()
+            self._update_healthy(now)
 
-    def succeeded(self, now: float) -> None:
+    def record_success(self, now: float) -> None:
         """A request was answered."""
         ejection = self._ejection
-        if self.well:  # nothing ends by it
-            ejection.row = 0
-            ejection.every.add(now)
+        if self.healthy:  # nothing ends by it
+            ejection.consecutive_failures = 0
+            ejection.requests.add(now)
             return
-        back = ejection.succeeded(now)
-        self.reached(now)
-        self._pressure.ease(now)
+        back = ejection.record_success(now)
+        self.record_connected(now)
+        self._adaptive_limit.increase(now)
         if back:
-            self._full = now + self._settings.slow_start
-        self._judge(now)
+            self._full_weight_at = now + self._settings.slow_start
+        self._update_healthy(now)
 
-    def failed(self, now: float) -> None:
+    def record_failure(self, now: float) -> None:
         """A request met a status from 500 on, a cut stream, garbage, or silence."""
-        self.reached(now)
-        self._ejection.failed(now)
-        self._judge(now)
+        self.record_connected(now)
+        self._ejection.record_failure(now)
+        self._update_healthy(now)
 
-    def unreachable(self, now: float) -> None:
+    def record_connect_failure(self, now: float) -> None:
         """There was no connection: leave it alone, twice as long each time.
 
         Requests that were under way to it together count as one.
         """
-        if self._absence.missed(now):
-            self._ejection.missed(now)
-            self._judge(now)
+        if self._backoff.record_failure(now):
+            self._ejection.record_connect_failure(now)
+            self._update_healthy(now)
 
-    def pressed(self, now: float, retry_after: float | None = None) -> None:
+    def record_rate_limit(self, now: float, retry_after: float | None = None) -> None:
         """It has too many requests (429), and said after how many seconds it may have more."""
-        self.reached(now)
-        self._pressure.add(now, retry_after or 0.0)
-        self._judge(now)
+        self.record_connected(now)
+        self._adaptive_limit.decrease(now, retry_after or 0.0)
+        self._update_healthy(now)
 
-    def state(self, now: float) -> State:
+    def get_state(self, now: float) -> State:
         """Whether it may be asked."""
-        if self._probes.down or self.away(now) or self._ejection.lasts(now):
+        if self._health_checks.down or self.in_backoff(now) or self._ejection.is_active(now):
             return "out"
-        return "trial" if self._absence.misses or self._ejection.on else "up"
+        return "trial" if self._backoff.failures or self._ejection.ejected else "up"
 
-    def ready(self, now: float) -> bool:
+    def is_available(self, now: float) -> bool:
         """Whether it is not out."""
-        return self.state(now) != "out"
+        return self.get_state(now) != "out"
 
-    def away(self, now: float) -> bool:
+    def in_backoff(self, now: float) -> bool:
         """Whether it is left alone since it took no connection."""
-        return now < self._absence.until
+        return now < self._backoff.until
 
-    def rests(self, now: float) -> bool:
+    def is_rate_limited(self, now: float) -> bool:
         """Whether it refused the only request that it had (429), and its time is not over."""
-        return now < self._pressure.rests
+        return now < self._adaptive_limit.rate_limited_until
 
-    def until(self, now: float) -> float | None:
+    def get_unavailable_until(self, now: float) -> float | None:
         """The moment until which it is left alone, where that is known and still to come."""
-        moment = max(self._absence.until, self._ejection.until)
+        moment = max(self._backoff.until, self._ejection.ejected_until)
         return moment if now < moment else None
 
-    def share(self, now: float) -> float:
+    def get_weight_factor(self, now: float) -> float:
         """The part of its weight that counts, which grows after it came back.
 
         A trial needs no smaller part: it is one request at a time, and it has to come about.
         """
-        left = self._full - now
-        if left <= 0.0 or self.state(now) == "trial":
+        left = self._full_weight_at - now
+        if left <= 0.0 or self.get_state(now) == "trial":
             return 1.0
         return max(_LEAST_SHARE, 1.0 - left / self._settings.slow_start)
 
-    def limit(self, configured: int | None, in_flight: int) -> int | None:
+    def get_limit(self, configured: int | None, in_flight: int) -> int | None:
         """How many requests it may have at a time, of which it has ``in_flight`` now."""
-        self._pressure.in_flight = in_flight
-        if self._pressure.limit is None:
+        self._adaptive_limit.in_flight = in_flight
+        if self._adaptive_limit.limit is None:
             return configured
-        limit = int(self._pressure.limit)
+        limit = int(self._adaptive_limit.limit)
         return limit if configured is None else min(limit, configured)
 
-    def _judge(self, now: float) -> None:
+    def _update_healthy(self, now: float) -> None:
         """Something happened: say whether it is well."""
-        pressure = self._pressure
-        eased = pressure.limit is None and pressure.rests <= now
-        self.well = eased and self.state(now) == "up"
+        pressure = self._adaptive_limit
+        eased = pressure.limit is None and pressure.rate_limited_until <= now
+        self.healthy = eased and self.get_state(now) == "up"
 
 
 class Patient(Protocol):
@@ -194,34 +194,34 @@ def eligible(members: Sequence[PatientT], now: float, panic: float) -> Sequence[
     when there is nobody else, and so are those that have too much to do for even one request.
     """
     for one in members:
-        if not one.health.well:
+        if not one.health.healthy:
             break
     else:
         return members
-    known = [one for one in members if one.health.ready(now)]
+    known = [one for one in members if one.health.is_available(now)]
     if len(known) < panic * len(members) or not known:
-        return [one for one in members if not one.health.away(now)] or members
-    free = [one for one in known if not one.in_flight or one.health.state(now) == "up"]
-    return [one for one in free if not one.health.rests(now)] or free or known
+        return [one for one in members if not one.health.in_backoff(now)] or members
+    free = [one for one in known if not one.in_flight or one.health.get_state(now) == "up"]
+    return [one for one in free if not one.health.is_rate_limited(now)] or free or known
 
 
 class _Probes(Struct):
     """Whether probes say that it is down."""
 
-    good: int = 0
-    bad: int = 0
+    successes: int = 0
+    failures: int = 0
     down: bool = False
 
-    def failed(self, fall: int) -> None:
-        self.good = 0
-        self.bad += 1
-        self.down = self.down or self.bad >= fall
+    def record_failure(self, fall: int) -> None:
+        self.successes = 0
+        self.failures += 1
+        self.down = self.down or self.failures >= fall
 
-    def succeeded(self, rise: int) -> bool:
+    def record_success(self, rise: int) -> bool:
         """Whether that brought it back."""
-        self.bad = 0
-        self.good += 1
-        back = self.down and self.good >= rise
+        self.failures = 0
+        self.successes += 1
+        back = self.down and self.successes >= rise
         self.down = self.down and not back
         return back
 
@@ -229,16 +229,16 @@ class _Probes(Struct):
 class _Absence(Struct):
     """How often in a row it took no connection, and until when it is left alone for it."""
 
-    misses: int = 0
+    failures: int = 0
     until: float = 0.0
 
-    def missed(self, now: float) -> bool:
+    def record_failure(self, now: float) -> bool:
         """Whether that was another time."""
         if now < self.until:
             return False
-        seconds = _FIRST_ABSENCE * 2.0 ** min(self.misses, _DOUBLINGS)
+        seconds = _FIRST_ABSENCE * 2.0 ** min(self.failures, _DOUBLINGS)
         self.until = now + min(seconds, _LONGEST_ABSENCE)
-        self.misses += 1
+        self.failures += 1
         return True
 
 
@@ -252,78 +252,82 @@ class _Ejection:
     """
 
     def __init__(self, settings: HealthSettings) -> None:
-        self.on = False
-        self.until = 0.0
+        self.ejected = False
+        self.ejected_until = 0.0
         self._settings = settings
         self._since = 0.0
-        self._times = 0
+        self._ejections = 0
         self._ended = 0.0
-        self.row = 0
-        self._good = 0
-        self.every = Recent(settings.window)
-        self._bad = Recent(settings.window)
+        self.consecutive_failures = 0
+        self._successes = 0
+        self.requests = Recent(settings.window)
+        self._failures = Recent(settings.window)
 
-    def lasts(self, now: float) -> bool:
-        return self.on and now < self.until
+    def is_active(self, now: float) -> bool:
+        return self.ejected and now < self.ejected_until
 
-    def failed(self, now: float) -> None:
-        self._good = 0
-        if self.lasts(now):
+    def record_failure(self, now: float) -> None:
+        self._successes = 0
+        if self.is_active(now):
             return
-        self.row += 1
-        self._count(now)
-        if self.on or self.row >= self._settings.failures or self._is_often(now):
-            self._begin(now)
+        self.consecutive_failures += 1
+        self._count_failure(now)
+        if (
+            self.ejected
+            or self.consecutive_failures >= self._settings.failures
+            or self._exceeds_failure_rate(now)
+        ):
+            self._eject(now)
 
-    def missed(self, now: float) -> None:
+    def record_connect_failure(self, now: float) -> None:
         """No connection, which counts among all; the absence says what it is worth in a row."""
-        if self.on:
+        if self.ejected:
             return
-        self._count(now)
-        if self._is_often(now):
-            self._begin(now)
+        self._count_failure(now)
+        if self._exceeds_failure_rate(now):
+            self._eject(now)
 
-    def succeeded(self, now: float) -> bool:
+    def record_success(self, now: float) -> bool:
         """Whether that brought it back."""
-        self.row = 0
-        self.every.add(now)
-        if not self.on:
+        self.consecutive_failures = 0
+        self.requests.add(now)
+        if not self.ejected:
             return False
-        if self.lasts(now):
-            self._good += now >= self._since + self._settings.window
-            if self._good < self._settings.failures:
+        if self.is_active(now):
+            self._successes += now >= self._since + self._settings.window
+            if self._successes < self._settings.failures:
                 return False
-        self.end(now)
+        self.end_ejection(now)
         return True
 
-    def end(self, now: float) -> None:
+    def end_ejection(self, now: float) -> None:
         """It is proven good."""
-        if self.on:
+        if self.ejected:
             self._ended = now
-        self.on = False
-        self.until = 0.0
-        self.row = 0
+        self.ejected = False
+        self.ejected_until = 0.0
+        self.consecutive_failures = 0
 
-    def _count(self, now: float) -> None:
-        self.every.add(now)
-        self._bad.add(now)
+    def _count_failure(self, now: float) -> None:
+        self.requests.add(now)
+        self._failures.add(now)
 
-    def _is_often(self, now: float) -> bool:
-        count = self.every.count(now)
+    def _exceeds_failure_rate(self, now: float) -> bool:
+        count = self.requests.count(now)
         most = self._settings.rate * count
-        return count >= self._settings.least and self._bad.count(now) >= most
+        return count >= self._settings.least and self._failures.count(now) >= most
 
-    def _begin(self, now: float) -> None:
-        if not self.on and now - self._ended >= _LONGEST_EJECTION:
-            self._times = 0
-        seconds = self._settings.open * 2.0 ** min(self._times, _DOUBLINGS)
-        self._times += 1
-        self.on = True
+    def _eject(self, now: float) -> None:
+        if not self.ejected and now - self._ended >= _LONGEST_EJECTION:
+            self._ejections = 0
+        seconds = self._settings.open * 2.0 ** min(self._ejections, _DOUBLINGS)
+        self._ejections += 1
+        self.ejected = True
         self._since = now
-        self.until = now + min(seconds, max(self._settings.open, _LONGEST_EJECTION))
-        self.row = self._good = 0
-        self.every.clear()
-        self._bad.clear()
+        self.ejected_until = now + min(seconds, max(self._settings.open, _LONGEST_EJECTION))
+        self.consecutive_failures = self._successes = 0
+        self.requests.clear()
+        self._failures.clear()
 
 
 class _Pressure(Struct):
@@ -336,23 +340,23 @@ class _Pressure(Struct):
 
     in_flight: int = 0
     limit: float | None = None
-    at: float = 0.0
-    grows: float = 0.0
-    rests: float = 0.0
+    decreased_at: float = 0.0
+    grows_at: float = 0.0
+    rate_limited_until: float = 0.0
 
-    def add(self, now: float, retry_after: float) -> None:
+    def decrease(self, now: float, retry_after: float) -> None:
         again = now + max(_BREATH, min(retry_after, _PRESSURE_LASTS))
         if self.in_flight <= 1:
-            self.rests = again
-        if self.limit is not None and now < self.at + _BREATH:
+            self.rate_limited_until = again
+        if self.limit is not None and now < self.decreased_at + _BREATH:
             return
         had = self.in_flight if self.limit is None else min(self.in_flight, self.limit)
         self.limit = max(1.0, had * _SHRINK)
-        self.at = now
-        self.grows = again
+        self.decreased_at = now
+        self.grows_at = again
 
-    def ease(self, now: float) -> None:
-        if self.limit is None or now < self.grows:
+    def increase(self, now: float) -> None:
+        if self.limit is None or now < self.grows_at:
             return
-        over = now >= self.at + _PRESSURE_LASTS
+        over = now >= self.decreased_at + _PRESSURE_LASTS
         self.limit = None if over else self.limit + 1.0 / self.limit

@@ -30,83 +30,85 @@ class Learner:
     def __init__(
         self, dialect: Learning, models: Sequence[str], upstream: Upstream, clock: Clock
     ) -> None:
-        self._dialect = dialect
+        self._adapter = dialect
         self._models = models
-        self._upstream = upstream
+        self._http_client = upstream
         self._clock = clock
-        self._until: dict[str, float] = {}
+        self._valid_until: dict[str, float] = {}
         """The models that need not be asked about before that moment."""
-        self._asking: dict[str, asyncio.Task[None]] = {}
+        self._running_queries: dict[str, asyncio.Task[None]] = {}
 
-    async def meet(self, member: Member) -> None:
+    async def query_worker(self, member: Member) -> None:
         """Ask a worker that is there about every model of the pool."""
         for model in self._models:
-            if model not in member.learned:
-                await self._learn(member, model)
+            if model not in member.model_limits_from:
+                await self._query_worker_model(member, model)
 
-    def knows(self, model: str) -> bool:
+    def has_metadata(self, model: str) -> bool:
         """Whether ``model`` need not be asked about now."""
-        until = self._until.get(model)
+        until = self._valid_until.get(model)
         return until is not None and self._clock() < until
 
-    async def know(self, model: str, members: Sequence[Member], deadline: Deadline) -> None:
+    async def load_metadata(
+        self, model: str, members: Sequence[Member], deadline: Deadline
+    ) -> None:
         """Ask about ``model``, if nobody has yet: the first of ``members``, or else the second.
 
         Returns when that is known, or when it has taken too long. Raises DeadlineExceeded.
         """
-        if not members or self.knows(model):
+        if not members or self.has_metadata(model):
             return
         seconds = deadline.remaining(_SECONDS)
-        task = self._asking.get(model)
+        task = self._running_queries.get(model)
         if task is None:
-            task = asyncio.get_running_loop().create_task(self._ask(model, members[:2]))
-            self._asking[model] = task
-            task.add_done_callback(lambda _: self._asking.pop(model))
+            task = asyncio.get_running_loop().create_task(self._query_model(model, members[:2]))
+            self._running_queries[model] = task
+            task.add_done_callback(lambda _: self._running_queries.pop(model))
         with suppress(TimeoutError):
             async with asyncio.timeout(seconds):
                 await asyncio.shield(task)
 
     async def aclose(self) -> None:
         """Ask no more."""
-        tasks = list(self._asking.values())
+        tasks = list(self._running_queries.values())
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
 
-    async def _ask(self, model: str, members: Sequence[Member]) -> None:
+    async def _query_model(self, model: str, members: Sequence[Member]) -> None:
         for member in members:
-            if await self._learn(member, model):
+            if await self._query_worker_model(member, model):
                 return
-        self._remember(model, self._clock() + _PAUSE)
+        self._store_expiry(model, self._clock() + _PAUSE)
 
-    async def _learn(self, member: Member, model: str) -> bool:
+    async def _query_worker_model(self, member: Member, model: str) -> bool:
         """Whether the worker answered any of the questions, or there were none."""
         answers: list[bytes | None] = []
         answered = False
-        for question in (questions := self._dialect.questions(model)):
-            status, body = await self._answer(member, question)
+        for question in (questions := self._adapter.metadata_requests(model)):
+            status, body = await self._send_query(member, question)
             answered = answered or status is not None
             answers.append(body)
         if questions and not answered:
             return False
-        told = self._dialect.learn(model, answers)
-        member.learned.add(model)
-        member.told.pop(model, None)
+        told = self._adapter.load_metadata(model, answers)
+        member.model_limits_from.add(model)
+        member.model_limits.pop(model, None)
         if told is not None:
-            member.told[model] = max(told, 1)
-        self._remember(model, float("inf"))
+            member.model_limits[model] = max(told, 1)
+        self._store_expiry(model, float("inf"))
         return True
 
-    async def _answer(
+    async def _send_query(
         self, member: Member, question: WireRequest
     ) -> tuple[int | None, bytes | None]:
         try:
-            status, body = await fetch(self._upstream, member.worker, question, _SECONDS)
+            status, body = await fetch(self._http_client, member.config, question, _SECONDS)
         except GatewayError:
             return None, None
         return status, body if status == 200 else None  # noqa: PLR2004 - HTTP's word for yes
 
-    def _remember(self, model: str, until: float) -> None:
-        if len(self._until) >= _MOST and model not in self._until:
-            del self._until[next(iter(self._until))]
-        self._until[model] = until
+    def _store_expiry(self, model: str, until: float) -> None:
+        if len(self._valid_until) >= _MOST and model not in self._valid_until:
+            del self._valid_until[next(iter(self._valid_until))]
+        self._valid_until[model] = until

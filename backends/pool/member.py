@@ -49,7 +49,7 @@ class WorkerReport(Struct, frozen=True):
 class Waiting(Protocol):
     """Whoever waits for a worker."""
 
-    def give_up(self) -> None:
+    def cancel_wait(self) -> None:
         """Wait no longer."""
 
 
@@ -57,66 +57,70 @@ class Member(Struct, eq=False):
     """A worker, and what is known of it now. ``gone``: no longer of the pool."""
 
     key: int
-    worker: Worker
+    config: Worker
     health: Health
     clock: Clock
-    smoothed: Smoothed = field(default_factory=Smoothed)
+    latency_average: Smoothed = field(default_factory=Smoothed)
     in_flight: int = 0
-    gone: bool = False
-    learned: set[str] = field(default_factory=set[str])
+    removed: bool = False
+    model_limits_from: set[str] = field(default_factory=set[str])
     """The models that it was asked about since it was last out."""
-    told: dict[str, int] = field(default_factory=dict[str, int])
+    model_limits: dict[str, int] = field(default_factory=dict[str, int])
     """How many requests it said that it takes, by model."""
-    error: str = ""
+    last_error: str = ""
     """The kind of its last failure."""
-    was: State = "up"
+    logged_state: State = "up"
     """Its state when something last happened to it."""
-    waiting: set[Waiting] = field(default_factory=set[Waiting])
+    waiting_attempts: set[Waiting] = field(default_factory=set[Waiting])
     """The requests that have heard nothing from it yet."""
 
     @property
     def name(self) -> str:
         """What it is to policies that place by name: the same whenever it comes back."""
-        return self.worker.url
+        return self.config.url
 
     @property
     def weight(self) -> float:
         """As configured, and less while it warms up."""
-        return self.worker.weight * self.health.share(self.clock())
+        return self.config.weight * self.health.get_weight_factor(self.clock())
 
     @property
     def latency(self) -> float | None:
         """Seconds to the first token, of late."""
-        return self.smoothed.value(self.clock())
+        return self.latency_average.get_value(self.clock())
 
     @property
     def limit(self) -> int | None:
         """The most requests that it is given now."""
-        most = self.worker.max_concurrency
-        if self.told:
-            told = max(self.told.values())
+        most = self.config.max_concurrency
+        if self.model_limits:
+            told = max(self.model_limits.values())
             most = told if most is None else min(most, told)
-        return self.health.limit(most, self.in_flight)
+        return self.health.get_limit(most, self.in_flight)
 
     def has_room(self) -> bool:
         """Whether it has a place left: no property, which would cost twice as much."""
-        most = self.limit if self.told or not self.health.well else self.worker.max_concurrency
+        most = (
+            self.limit
+            if self.model_limits or not self.health.healthy
+            else self.config.max_concurrency
+        )
         return most is None or self.in_flight < most
 
     # --- what happened ----------------------------------------------------------------------------
 
-    def reached(self) -> None:
+    def record_connected(self) -> None:
         """It began to answer, whatever that will be."""
-        self.health.reached(self.clock())
-        self._look()
+        self.health.record_connected(self.clock())
+        self._log_state_change()
 
-    def succeeded(self) -> None:
+    def record_success(self) -> None:
         """It answered a request to the end."""
-        self.health.succeeded(self.clock())
-        if not self.health.well or self.was != "up":
-            self._look()
+        self.health.record_success(self.clock())
+        if not self.health.healthy or self.logged_state != "up":
+            self._log_state_change()
 
-    def failed(self, error: GatewayError, *, pushed_back: bool = False) -> None:
+    def record_failure(self, error: GatewayError, *, pushed_back: bool = False) -> None:
         """It answered a request with ``error``; ``pushed_back``: and said that it has too much.
 
         What a client did wrong is an answer, and no failure; that its time ran out is neither.
@@ -125,61 +129,61 @@ class Member(Struct, eq=False):
         pushed_back = pushed_back or isinstance(error, RateLimited)
         match error:
             case WorkerUnreachable():
-                self.health.unreachable(now)
+                self.health.record_connect_failure(now)
             case RateLimited() | Overloaded() if pushed_back:
-                self.health.limit(None, self.in_flight)  # it shrinks from what it has
-                self.health.pressed(now, error.retry_after)
+                self.health.get_limit(None, self.in_flight)  # it shrinks from what it has
+                self.health.record_rate_limit(now, error.retry_after)
             case WorkerFailed(status=int() as status) if status in _CLIENT_ERRORS:
                 pass  # it is well, and was not asked rightly
-            case Overloaded() | WorkerError() | DeadlineExceeded(which="first_token" | "idle"):
-                self.health.failed(now)
+            case Overloaded() | WorkerError() | DeadlineExceeded(phase="first_token" | "idle"):
+                self.health.record_failure(now)
             case ClientError():
-                self.health.succeeded(now)
+                self.health.record_success(now)
             case _:
                 return
         if not isinstance(error, ClientError) or isinstance(error, RateLimited):
-            self.error = kind(error)
-        self._look(error.__cause__ or error)
+            self.last_error = kind(error)
+        self._log_state_change(error.__cause__ or error)
 
-    def probed(self, *, ok: bool) -> None:
+    def record_health_check(self, *, ok: bool) -> None:
         """It answered a probe as it should, or did not."""
-        self.health.probed(self.clock(), ok)
+        self.health.record_health_check(self.clock(), ok)
         if not ok:
-            self.learned.clear()
-        self._look("its probes fail")
+            self.model_limits_from.clear()
+        self._log_state_change("its probes fail")
 
-    def forsake(self) -> None:
+    def cancel_waiting(self) -> None:
         """Let those who have heard nothing from it yet wait no longer."""
-        for one in tuple(self.waiting):
-            one.give_up()
+        for one in tuple(self.waiting_attempts):
+            one.cancel_wait()
 
     def report(self) -> WorkerReport:
         """How it is now."""
         now = self.clock()
-        until = self.health.until(now)
+        until = self.health.get_unavailable_until(now)
         return WorkerReport(
-            self.worker.url,
-            self.health.state(now),
+            self.config.url,
+            self.health.get_state(now),
             self.in_flight,
             self.limit,
             self.latency,
             None if until is None else until - now,
-            self.error,
+            self.last_error,
             self.weight,
         )
 
-    def _look(self, why: object = None) -> None:
+    def _log_state_change(self, why: object = None) -> None:
         """Tell of a change: whether it is in or out."""
         now = self.clock()
-        state = self.health.state(now)
-        if state == "out" != self.was:
-            self.learned.clear()
-            until = self.health.until(now)
+        state = self.health.get_state(now)
+        if state == "out" != self.logged_state:
+            self.model_limits_from.clear()
+            until = self.health.get_unavailable_until(now)
             long = "a while" if until is None else f"{until - now:.3g} s"
-            log.warning("worker %s is left alone for %s: %s", self.worker.url, long, why)
-        elif state == "up" != self.was:
-            log.warning("worker %s is back", self.worker.url)
-        self.was = state
+            log.warning("worker %s is left alone for %s: %s", self.config.url, long, why)
+        elif state == "up" != self.logged_state:
+            log.warning("worker %s is back", self.config.url)
+        self.logged_state = state
 
 
 def kind(error: GatewayError) -> str:
@@ -187,7 +191,7 @@ def kind(error: GatewayError) -> str:
     match error:
         case WorkerUnreachable():
             return "connect"
-        case DeadlineExceeded(which=which):
+        case DeadlineExceeded(phase=which):
             return which
         case StreamBroken():
             return "cut"

@@ -73,17 +73,17 @@ class Scores(Struct, frozen=True):
     A worker that is not compared has none.
     """
 
-    wins: Literal["least", "most", "drawn"]
-    of: Mapping[int, float]
+    winner: Literal["least", "most", "drawn"]
+    by_worker: Mapping[int, float]
 
 
 class Policy(Protocol):
     """Picks one of the workers that may be asked, of which there is at least one."""
 
-    def pick(self, loads: Sequence[LoadT], ask: Ask = NOTHING, /) -> LoadT:
+    def pick_worker(self, loads: Sequence[LoadT], ask: Ask = NOTHING, /) -> LoadT:
         """The one to ask."""
 
-    def scores(self, loads: Sequence[Load], ask: Ask = NOTHING, /) -> Scores:
+    def score_workers(self, loads: Sequence[Load], ask: Ask = NOTHING, /) -> Scores:
         """What the next pick would compare; it changes nothing."""
 
 
@@ -97,23 +97,23 @@ class RoundRobin:
     def __init__(self) -> None:
         self._credit: dict[int, float] = {}
 
-    def pick(self, loads: Sequence[LoadT], _ask: Ask = NOTHING, /) -> LoadT:
+    def pick_worker(self, loads: Sequence[LoadT], _ask: Ask = NOTHING, /) -> LoadT:
         """The richest; of equals the first."""
         if len(loads) == 1:
             return loads[0]  # which pays what it gained
         credit = self._credit
-        credit.update(self._richer(loads))
+        credit.update(self._add_credit(loads))
         richest = max(loads, key=lambda load: credit[load.key])
         credit[richest.key] -= sum(load.weight for load in loads)
         if len(credit) > _REMEMBERED + 2 * len(loads):  # most of them are gone for good
             self._credit = {load.key: credit[load.key] for load in loads}
         return richest
 
-    def scores(self, loads: Sequence[Load], _ask: Ask = NOTHING, /) -> Scores:
+    def score_workers(self, loads: Sequence[Load], _ask: Ask = NOTHING, /) -> Scores:
         """What each would have, having gained."""
-        return Scores("most", self._richer(loads))
+        return Scores("most", self._add_credit(loads))
 
-    def _richer(self, loads: Sequence[Load]) -> dict[int, float]:
+    def _add_credit(self, loads: Sequence[Load]) -> dict[int, float]:
         return {load.key: self._credit.get(load.key, 0.0) + load.weight for load in loads}
 
 
@@ -121,17 +121,19 @@ class LeastLoad:
     """The one that would have the fewest requests for its weight; equals take turns."""
 
     def __init__(self) -> None:
-        self._turns = RoundRobin()
+        self._round_robin = RoundRobin()
 
-    def pick(self, loads: Sequence[LoadT], _ask: Ask = NOTHING, /) -> LoadT:
+    def pick_worker(self, loads: Sequence[LoadT], _ask: Ask = NOTHING, /) -> LoadT:
         """The least loaded."""
         if len(loads) == 1:
             return loads[0]
         after = [_after(load) for load in loads]
         least = min(after)
-        return self._turns.pick([load for load, n in zip(loads, after, strict=True) if n == least])
+        return self._round_robin.pick_worker(
+            [load for load, n in zip(loads, after, strict=True) if n == least]
+        )
 
-    def scores(self, loads: Sequence[Load], _ask: Ask = NOTHING, /) -> Scores:
+    def score_workers(self, loads: Sequence[Load], _ask: Ask = NOTHING, /) -> Scores:
         """The requests for its weight that each would have."""
         return Scores("least", {load.key: _after(load) for load in loads})
 
@@ -147,19 +149,19 @@ class TwoChoices:
     def __init__(self, draw: Draw) -> None:
         self._draw = draw
 
-    def pick(self, loads: Sequence[LoadT], _ask: Ask = NOTHING, /) -> LoadT:
+    def pick_worker(self, loads: Sequence[LoadT], _ask: Ask = NOTHING, /) -> LoadT:
         """The nearer of two."""
-        one = self._drawn(loads)
+        one = self._draw_two(loads)
         others = [load for load in loads if load is not one]
         if not others:
             return one
-        other = self._drawn(others)
+        other = self._draw_two(others)
         mine, its = _after(one), _after(other)
         if one.latency is not None and other.latency is not None:
             mine, its = mine * one.latency, its * other.latency
         return one if mine <= its else other
 
-    def scores(self, loads: Sequence[Load], _ask: Ask = NOTHING, /) -> Scores:
+    def score_workers(self, loads: Sequence[Load], _ask: Ask = NOTHING, /) -> Scores:
         """How long each would let a request wait: seconds, or only requests where one is new."""
         known = all(load.latency is not None for load in loads)
         return Scores(
@@ -167,7 +169,7 @@ class TwoChoices:
             {load.key: _after(load) * ((load.latency or 0.0) if known else 1.0) for load in loads},
         )
 
-    def _drawn(self, loads: Sequence[LoadT]) -> LoadT:
+    def _draw_two(self, loads: Sequence[LoadT]) -> LoadT:
         marks = list(accumulate(load.weight for load in loads))
         return loads[min(bisect(marks, self._draw() * marks[-1]), len(loads) - 1)]
 
@@ -183,31 +185,33 @@ class Placed:
 
     def __init__(self, key: Callable[[Ask], int | None], bound: float, least: int = 2) -> None:
         self._key = key
-        self._bound = bound
-        self._least = least
-        self._otherwise = LeastLoad()
+        self._overload_factor = bound
+        self._min_in_flight = least
+        self._fallback_policy = LeastLoad()
 
-    def pick(self, loads: Sequence[LoadT], ask: Ask = NOTHING, /) -> LoadT:
+    def pick_worker(self, loads: Sequence[LoadT], ask: Ask = NOTHING, /) -> LoadT:
         """The key's own, or the next that has room."""
         key = self._key(ask)
         if key is None:
-            return self._otherwise.pick(loads)
-        return max(self._roomy(loads), key=lambda load: _score(key, load))
+            return self._fallback_policy.pick_worker(loads)
+        return max(self._filter_overloaded(loads), key=lambda load: _score(key, load))
 
-    def scores(self, loads: Sequence[Load], ask: Ask = NOTHING, /) -> Scores:
+    def score_workers(self, loads: Sequence[Load], ask: Ask = NOTHING, /) -> Scores:
         """Those for the key, of workers that have room."""
         key = self._key(ask)
         if key is None:
-            return self._otherwise.scores(loads)
-        return Scores("most", {load.key: _score(key, load) for load in self._roomy(loads)})
+            return self._fallback_policy.score_workers(loads)
+        return Scores(
+            "most", {load.key: _score(key, load) for load in self._filter_overloaded(loads)}
+        )
 
-    def _roomy(self, loads: Sequence[LoadT]) -> list[LoadT]:
+    def _filter_overloaded(self, loads: Sequence[LoadT]) -> list[LoadT]:
         requests = 1 + sum(load.in_flight for load in loads)
-        part = self._bound * requests / (sum(load.weight for load in loads) or 1.0)
+        part = self._overload_factor * requests / (sum(load.weight for load in loads) or 1.0)
         return [
             load
             for load in loads
-            if load.in_flight < max(math.ceil(part * load.weight), self._least)
+            if load.in_flight < max(math.ceil(part * load.weight), self._min_in_flight)
         ]
 
 

@@ -41,29 +41,29 @@ class Probing:
         """
         self._settings = settings
         path = settings.path
-        self._probe = WireRequest(path, b"", method="GET") if path is not None else probe
-        self._upstream = upstream
-        self._learner = learner
+        self._check_request = WireRequest(path, b"", method="GET") if path is not None else probe
+        self._http_client = upstream
+        self._metadata_cache = learner
         self._draw = draw
-        self._lost = lost
+        self._on_worker_down = lost
         self._tasks: dict[Member, asyncio.Task[None]] = {}
-        self._looked: dict[Member, asyncio.Event] = {}
+        self._first_checks: dict[Member, asyncio.Event] = {}
         """Set when a worker was probed for the first time."""
 
-    def watch(self, members: Sequence[Member]) -> None:
+    def set_workers(self, members: Sequence[Member]) -> None:
         """These are the workers from now on."""
         for member in self._tasks.keys() - set(members):
             self._tasks.pop(member).cancel()
-            self._looked.pop(member).set()
+            self._first_checks.pop(member).set()
         for member in members:
             if member not in self._tasks:
-                self._looked[member] = asyncio.Event()
-                task = asyncio.get_running_loop().create_task(self._watch(member))
+                self._first_checks[member] = asyncio.Event()
+                task = asyncio.get_running_loop().create_task(self._check_periodically(member))
                 self._tasks[member] = task
 
-    async def looked(self) -> None:
+    async def wait_first_checks(self) -> None:
         """Wait until each of the workers was probed."""
-        for one in tuple(self._looked.values()):
+        for one in tuple(self._first_checks.values()):
             await one.wait()
 
     async def aclose(self) -> None:
@@ -74,27 +74,27 @@ class Probing:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
 
-    async def _watch(self, member: Member) -> None:
-        looked = self._looked[member]
+    async def _check_periodically(self, member: Member) -> None:
+        looked = self._first_checks[member]
         while True:
             try:
-                await self._look(member)
+                await self._check_worker(member)
             except Exception:
-                log.exception("probing worker %s failed", member.worker.url)
+                log.exception("probing worker %s failed", member.config.url)
             looked.set()
             apart = 1.0 - _JITTER + 2.0 * _JITTER * self._draw()
             await asyncio.sleep(self._settings.every * apart)
 
-    async def _look(self, member: Member) -> None:
+    async def _check_worker(self, member: Member) -> None:
         seconds = self._settings.timeout
         status, silent = 0, False
         try:
-            status, _ = await fetch(self._upstream, member.worker, self._probe, seconds)
+            status, _ = await fetch(self._http_client, member.config, self._check_request, seconds)
         except GatewayError as error:
             silent = isinstance(error, DeadlineExceeded)
         ok = status in _GOOD
-        member.probed(ok=ok)
-        if member.was == "out" and silent:
-            self._lost(member)
-        if ok and self._learner is not None:
-            await self._learner.meet(member)
+        member.record_health_check(ok=ok)
+        if member.logged_state == "out" and silent:
+            self._on_worker_down(member)
+        if ok and self._metadata_cache is not None:
+            await self._metadata_cache.query_worker(member)

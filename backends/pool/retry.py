@@ -60,7 +60,7 @@ def reason_of(error: GatewayError, *, accepted: bool) -> Reason | None:
             return "429"
         case Overloaded():
             return "503"
-        case StreamBroken() | DeadlineExceeded(which="first_token"):
+        case StreamBroken() | DeadlineExceeded(phase="first_token"):
             return "before_first_token"
         case WorkerError() if accepted:
             return "before_first_token"
@@ -76,45 +76,47 @@ class Retry(Struct):
     settings: RetrySettings
     budget: Budget
     tried: set[int] = field(default_factory=set[int])
-    again: int = 0
+    retries: int = 0
     """How often another worker was asked that counts."""
-    killed: int = 0
+    workers_killed: int = 0
     """How many workers took the request and were lost, or fell silent."""
-    wait: float | None = None
+    min_retry_after: float | None = None
     """The shortest time after which a worker said that it could be asked again."""
-    tally: Tally = field(default_factory=Tally)
+    metrics: Tally = field(default_factory=Tally)
 
-    def may(self, error: GatewayError, now: float, *, accepted: bool) -> bool:
+    def allows_retry(self, error: GatewayError, now: float, *, accepted: bool) -> bool:
         """Whether another worker may be asked after ``error``; nothing was passed on so far."""
         reason = reason_of(error, accepted=accepted)
         if reason is None or reason not in self.settings.on:
             return False
-        if reason != "connect" and not self._affords(error, now, counts=reason != "429"):
+        if reason != "connect" and not self._spend_budget(error, now, counts=reason != "429"):
             return False
-        self.tally.retries[reason] += 1
+        self.metrics.retries[reason] += 1
         return True
 
-    def _affords(self, error: GatewayError, now: float, *, counts: bool) -> bool:
+    def _spend_budget(self, error: GatewayError, now: float, *, counts: bool) -> bool:
         """Whether one more may be asked that had work with it, or has: then it is noted."""
         if isinstance(error, StreamBroken | DeadlineExceeded):
-            self.killed += 1
-        if self.killed >= _MOST_KILLED or (counts and self.again >= self.settings.max):
+            self.workers_killed += 1
+        if self.workers_killed >= _MOST_KILLED or (counts and self.retries >= self.settings.max):
             return False
-        if not self.budget.may_retry(now):
-            self.tally.exhausted += 1
+        if not self.budget.allows_retry(now):
+            self.metrics.exhausted += 1
             return False
-        self.budget.retried(now)
-        self.again += counts
+        self.budget.record_retry(now)
+        self.retries += counts
         return True
 
-    def failed(self, key: int, error: GatewayError) -> None:
+    def record_failure(self, key: int, error: GatewayError) -> None:
         """The worker of this key answered with ``error``."""
         self.tried.add(key)
         if isinstance(error, RateLimited | Overloaded) and error.retry_after is not None:
-            known = self.wait
-            self.wait = error.retry_after if known is None else min(known, error.retry_after)
+            known = self.min_retry_after
+            self.min_retry_after = (
+                error.retry_after if known is None else min(known, error.retry_after)
+            )
 
-    def last(self, error: GatewayError, *, left: bool) -> GatewayError:
+    def get_final_error(self, error: GatewayError, *, left: bool) -> GatewayError:
         """What the client hears after ``error``, if no other worker is asked.
 
         ``left``: there are workers that were not. Of those which were, one may have had more to say
@@ -122,11 +124,11 @@ class Retry(Struct):
         """
         match error:
             case WorkerUnreachable():
-                return Overloaded("no worker is available", retry_after=self.wait or 1.0)
+                return Overloaded("no worker is available", retry_after=self.min_retry_after or 1.0)
             case RateLimited() if left and "429" in self.settings.on:
-                return Overloaded(error.message, retry_after=self.wait or 1.0)
+                return Overloaded(error.message, retry_after=self.min_retry_after or 1.0)
             case RateLimited() | Overloaded():
-                error.retry_after = self.wait
+                error.retry_after = self.min_retry_after
                 return error
             case _:
                 return error

@@ -33,7 +33,7 @@ _NEW: Final = 0.1
 class Limits(Struct, frozen=True):
     """Of the whole pool: requests at a time, and waiting; below which part of it health counts."""
 
-    most: int | None = None
+    max_concurrency: int | None = None
     queue: Queue = Queue()
     health: HealthSettings = HealthSettings()
 
@@ -44,10 +44,10 @@ class Wish(Struct, frozen=True):
     ``priority``: lower first. ``give_way`` ends one that is to leave its place to those who wait.
     """
 
-    tried: Collection[int] = frozenset()
-    ask: Ask = Ask()
+    tried_keys: Collection[int] = frozenset()
+    routing_key: Ask = Ask()
     priority: int = USUAL_PRIORITY
-    give_way: Callable[[], None] | None = None
+    preempt: Callable[[], None] | None = None
 
 
 ANY: Final = Wish()
@@ -57,20 +57,20 @@ ANY: Final = Wish()
 class Place(Struct, eq=False):
     """A place at a worker, taken at this moment."""
 
-    member: Member
-    since: float
+    worker: Member
+    acquired_at: float
 
 
 class _Waiter(Struct, eq=False):
-    wish: Wish
+    criteria: Wish
     number: int
-    place: asyncio.Future[Place]
-    name: str
+    slot: asyncio.Future[Place]
+    request_id: str
     """The exchange's id."""
 
 
 def _order(waiter: _Waiter) -> tuple[int, int]:
-    return waiter.wish.priority, waiter.number
+    return waiter.criteria.priority, waiter.number
 
 
 class Roster:
@@ -87,54 +87,54 @@ class Roster:
         clock: Clock,
         tally: Tally | None = None,
     ) -> None:
-        self._tally = tally or Tally()
+        self._metrics = tally or Tally()
         self._policy = policy
         self._limits = limits
         self._clock = clock
         self._keys = 0
-        self._known: dict[str, Member] = {}
+        self._workers_by_url: dict[str, Member] = {}
         """By URL; also those that are gone and still have requests."""
-        self._members: list[Member] = []
+        self._workers: list[Member] = []
         self._in_flight = 0
-        self._guests: dict[Place, Callable[[], None]] = {}
+        self._preemptible: dict[Place, Callable[[], None]] = {}
         """Places that are to be left to those who wait, and what makes their holders leave."""
-        self._waiters: list[_Waiter] = []
+        self._queue: list[_Waiter] = []
         self._numbers = 0
         self._timer: asyncio.TimerHandle | None = None
-        self._held: list[float] = []
+        self._slot_times: list[float] = []
         """For how many seconds places were held, as far as it is not counted yet."""
-        self._takes: float | None = None
+        self._average_slot_time: float | None = None
         """The same, smoothed: of those that are counted."""
-        self.replace(workers)
+        self.replace_workers(workers)
 
     @property
-    def members(self) -> Sequence[Member]:
+    def workers(self) -> Sequence[Member]:
         """The workers of now."""
-        return self._members
+        return self._workers
 
     @property
     def ready(self) -> bool:
         """Whether a worker is there, as far as is known."""
         now = self._clock()
-        return any(one.health.ready(now) for one in self._members)
+        return any(one.health.is_available(now) for one in self._workers)
 
     @property
-    def waiting(self) -> int:
+    def queue_length(self) -> int:
         """How many wait for a place."""
-        return len(self._waiters)
+        return len(self._queue)
 
     @property
-    def queued(self) -> Sequence[str]:
+    def queued_request_ids(self) -> Sequence[str]:
         """The ids of the exchanges that wait for one."""
-        return [one.name for one in self._waiters]
+        return [one.request_id for one in self._queue]
 
     @property
-    def panics(self) -> bool:
+    def in_panic(self) -> bool:
         """Whether health is ignored, since too few workers are well."""
         now = self._clock()
-        return any(not one.health.ready(now) for one in self.choices(ANY))
+        return any(not one.health.is_available(now) for one in self.select_available(ANY))
 
-    def replace(self, workers: Sequence[Worker]) -> None:
+    def replace_workers(self, workers: Sequence[Worker]) -> None:
         """These are the workers from now on.
 
         One of the same URL is the same worker: what is known of it stays. One that is not among
@@ -143,205 +143,205 @@ class Roster:
         """
         members = {}
         for worker in workers:
-            member = self._known.get(worker.url)
+            member = self._workers_by_url.get(worker.url)
             if member is None:
                 member = Member(self._keys, worker, Health(self._limits.health), self._clock)
                 self._keys += 1
-            member.worker = worker
-            member.gone = False
+            member.config = worker
+            member.removed = False
             members[worker.url] = member
-        for url, member in self._known.items():
+        for url, member in self._workers_by_url.items():
             if url not in members:
-                member.gone = True
-        self._members = list(members.values())
-        self._known = {
+                member.removed = True
+        self._workers = list(members.values())
+        self._workers_by_url = {
             url: one
-            for url, one in (self._known | members).items()
-            if not one.gone or one.in_flight
+            for url, one in (self._workers_by_url | members).items()
+            if not one.removed or one.in_flight
         }
-        self._serve()
+        self._serve_queue()
 
-    def report(self) -> list[WorkerReport]:
+    def report_workers(self) -> list[WorkerReport]:
         """How each worker is."""
-        return [one.report() for one in self._members]
+        return [one.report() for one in self._workers]
 
-    def choices(self, wish: Wish) -> Sequence[Member]:
+    def select_available(self, wish: Wish) -> Sequence[Member]:
         """The workers that may be asked, whether or not they have a place."""
-        found = eligible(self._members, self._clock(), self._limits.health.panic)
-        return [one for one in found if one.key not in wish.tried]
+        found = eligible(self._workers, self._clock(), self._limits.health.panic)
+        return [one for one in found if one.key not in wish.tried_keys]
 
-    def foresee(self, wish: Wish) -> tuple[Sequence[Member], Scores, Member | None]:
+    def preview_pick(self, wish: Wish) -> tuple[Sequence[Member], Scores, Member | None]:
         """Who has a place, how they compare, and who would be taken now; it changes nothing."""
-        free = self._free(wish, self._clock())
-        likely = copy.deepcopy(self._policy).pick(free, wish.ask) if free else None
-        return free, self._policy.scores(free, wish.ask), likely
+        free = self._select_with_room(wish, self._clock())
+        likely = copy.deepcopy(self._policy).pick_worker(free, wish.routing_key) if free else None
+        return free, self._policy.score_workers(free, wish.routing_key), likely
 
-    def at_once(self, wish: Wish, now: float) -> Place | None:
+    def try_acquire(self, wish: Wish, now: float) -> Place | None:
         """A place at a worker that will do, to be given back; None where there is none now."""
-        if self._waiters:
-            self._serve()
-        return self._pick(wish, now)
+        if self._queue:
+            self._serve_queue()
+        return self._acquire_now(wish, now)
 
-    async def take(self, wish: Wish, deadline: Deadline, name: str = "") -> Place:
+    async def acquire(self, wish: Wish, deadline: Deadline, name: str = "") -> Place:
         """The same, and if need be after some time, for the exchange of this name.
 
         Raises Overloaded when there is no worker, or too many wait already who come before this
         one, and DeadlineExceeded (``queue``) when none came free in time.
         """
-        place = self.at_once(wish, self._clock())
+        place = self.try_acquire(wish, self._clock())
         if place is not None:
             return place
-        if not self._members:
-            self._tally.shed["no_worker"] += 1
+        if not self._workers:
+            self._metrics.shed["no_worker"] += 1
             raise Overloaded("no worker is available")
         waiter = self._enqueue(wish, name)
         since = self._clock()
         try:
             async with asyncio.timeout(deadline.remaining(self._limits.queue.wait)):
-                place = await waiter.place
+                place = await waiter.slot
         except BaseException as e:
-            self._leave(waiter)
+            self._remove_waiter(waiter)
             if isinstance(e, TimeoutError):
-                self._tally.shed["queue_wait"] += 1
+                self._metrics.shed["queue_wait"] += 1
                 late = DeadlineExceeded("no worker came free in time", which="queue")
-                late.retry_after = self._estimate()
+                late.retry_after = self._estimate_queue_time()
                 raise late from None
             raise
         finally:
-            self._tally.waited.add(self._clock() - since)
+            self._metrics.queue_times.add(self._clock() - since)
         return place
 
-    def give_back(self, place: Place) -> None:
+    def release(self, place: Place) -> None:
         """The place is free again."""
-        self._held.append(self._clock() - place.since)
-        if len(self._held) >= _MANY:
-            self.count()
-        self._release(place)
+        self._slot_times.append(self._clock() - place.acquired_at)
+        if len(self._slot_times) >= _MANY:
+            self.count_slot_times()
+        self._free_slot(place)
 
-    def count(self) -> None:
+    def count_slot_times(self) -> None:
         """Count how long places were held, as far as they are free again."""
-        held, self._held = self._held, []
-        self._tally.took.extend(held)
+        held, self._slot_times = self._slot_times, []
+        self._metrics.request_durations.extend(held)
         for seconds in held:
-            takes = seconds if self._takes is None else self._takes
-            self._takes = takes + _NEW * (seconds - takes)
+            takes = seconds if self._average_slot_time is None else self._average_slot_time
+            self._average_slot_time = takes + _NEW * (seconds - takes)
 
-    def close(self) -> None:
+    def close_queue(self) -> None:
         """Nobody is served any more."""
-        for waiter in self._waiters:
-            if not waiter.place.done():
-                waiter.place.set_exception(Overloaded("the gateway is stopping"))
-        self._waiters.clear()
-        self._look_later()
+        for waiter in self._queue:
+            if not waiter.slot.done():
+                waiter.slot.set_exception(Overloaded("the gateway is stopping"))
+        self._queue.clear()
+        self._start_timer()
 
     # --- places -----------------------------------------------------------------------------------
 
-    def _pick(self, wish: Wish, now: float) -> Place | None:
+    def _acquire_now(self, wish: Wish, now: float) -> Place | None:
         """A place, taken."""
-        free = self._free(wish, now)
+        free = self._select_with_room(wish, now)
         if not free:
             return None
-        member = free[0] if len(free) == 1 else self._policy.pick(free, wish.ask)
+        member = free[0] if len(free) == 1 else self._policy.pick_worker(free, wish.routing_key)
         member.in_flight += 1
         self._in_flight += 1
         place = Place(member, now)
-        if wish.give_way is not None:
-            self._guests[place] = wish.give_way
+        if wish.preempt is not None:
+            self._preemptible[place] = wish.preempt
         return place
 
-    def _free(self, wish: Wish, now: float) -> Sequence[Member]:
+    def _select_with_room(self, wish: Wish, now: float) -> Sequence[Member]:
         """Those that may be asked and have a place."""
-        limits, tried = self._limits, wish.tried
-        if limits.most is not None and self._in_flight >= limits.most:
+        limits, tried = self._limits, wish.tried_keys
+        if limits.max_concurrency is not None and self._in_flight >= limits.max_concurrency:
             return []
         free: list[Member] = []
-        for one in eligible(self._members, now, limits.health.panic):
+        for one in eligible(self._workers, now, limits.health.panic):
             if one.key not in tried and one.has_room():
                 free.append(one)  # a comprehension would be another call
         return free
 
-    def _release(self, place: Place) -> None:
-        member = place.member
-        if self._guests:
-            self._guests.pop(place, None)
+    def _free_slot(self, place: Place) -> None:
+        member = place.worker
+        if self._preemptible:
+            self._preemptible.pop(place, None)
         member.in_flight -= 1
         self._in_flight -= 1
-        if member.gone and not member.in_flight:
-            self._known.pop(member.worker.url, None)
-        if self._waiters:
-            self._serve()
+        if member.removed and not member.in_flight:
+            self._workers_by_url.pop(member.config.url, None)
+        if self._queue:
+            self._serve_queue()
 
     # --- those who wait ---------------------------------------------------------------------------
 
     def _enqueue(self, wish: Wish, name: str) -> _Waiter:
         waiter = _Waiter(wish, self._numbers, asyncio.get_running_loop().create_future(), name)
         self._numbers += 1
-        room = wish.give_way is None and self._make_room(wish)
-        if len(self._waiters) >= self._limits.queue.max and not room:
-            last = self._waiters[-1] if self._waiters else waiter
+        room = wish.preempt is None and self._preempt_slot(wish)
+        if len(self._queue) >= self._limits.queue.max and not room:
+            last = self._queue[-1] if self._queue else waiter
             if _order(last) <= _order(waiter):
-                raise self._full()
-            self._waiters.remove(last)
-            last.place.set_exception(self._full())
-        insort(self._waiters, waiter, key=_order)
-        self._look_later()
+                raise self._make_overloaded_error()
+            self._queue.remove(last)
+            last.slot.set_exception(self._make_overloaded_error())
+        insort(self._queue, waiter, key=_order)
+        self._start_timer()
         return waiter
 
-    def _make_room(self, wish: Wish) -> bool:
+    def _preempt_slot(self, wish: Wish) -> bool:
         """Have one place left, if somebody has one who is to leave it."""
-        choices = self.choices(wish) if self._guests else ()
-        for place, give_way in self._guests.items():
-            if place.member in choices:
-                del self._guests[place]
+        choices = self.select_available(wish) if self._preemptible else ()
+        for place, give_way in self._preemptible.items():
+            if place.worker in choices:
+                del self._preemptible[place]
                 give_way()
                 return True
         return False
 
-    def _serve(self) -> None:
+    def _serve_queue(self) -> None:
         """Give out what is free, to whoever comes first and may have it.
 
         Where nothing will do for one who would take any, nothing will for those who come after.
         """
         now = self._clock()
-        for waiter in self._waiters:
-            if waiter.place.done():  # its task was cancelled, and has not run since
+        for waiter in self._queue:
+            if waiter.slot.done():  # its task was cancelled, and has not run since
                 continue
-            place = self._pick(waiter.wish, now)
+            place = self._acquire_now(waiter.criteria, now)
             if place is not None:
-                waiter.place.set_result(place)
-            elif not waiter.wish.tried:
+                waiter.slot.set_result(place)
+            elif not waiter.criteria.tried_keys:
                 break
-        if self._waiters:
-            self._waiters = [one for one in self._waiters if not one.place.done()]
+        if self._queue:
+            self._queue = [one for one in self._queue if not one.slot.done()]
 
-    def _leave(self, waiter: _Waiter) -> None:
-        if waiter in self._waiters:
-            self._waiters.remove(waiter)
-        elif waiter.place.done() and not waiter.place.cancelled() and not waiter.place.exception():
-            self._release(waiter.place.result())
+    def _remove_waiter(self, waiter: _Waiter) -> None:
+        if waiter in self._queue:
+            self._queue.remove(waiter)
+        elif waiter.slot.done() and not waiter.slot.cancelled() and not waiter.slot.exception():
+            self._free_slot(waiter.slot.result())
 
-    def _look_later(self) -> None:
+    def _start_timer(self) -> None:
         """Have a timer as long as somebody waits: health changes by itself."""
-        if self._timer is None and self._waiters:
-            self._timer = asyncio.get_running_loop().call_later(_LOOK_AGAIN, self._look)
-        elif self._timer is not None and not self._waiters:
+        if self._timer is None and self._queue:
+            self._timer = asyncio.get_running_loop().call_later(_LOOK_AGAIN, self._on_timer)
+        elif self._timer is not None and not self._queue:
             self._timer.cancel()
             self._timer = None
 
-    def _look(self) -> None:
+    def _on_timer(self) -> None:
         self._timer = None
-        self._serve()
-        self._look_later()
+        self._serve_queue()
+        self._start_timer()
 
-    def _full(self) -> GatewayError:
-        self._tally.shed["queue_full"] += 1
+    def _make_overloaded_error(self) -> GatewayError:
+        self._metrics.shed["queue_full"] += 1
         text = "every worker is busy, and too many requests wait already"
-        return Overloaded(text, retry_after=self._estimate())
+        return Overloaded(text, retry_after=self._estimate_queue_time())
 
-    def _estimate(self) -> float:
+    def _estimate_queue_time(self) -> float:
         """In how many seconds all who wait now will be served, going by the last requests."""
-        self.count()
-        if self._takes is None:
+        self.count_slot_times()
+        if self._average_slot_time is None:
             return max(self._limits.queue.wait, _LEAST_WAIT)
-        seconds = self._takes * (len(self._waiters) + 1) / max(self._in_flight, 1)
+        seconds = self._average_slot_time * (len(self._queue) + 1) / max(self._in_flight, 1)
         return min(max(seconds, _LEAST_WAIT), _LONGEST_WAIT)

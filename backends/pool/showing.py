@@ -21,53 +21,57 @@ class Shown:
     """Tells who looks on how an answer comes about."""
 
     def __init__(self, watch: Watch, settings: PoolSettings, roster: Roster, work: Work) -> None:
-        self._watch = watch
+        self._observer = watch
         self._settings = settings
-        self._roster = roster
-        self._work = work
+        self._workers = roster
+        self._request = work
 
-    def before(self, wish: Wish) -> None:
+    def observe_choice(self, wish: Wish) -> None:
         """A worker is about to be chosen: tells of the choice, which is not made by that.
 
         Raises what the watch raises.
         """
-        free, scores, likely = self._roster.foresee(wish)
-        can: dict[int, Can] = dict.fromkeys(wish.tried, "tried")
-        can |= {one.key: "full" for one in self._roster.choices(wish)}
+        free, scores, likely = self._workers.preview_pick(wish)
+        can: dict[int, Can] = dict.fromkeys(wish.tried_keys, "tried")
+        can |= {one.key: "full" for one in self._workers.select_available(wish)}
         can |= {one.key: "yes" for one in free}
         candidates = [
-            _candidate(one, can.get(one.key, "no"), scores) for one in self._roster.members
+            _candidate(one, can.get(one.key, "no"), scores) for one in self._workers.workers
         ]
-        self._watch.chooses(self._choice(candidates, scores, likely), self._wire(likely))
+        self._observer.on_selection(
+            self._build_choice(candidates, scores, likely), self._build_upstream_request(likely)
+        )
 
-    def asked(self, member: Member) -> None:
+    def observe_attempt(self, member: Member) -> None:
         """It was chosen, and is asked now."""
-        self._watch.sends(member.name, self._wire(member))
+        self._observer.on_send(member.name, self._build_upstream_request(member))
 
-    def failed(self, member: Member, error: GatewayError) -> None:
+    def observe_failure(self, member: Member, error: GatewayError) -> None:
         """It failed, and nothing of its answer was passed on."""
-        self._watch.fails(member.name, error)
+        self._observer.on_failure(member.name, error)
 
-    def _wire(self, member: Member | None) -> WireRequest:
+    def _build_upstream_request(self, member: Member | None) -> WireRequest:
         """The request as this worker gets it; None: without a key."""
-        wire, own = self._work.wire, self._work.own
-        told = own if member is None else keyed(own, member.worker)
+        wire, own = self._request.upstream_request, self._request.request_headers
+        told = own if member is None else keyed(own, member.config)
         return WireRequest(wire.path, wire.body, (*wire.headers, *told), wire.method)
 
-    def _choice(self, candidates: list[Candidate], scores: Scores, likely: Member | None) -> Choice:
+    def _build_choice(
+        self, candidates: list[Candidate], scores: Scores, likely: Member | None
+    ) -> Choice:
         told = self._settings
         return Choice(
             policy=told.policy,
-            wins=scores.wins,
+            score_rule=scores.winner,
             candidates=candidates,
-            likely="" if likely is None else likely.name,
-            waiting=self._roster.waiting,
-            queue=told.queue.max,
-            wait=told.queue.wait,
-            timeouts=asdict(told.timeouts) | {"total": self._work.deadline.remaining()},
-            retries=told.retries.max,
-            budget=told.retries.budget,
-            retried=sorted(told.retries.on),
+            expected_url="" if likely is None else likely.name,
+            queue_length=self._workers.queue_length,
+            queue_limit=told.queue.max,
+            queue_timeout=told.queue.wait,
+            timeouts=asdict(told.timeouts) | {"total": self._request.deadline.remaining()},
+            max_retries=told.retries.max,
+            retry_budget=told.retries.budget,
+            retryable_failures=sorted(told.retries.on),
         )
 
 
@@ -80,6 +84,6 @@ def _candidate(member: Member, can: Can, scores: Scores) -> Candidate:
         in_flight=report.in_flight,
         limit=report.limit,
         latency=report.latency,
-        can=can,
-        score=scores.of.get(member.key),
+        availability=can,
+        score=scores.by_worker.get(member.key),
     )

@@ -17,68 +17,75 @@ class Smoothed:
     """
 
     def __init__(self, memory: float = 10.0) -> None:
-        self._memory = memory
+        self._decay_seconds = memory
         self._mean: float | None = None
-        self._at = 0.0
+        self._updated_at = 0.0
 
     def add(self, now: float, seconds: float) -> None:
         """One more value."""
         if self._mean is None or seconds >= self._mean:
             self._mean = seconds
         else:
-            kept = self._kept(now)
+            kept = self._decay_mean(now)
             self._mean = self._mean * kept + seconds * (1.0 - kept)
-        self._at = now
+        self._updated_at = now
 
-    def value(self, now: float) -> float | None:
+    def get_value(self, now: float) -> float | None:
         """The mean, faded by the time since the last value; None when there was none."""
-        return None if self._mean is None else self._mean * self._kept(now)
+        return None if self._mean is None else self._mean * self._decay_mean(now)
 
-    def _kept(self, now: float) -> float:
-        return math.exp((self._at - now) / self._memory)
+    def _decay_mean(self, now: float) -> float:
+        return math.exp((self._updated_at - now) / self._decay_seconds)
 
 
 class Recent:
     """How often something happened in the last ``window`` seconds, give or take a tenth of them."""
 
-    __slots__ = ("_before", "_latest", "_number", "_slots", "_span", "_until")
+    __slots__ = (
+        "_earlier_slots",
+        "_current_slot",
+        "_slot_number",
+        "_slots",
+        "_slot_seconds",
+        "_slot_end",
+    )
 
     def __init__(self, window: float) -> None:
-        self._span = window / _SLOTS
+        self._slot_seconds = window / _SLOTS
         self._slots: deque[tuple[float, int]] = deque()
         """The number and the count of each that is over and not yet too old."""
-        self._before = 0
+        self._earlier_slots = 0
         """How often in these."""
-        self._number = 0.0
-        self._latest = 0
+        self._slot_number = 0.0
+        self._current_slot = 0
         """How often in the slot that lasts."""
-        self._until = -math.inf
+        self._slot_end = -math.inf
         """When that is over."""
 
     def add(self, now: float) -> None:
         """It happened once more."""
-        if now >= self._until:
-            self._turn(now)
-        self._latest += 1
+        if now >= self._slot_end:
+            self._advance_slot(now)
+        self._current_slot += 1
 
     def count(self, now: float) -> int:
         """How often."""
-        if now >= self._until:
-            self._turn(now)
-        return self._before + self._latest
+        if now >= self._slot_end:
+            self._advance_slot(now)
+        return self._earlier_slots + self._current_slot
 
     def clear(self) -> None:
         """Nothing has happened."""
         self._slots.clear()
-        self._before = self._latest = 0
+        self._earlier_slots = self._current_slot = 0
 
-    def _turn(self, now: float) -> None:
+    def _advance_slot(self, now: float) -> None:
         """Begin the slot that ``now`` is in, and let go of those that are too old."""
-        if self._latest:
-            self._slots.append((self._number, self._latest))
-        self._before += self._latest
-        self._latest = 0
-        self._number = now // self._span
-        self._until = (self._number + 1) * self._span
-        while self._slots and self._slots[0][0] <= self._number - _SLOTS:
-            self._before -= self._slots.popleft()[1]
+        if self._current_slot:
+            self._slots.append((self._slot_number, self._current_slot))
+        self._earlier_slots += self._current_slot
+        self._current_slot = 0
+        self._slot_number = now // self._slot_seconds
+        self._slot_end = (self._slot_number + 1) * self._slot_seconds
+        while self._slots and self._slots[0][0] <= self._slot_number - _SLOTS:
+            self._earlier_slots -= self._slots.popleft()[1]

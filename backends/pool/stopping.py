@@ -23,7 +23,7 @@ class Stopping:
     """
 
     def __init__(self, upstream: Upstream) -> None:
-        self._upstream = upstream
+        self._http_client = upstream
         self._tasks: set[asyncio.Task[None]] = set()
 
     def send(self, worker: Worker, wire: WireRequest) -> None:
@@ -31,7 +31,7 @@ class Stopping:
         if len(self._tasks) >= _MOST:
             log.warning("worker %s was not told to stop: too many are being told", worker.url)
             return
-        task = asyncio.get_running_loop().create_task(self._send(worker, wire))
+        task = asyncio.get_running_loop().create_task(self._send_cancel(worker, wire))
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
 
@@ -39,8 +39,8 @@ class Stopping:
         """Wait for what is being sent."""
         await asyncio.gather(*self._tasks)
 
-    async def _send(self, worker: Worker, wire: WireRequest) -> None:
+    async def _send_cancel(self, worker: Worker, wire: WireRequest) -> None:
         try:
-            await fetch(self._upstream, worker, wire, _SECONDS)
+            await fetch(self._http_client, worker, wire, _SECONDS)
         except GatewayError as error:
             log.info("worker %s was not told to stop: %s", worker.url, error)

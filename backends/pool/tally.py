@@ -32,9 +32,9 @@ class Tally(Struct, eq=False):
     """Who was sent away: ``queue_full``, ``queue_wait`` or ``no_worker``."""
     abandoned: int = 0
     """Answers that were ended at their worker before their end, since nobody waited for them."""
-    took: Histogram = field(default_factory=lambda: Histogram(TOOK))
+    request_durations: Histogram = field(default_factory=lambda: Histogram(TOOK))
     """Each try at a worker, from its begin to its end."""
-    waited: Histogram = field(default_factory=lambda: Histogram(WAITED))
+    queue_times: Histogram = field(default_factory=lambda: Histogram(WAITED))
     """For a place at a worker, of those who had to."""
-    paused: Histogram = field(default_factory=lambda: Histogram(PAUSED))
+    stream_gaps: Histogram = field(default_factory=lambda: Histogram(PAUSED))
     """The longest time between two reads of a stream that came to its end."""

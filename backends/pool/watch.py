@@ -26,144 +26,144 @@ class Watch:
     """
 
     __slots__ = (
-        "_by",
+        "_first_due",
         "_deadline",
-        "_idle",
-        "_last",
-        "_lookout",
-        "_looks",
-        "_opens",
-        "_ran_out",
-        "_waits",
-        "begun",
-        "longest",
+        "_idle_timeout",
+        "_last_read_at",
+        "_deadline_timer",
+        "_next_check",
+        "_connecting_task",
+        "_expired",
+        "_is_waiting",
+        "has_started",
+        "longest_gap",
     )
 
     def __init__(self, lookout: Lookout, deadline: Deadline, first: float, idle: float) -> None:
-        self._lookout = lookout
+        self._deadline_timer = lookout
         self._deadline = deadline
-        self._idle = idle
-        self._by = first
-        self.begun = False
+        self._idle_timeout = idle
+        self._first_due = first
+        self.has_started = False
         """The first events have come."""
-        self.longest = 0.0
+        self.longest_gap = 0.0
         """Seconds from one read to the next, or to ``hurry``, at most; since the first events."""
-        self._last = NEVER
+        self._last_read_at = NEVER
         """When the last read after the first events began, by the clock."""
-        self._waits = False
-        self._looks = NEVER
+        self._is_waiting = False
+        self._next_check = NEVER
         """When it is looked at, by the clock."""
-        self._ran_out: Which | None = None
+        self._expired: Which | None = None
         """The limit that cut it off."""
-        self._opens: asyncio.Task[Any] | None = None
+        self._connecting_task: asyncio.Task[Any] | None = None
         """What waits for a connection."""
 
-    def cut(self) -> None:
+    def abort_response(self) -> None:
         """Cut it off, if there is anything yet."""
 
-    async def open(self, opening: Coroutine[Any, Any, Reading]) -> Reading:
+    async def wait_response(self, opening: Coroutine[Any, Any, Reading]) -> Reading:
         """The answer whose head ``opening`` waits for. Raises DeadlineExceeded."""
         task = asyncio.current_task()
         assert task is not None  # noqa: S101 - a coroutine runs in one
         cancelled = task.cancelling()
-        self._opens = task
+        self._connecting_task = task
         try:
-            if self._ran_out is not None:  # just when a connection that had rested ended
-                raise _exceeded(self._ran_out)
-            self.wait()
+            if self._expired is not None:  # just when a connection that had rested ended
+                raise _exceeded(self._expired)
+            self.wait_next()
             return await opening
         except asyncio.CancelledError:
             # Unless somebody else wants it to end, too.
-            if self._ran_out is not None and task.uncancel() <= cancelled:
-                raise _exceeded(self._ran_out) from None
+            if self._expired is not None and task.uncancel() <= cancelled:
+                raise _exceeded(self._expired) from None
             raise
         finally:
-            self._opens = None
+            self._connecting_task = None
             opening.close()
 
-    def start(self, now: float) -> None:
+    def start_wait(self, now: float) -> None:
         """Have it cut off when its first bytes are late. Raises DeadlineExceeded."""
-        due, total = self._by, self._deadline.at
+        due, total = self._first_due, self._deadline.expires_at
         if total <= now:
             raise _exceeded("total")
         if due > total:  # noqa: PLR1730 - it would be a call for each request
             due = total
-        self._waits = True
-        self._looks = due
-        self._lookout.add(self, due)
+        self._is_waiting = True
+        self._next_check = due
+        self._deadline_timer.add(self, due)
 
-    def wait(self) -> None:
+    def wait_next(self) -> None:
         """Have it cut off when the next bytes are late. Raises DeadlineExceeded."""
-        if self.begun:
-            now = self.heard()
-            due = now + self._idle
+        if self.has_started:
+            now = self.record_read()
+            due = now + self._idle_timeout
         else:
-            now, due = self._lookout.clock(), self._by
-        total = self._deadline.at
+            now, due = self._deadline_timer.clock(), self._first_due
+        total = self._deadline.expires_at
         if total <= now:
             raise _exceeded("total")
-        self._waits = True
+        self._is_waiting = True
         if due > total:  # noqa: PLR1730 - it would be a call for each read
             due = total
-        if due < self._looks:
-            self._looks = due
-            self._lookout.add(self, due)
+        if due < self._next_check:
+            self._next_check = due
+            self._deadline_timer.add(self, due)
 
-    def rest(self) -> None:
+    def stop_wait(self) -> None:
         """Nobody waits."""
-        self._waits = False
+        self._is_waiting = False
 
-    def heard(self) -> float:
+    def record_read(self) -> float:
         """More has come of an answer that had begun, and more is waited for; gives the time."""
-        now = self._lookout.clock()
-        if now - self._last > self.longest:  # noqa: PLR1730 - it would be a call for each read
-            self.longest = now - self._last
-        self._last = now
+        now = self._deadline_timer.clock()
+        if now - self._last_read_at > self.longest_gap:  # noqa: PLR1730 - it would be a call for each read
+            self.longest_gap = now - self._last_read_at
+        self._last_read_at = now
         return now
 
-    def look(self, now: float) -> None:
+    def on_deadline(self, now: float) -> None:
         """Cut it off if it is late by ``now``."""
-        self._looks = NEVER
-        if not self._waits:
+        self._next_check = NEVER
+        if not self._is_waiting:
             return
-        due, which = self._limit()
+        due, which = self._get_next_limit()
         if due > now:
-            self._looks = due
-            self._lookout.add(self, due)
+            self._next_check = due
+            self._deadline_timer.add(self, due)
         else:
-            self._end(which)
+            self._expire(which)
 
-    def give_up(self) -> None:
+    def cancel_wait(self) -> None:
         """Wait for its first events no longer, whatever time they had."""
-        self._end("first_token")
+        self._expire("first_token")
 
-    def hurry(self, seconds: float) -> None:
+    def set_drain_deadline(self, seconds: float) -> None:
         """Whatever is still to be read must come within ``seconds``."""
-        now = self.heard() if self.begun else self._lookout.clock()
-        self.begun = False
-        self._by = now + seconds
+        now = self.record_read() if self.has_started else self._deadline_timer.clock()
+        self.has_started = False
+        self._first_due = now + seconds
 
-    def cause(self, error: GatewayError) -> GatewayError:
+    def get_cause(self, error: GatewayError) -> GatewayError:
         """What was behind ``error``: where a limit ran out, that broke the answer."""
-        if self._ran_out is None or not isinstance(error, StreamBroken):
+        if self._expired is None or not isinstance(error, StreamBroken):
             return error
-        return _exceeded(self._ran_out)
+        return _exceeded(self._expired)
 
-    def _limit(self) -> tuple[float, Which]:
+    def _get_next_limit(self) -> tuple[float, Which]:
         """The next limit, by the clock, and which it is."""
-        total = self._deadline.at
-        own = self._last + self._idle if self.begun else self._by
+        total = self._deadline.expires_at
+        own = self._last_read_at + self._idle_timeout if self.has_started else self._first_due
         if own > total:
             return total, "total"
-        return own, "idle" if self.begun else "first_token"
+        return own, "idle" if self.has_started else "first_token"
 
-    def _end(self, which: Which) -> None:
-        self._ran_out = which
-        self.rest()
-        if self._opens is None:
-            self.cut()
+    def _expire(self, which: Which) -> None:
+        self._expired = which
+        self.stop_wait()
+        if self._connecting_task is None:
+            self.abort_response()
         else:
-            self._opens.cancel()
+            self._connecting_task.cancel()
 
 
 def _exceeded(which: Which) -> DeadlineExceeded:

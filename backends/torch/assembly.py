@@ -14,10 +14,10 @@ from backends.torch.templates import template_at
 class Model(NamedTuple):
     """A model with all that belongs to it. ``ends`` are the tokens with which it ends."""
 
-    forward: Forward
+    runner: Forward
     tokenizer: Any
-    reader: Reader
-    ends: frozenset[int]
+    input_processor: Reader
+    end_tokens: frozenset[int]
 
 
 def end_tokens(tokenizer: Any, *configs: Any) -> frozenset[int]:
@@ -44,11 +44,14 @@ def load_model(
 
 def assemble(forward: Forward, tokenizer: Any) -> Model:
     """A forward and a tokenizer, made one."""
-    own = forward.generation
+    own = forward.generation_config
     defaults = {}
     if getattr(own, "do_sample", False):
         defaults = {name: getattr(own, name, None) for name in ("temperature", "top_p", "top_k")}
     reader = Reader(
-        tokenizer, context=forward.context, vocabulary=forward.vocabulary, defaults=defaults
+        tokenizer,
+        context=forward.context_length,
+        vocabulary=forward.vocabulary_size,
+        defaults=defaults,
     )
     return Model(forward, tokenizer, reader, end_tokens(tokenizer, forward.config, own))

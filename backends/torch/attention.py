@@ -28,41 +28,41 @@ SHORT = 8 * BLOCK
 class Segment(NamedTuple):
     """What a row brings to a pass, and of how many of its last tokens the logits are wanted."""
 
-    kv: Kv
+    cache: Kv
     tokens: Sequence[int]
-    wants: int = 1
+    logit_count: int = 1
 
 
 class Tile(NamedTuple):
     """Tokens of a row that are attended together; in the pass they are from ``start`` on."""
 
     start: int
-    first: int
+    first_position: int
     """The place of the first one in its row."""
-    end: int
+    end_position: int
     """The place behind the last one."""
 
     @property
     def stop(self) -> int:
         """Behind the last one, in the pass."""
-        return self.start + self.end - self.first
+        return self.start + self.end_position - self.first_position
 
     @property
-    def alone(self) -> bool:
+    def is_single(self) -> bool:
         """Whether it is one token."""
-        return self.end - self.first == 1
+        return self.end_position - self.first_position == 1
 
 
 class Alike(NamedTuple):
     """Single tokens of rows whose pasts have equally many blocks."""
 
-    at: torch.Tensor | None
+    token_indices: torch.Tensor | None
     """Where they are in the pass; None where they are all of it."""
-    ends: torch.Tensor
+    lengths: torch.Tensor
     """The places behind them in their rows."""
     blocks: range | torch.Tensor
     """Of all their pasts, one behind another."""
-    each: int
+    block_count: int
     """So many for each."""
 
 
@@ -74,34 +74,38 @@ class Packed(Turns):
         self.segments = segments
         self.tokens: list[int] = []
         self.positions: list[int] = []
-        self.wanted: list[int] = []
-        self._rows: list[tuple[list[range], list[Tile], list[Tile]]] = []
+        self.logit_indices: list[int] = []
+        self._tiles_by_sequence: list[tuple[list[range], list[Tile], list[Tile]]] = []
         self._masks: dict[tuple[Tile | int, int | None], torch.Tensor | None] = {}
         self._device = device
         slots: list[int] = []
         alike: dict[int, list[tuple[Tile, list[int]]]] = {}
         for segment in segments:
-            kv, count = segment.kv, len(segment.tokens)
+            kv, count = segment.cache, len(segment.tokens)
             kv.reserve(count)
             tiles = _tiles(kv, len(self.tokens), count)
-            short = [tile for tile in tiles if tile.alone and tile.end <= SHORT]
-            long = [tile for tile in tiles if not tile.alone or tile.end > SHORT]
-            self._rows.append((kv.runs(kv.length + count), long, short))
+            short = [tile for tile in tiles if tile.is_single and tile.end_position <= SHORT]
+            long = [tile for tile in tiles if not tile.is_single or tile.end_position > SHORT]
+            self._tiles_by_sequence.append((kv.slot_ranges(kv.length + count), long, short))
             for tile in short:
-                blocks = kv.blocks(tile.end)
+                blocks = kv.first_blocks(tile.end_position)
                 alike.setdefault(len(blocks), []).append((tile, blocks))
-            slots.extend(kv.slots(count))
+            slots.extend(kv.next_slots(count))
             self.tokens.extend(segment.tokens)
             self.positions.extend(range(kv.length, kv.length + count))
-            self.wanted.extend(range(len(self.tokens) - segment.wants, len(self.tokens)))
+            self.logit_indices.extend(
+                range(len(self.tokens) - segment.logit_count, len(self.tokens))
+            )
         self._slots = torch.tensor(slots, device=device)
-        self._alike = [self._together(each, found) for each, found in alike.items()]
+        self._decode_groups = [
+            self._build_decode_group(each, found) for each, found in alike.items()
+        ]
 
-    def _together(self, each: int, found: Sequence[tuple[Tile, list[int]]]) -> Alike:
+    def _build_decode_group(self, each: int, found: Sequence[tuple[Tile, list[int]]]) -> Alike:
         blocks = [block for _, own in found for block in own]
         near = range(blocks[0], blocks[0] + len(blocks))
         whole = len(found) == len(self.tokens)
-        ends = [tile.end for tile, _ in found]
+        ends = [tile.end_position for tile, _ in found]
         return Alike(
             None if whole else torch.tensor([t.start for t, _ in found], device=self._device),
             torch.tensor(ends, device=self._device)[:, None, None, None],
@@ -118,16 +122,18 @@ class Packed(Turns):
         manner: Manner,
     ) -> torch.Tensor:
         """Attention of all tokens, (heads, tokens, size) in and (tokens, heads, size) out."""
-        pool = self.segments[0].kv.pool
+        pool = self.segments[0].cache.pool
         pool.write(layer, self._slots, key, value)
-        alike = self._alike if manner.plain else ()
-        if len(alike) == 1 and alike[0].at is None:
-            return self._attend_alike(layer, alike[0], query, manner)
+        alike = self._decode_groups if manner.is_standard else ()
+        if len(alike) == 1 and alike[0].token_indices is None:
+            return self._attend_group(layer, alike[0], query, manner)
         out = query.new_empty((query.shape[1], query.shape[0], value.shape[2]))
         for one in alike:
-            out[one.at] = self._attend_alike(layer, one, query[:, one.at], manner)
-        for runs, long, short in self._rows:
-            tiles = long if manner.plain else (*long, *short)
+            out[one.token_indices] = self._attend_group(
+                layer, one, query[:, one.token_indices], manner
+            )
+        for runs, long, short in self._tiles_by_sequence:
+            tiles = long if manner.is_standard else (*long, *short)
             if not tiles:
                 continue
             keys, values = pool.read(layer, runs)
@@ -136,27 +142,29 @@ class Packed(Turns):
                 out[tile.start : tile.stop] = self._attend_tile(tile, own, keys, values, manner)
         return out
 
-    def _attend_alike(
+    def _attend_group(
         self, layer: int, alike: Alike, query: torch.Tensor, manner: Manner
     ) -> torch.Tensor:
-        keys, values = self.segments[0].kv.pool.read_blocks(layer, alike.blocks, alike.each)
+        keys, values = self.segments[0].cache.pool.read_blocks(
+            layer, alike.blocks, alike.block_count
+        )
         heads, tokens, size = query.shape
         # All queries of a key's group see the same keys: they become one head's queries.
         grouped = query.transpose(0, 1).reshape(tokens, keys.shape[1], -1, size)
-        mask = self._mask_alike(alike, manner.window, query.dtype)
+        mask = self._mask_group(alike, manner.window, query.dtype)
         out = scaled_dot_product_attention(grouped, keys, values, mask, scale=manner.scale)
         return out.reshape(tokens, heads, -1)
 
-    def _mask_alike(self, alike: Alike, window: int | None, dtype: torch.dtype) -> torch.Tensor:
+    def _mask_group(self, alike: Alike, window: int | None, dtype: torch.dtype) -> torch.Tensor:
         """What is added to the scores of a row's tokens for each of these: nothing, or -inf."""
-        found = self._masks.get((alike.each, window))
+        found = self._masks.get((alike.block_count, window))
         if found is None:
-            place = torch.arange(alike.each * BLOCK, device=self._device)
-            hidden = place >= alike.ends
+            place = torch.arange(alike.block_count * BLOCK, device=self._device)
+            hidden = place >= alike.lengths
             if window is not None:
-                hidden |= place < alike.ends - window
+                hidden |= place < alike.lengths - window
             found = torch.zeros(hidden.shape, dtype=dtype, device=self._device)
-            self._masks[alike.each, window] = found.masked_fill_(hidden, float("-inf"))
+            self._masks[alike.block_count, window] = found.masked_fill_(hidden, float("-inf"))
         return found
 
     def _attend_tile(
@@ -168,46 +176,48 @@ class Packed(Turns):
         manner: Manner,
     ) -> torch.Tensor:
         window = manner.window
-        if tile.alone:
-            begin = max(0, tile.end - window) if window is not None else 0
-            past, mask = slice(begin, tile.end), None
+        if tile.is_single:
+            begin = max(0, tile.end_position - window) if window is not None else 0
+            past, mask = slice(begin, tile.end_position), None
         else:
-            past, mask = slice(0, tile.end), self._mask(tile, window)
+            past, mask = slice(0, tile.end_position), self._get_tile_mask(tile, window)
         keys, values = keys[:, past], values[:, past]
-        if not manner.plain:
+        if not manner.is_standard:
             return attend_capped(query, keys, values, manner, mask).transpose(0, 1)
-        if tile.alone:
+        if tile.is_single:
             return attend_one(query, keys, values, manner.scale)
         return attend_many(query, keys, values, manner.scale, mask).transpose(0, 1)
 
-    def _mask(self, tile: Tile, window: int | None) -> torch.Tensor | None:
+    def _get_tile_mask(self, tile: Tile, window: int | None) -> torch.Tensor | None:
         """Which of its row's tokens each of a tile sees; None where that is all before it."""
         key = (tile, window)
         if key not in self._masks:
             self._masks[key] = _mask(tile, window, self._device)
         return self._masks[key]
 
-    def done(self) -> None:
+    def finish_pass(self) -> None:
         """The pass went through all layers."""
         for segment in self.segments:
-            segment.kv.advance(len(segment.tokens))
+            segment.cache.advance(len(segment.tokens))
 
 
 def _tiles(kv: Kv, start: int, count: int) -> list[Tile]:
     found = []
     at, end = kv.length, kv.length + count
     while at < end:
-        until = min(end, kv.prompt, at - at % BLOCK + BLOCK) if at < kv.prompt else at + 1
+        until = (
+            min(end, kv.prompt_length, at - at % BLOCK + BLOCK) if at < kv.prompt_length else at + 1
+        )
         found.append(Tile(start + at - kv.length, at, until))
         at = until
     return found
 
 
 def _mask(tile: Tile, window: int | None, device: torch.device) -> torch.Tensor | None:
-    if tile.first == 0 and (window is None or tile.end <= window):
+    if tile.first_position == 0 and (window is None or tile.end_position <= window):
         return None
-    at = torch.arange(tile.first, tile.end, device=device)[:, None]
-    seen = torch.arange(tile.end, device=device)[None]
+    at = torch.arange(tile.first_position, tile.end_position, device=device)[:, None]
+    seen = torch.arange(tile.end_position, device=device)[None]
     mask = seen <= at
     return mask if window is None else mask & (seen > at - window)
 

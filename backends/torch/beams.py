@@ -32,15 +32,15 @@ class Search(Generic[T]):
         """``ends`` is how many tokens end a text; ``diversity`` is a penalty: see ``step``."""
         self.size = size
         self._diversity = diversity
-        self._candidates = max(2, 1 + ends) * size
-        self._penalty = length_penalty
+        self._candidate_count = max(2, 1 + ends) * size
+        self._length_penalty = length_penalty
         # All slots begin with the same text: only one of them may count.
         self._scores = [0.0, *[_NEVER] * (size - 1)]
         self.finished: list[tuple[float, T]] = []
         """The best that ended, with their scores, best first."""
-        self.over = False
+        self.is_done = False
 
-    def step(
+    def advance(
         self,
         log_probs: Tensor,
         length: int,
@@ -57,36 +57,36 @@ class Search(Generic[T]):
             counts = torch.bincount(torch.tensor(taken), minlength=log_probs.shape[1])
             log_probs = log_probs - self._diversity * counts.to(log_probs.device)
         running: list[Beam[T]] = []
-        for rank, (score, parent, token) in enumerate(self._best(log_probs)):
+        for rank, (score, parent, token) in enumerate(self._select_candidates(log_probs)):
             text, ended = grow(parent, token)
             if not ended:
                 running.append(Beam(score, parent, text))
             elif rank < self.size:
-                self.finished.append((score / length**self._penalty, text))
+                self.finished.append((score / length**self._length_penalty, text))
             if len(running) == self.size:
                 break
         self.finished.sort(key=lambda found: -found[0])
         del self.finished[self.size :]
-        best = running[0].score / length**self._penalty if running else _NEVER
+        best = running[0].score / length**self._length_penalty if running else _NEVER
         full = len(self.finished) == self.size
-        self.over = not running or (full and best <= self.finished[-1][0])
-        placed = [] if self.over else self._placed(running)
+        self.is_done = not running or (full and best <= self.finished[-1][0])
+        placed = [] if self.is_done else self._assign_slots(running)
         self._scores = [beam.score for beam in placed]
         return placed
 
-    def _best(self, log_probs: Tensor) -> list[tuple[float, int, int]]:
+    def _select_candidates(self, log_probs: Tensor) -> list[tuple[float, int, int]]:
         """The likeliest continuations: score, slot and token."""
-        wide = min(self._candidates, log_probs.shape[1])
+        wide = min(self._candidate_count, log_probs.shape[1])
         values, tokens = log_probs.topk(wide)
         scores = values + torch.tensor(self._scores, device=values.device)[:, None]
-        found = scores.flatten().topk(min(self._candidates, scores.numel()))
+        found = scores.flatten().topk(min(self._candidate_count, scores.numel()))
         return [
             (score, at // wide, int(tokens[at // wide, at % wide]))
             for score, at in zip(found.values.tolist(), found.indices.tolist(), strict=True)
             if score > _NEVER
         ]
 
-    def _placed(self, running: list[Beam[T]]) -> list[Beam[T]]:
+    def _assign_slots(self, running: list[Beam[T]]) -> list[Beam[T]]:
         """By slot. Where there are too few, the first comes again, without a chance of its own."""
         slots: dict[int, Beam[T]] = {}
         others: list[Beam[T]] = []

@@ -16,15 +16,15 @@ class Manner(NamedTuple):
     scale: float | None
     window: int | None = None
     """So many of the last tokens are seen, a token itself among them."""
-    cap: float | None = None
+    logit_cap: float | None = None
     """Scores stay within this, by a hyperbolic tangent."""
     sinks: torch.Tensor | None = None
     """A score of each head to which no value belongs."""
 
     @property
-    def plain(self) -> bool:
+    def is_standard(self) -> bool:
         """Whether kernels do it."""
-        return self.cap is None and self.sinks is None
+        return self.logit_cap is None and self.sinks is None
 
 
 def attend_capped(
@@ -43,8 +43,8 @@ def attend_capped(
     grouped = query.reshape(keys.shape[0], -1, size)
     scale = manner.scale or size**-0.5
     scores = (grouped @ keys.transpose(1, 2) * scale).view(heads, tokens, -1)
-    if manner.cap is not None:
-        scores = torch.tanh(scores / manner.cap) * manner.cap
+    if manner.logit_cap is not None:
+        scores = torch.tanh(scores / manner.logit_cap) * manner.logit_cap
     if mask is None:
         mask = scores.new_ones(scores.shape[1:], dtype=torch.bool).tril(scores.shape[2] - tokens)
     scores = scores.masked_fill(~mask, float("-inf"))

@@ -20,173 +20,175 @@ class Chooser:
 
     def __init__(self, model: Model, tell: Callable[[News], None]) -> None:
         self._tokenizer = model.tokenizer
-        self._context = model.forward.context
-        self._ends = model.ends
-        self._tell = tell
-        self.bytes = TokenBytes(model.tokenizer)
+        self._context_length = model.runner.context_length
+        self._end_tokens = model.end_tokens
+        self._emit = tell
+        self.token_bytes = TokenBytes(model.tokenizer)
 
     # --- a choice's life ------------------------------------------------------------------------
 
-    def searches(self, spec: Generate) -> Sequence[Search[Row]]:
+    def make_beam_searches(self, spec: Generate) -> Sequence[Search[Row]]:
         """Those of a prompt of this request, if it asks for beams."""
         if spec.beams is None:
             return ()
-        ends = 0 if spec.ending.ignore_eos else len(self._ends)
-        return searches(spec.beams, ends + len(spec.ending.stop_token_ids))
+        ends = 0 if spec.stopping.ignore_eos else len(self._end_tokens)
+        return searches(spec.beams, ends + len(spec.stopping.stop_token_ids))
 
-    def sample(self, group: Group) -> Row:
+    def start_sample(self, group: Group) -> Row:
         """The next sample of a prompt that is read."""
-        job, number = group.job, group.started
-        ending = job.spec.ending
-        group.started += 1
-        last = group.started == job.samples
-        room = longest(self._context, group.kv.pool.blocks, job) - len(group.prompt)
-        decode = self._decoder(job)
-        ends = () if ending.ignore_eos else tuple(self._ends)
+        job, number = group.request, group.samples_started
+        ending = job.command.stopping
+        group.samples_started += 1
+        last = group.samples_started == job.sample_count
+        room = longest(self._context_length, group.cache.pool.blocks, job) - len(group.prompt)
+        decode = self._make_decoder(job)
+        ends = () if ending.ignore_eos else tuple(self._end_tokens)
         row = Row(
             group,
             number,
-            seed_of(job.seed, group.number * job.samples + number),
-            group.kv if last else group.kv.copy(),
+            seed_of(job.seed, group.number * job.sample_count + number),
+            group.cache if last else group.cache.fork(),
             Transcript(Detokenizer(decode, group.prompt), ending.stop, include=ending.include_stop),
             room if ending.max_tokens is None else min(room, ending.max_tokens),
             (*ends, *ending.stop_token_ids),
         )
-        if job.guide is not None:
-            row.guide = job.guide.copy()
-            row.shunned = tuple(self._ends) if ending.ignore_eos else ()
-        row.speech = None if job.voice is None else job.voice.speech()
-        if job.spec.echo and not job.chooses:
-            self._tell(self._echo(group, row.choice))
+        if job.grammar_state is not None:
+            row.grammar_state = job.grammar_state.copy()
+            row.discouraged_tokens = tuple(self._end_tokens) if ending.ignore_eos else ()
+        row.output_parser = None if job.parser_rules is None else job.parser_rules.make_parser()
+        if job.command.echo and not job.returns_best_only:
+            self._emit(self._make_prompt_echo(group, row.choice_index))
         return row
 
-    def choose(self, logits: torch.Tensor, rows: Sequence[Row]) -> list[Row]:
+    def select_tokens(self, logits: torch.Tensor, rows: Sequence[Row]) -> list[Row]:
         """One token for each row, and what follows from it. Returns the rows that ended."""
         for row in rows:
-            row.group.job.batch = max(row.group.job.batch, len(rows))
+            row.group.request.max_batch = max(row.group.request.max_batch, len(rows))
         together: dict[Group, list[int]] = {}
         for i, row in enumerate(rows):
-            if row.group.searches:
+            if row.group.beam_searches:
                 together.setdefault(row.group, []).append(i)
         ended = []
         for at in together.values():
-            ended += step(logits[at], [rows[i] for i in at], self._extend)
+            ended += step(logits[at], [rows[i] for i in at], self._append_token)
         if together:
-            alone = [i for i, row in enumerate(rows) if not row.group.searches]
+            alone = [i for i, row in enumerate(rows) if not row.group.beam_searches]
             logits, rows = logits[alone], [rows[i] for i in alone]
-        return ended + self._draw(logits, rows)
+        return ended + self._sample_tokens(logits, rows)
 
-    def _draw(self, logits: torch.Tensor, rows: Sequence[Row]) -> list[Row]:
-        judged = [i for i, row in enumerate(rows) if _wants_logprobs(row.group.job)]
+    def _sample_tokens(self, logits: torch.Tensor, rows: Sequence[Row]) -> list[Row]:
+        judged = [i for i, row in enumerate(rows) if _wants_logprobs(row.group.request)]
         log_probs = logits[judged].log_softmax(-1) if judged else logits[:0]
         bar(logits, rows)
-        chosen = pick(logits, [row.drawn() for row in rows])
-        tops = [rows[i].group.job.spec.logprobs or 0 for i in judged]
+        chosen = pick(logits, [row.make_sampling_input() for row in rows])
+        tops = [rows[i].group.request.command.logprobs or 0 for i in judged]
         found = likelihoods(log_probs, [chosen[i] for i in judged], tops) if judged else []
         likely = dict(zip(judged, found, strict=True))
         ended = []
         for i, (row, token) in enumerate(zip(rows, chosen, strict=True)):
-            if self._accept(row, token, likely.get(i)):
+            if self._accept_token(row, token, likely.get(i)):
                 ended.append(row)
         return ended
 
-    def _accept(self, row: Row, token: int, likely: Likely | None) -> bool:
+    def _accept_token(self, row: Row, token: int, likely: Likely | None) -> bool:
         """Whether it was the row's last; tells what is sure of the text."""
-        row.group.job.completion_tokens += 1
-        ended = self._extend(row, token, likely)
-        if not ended and (release := row.transcript.take()):
-            self._release(row, release)
+        row.group.request.completion_tokens += 1
+        ended = self._append_token(row, token, likely)
+        if not ended and (release := row.output_text.pop_ready()):
+            self._emit_text(row, release)
         return ended
 
-    def _extend(self, row: Row, token: int, likely: Likely | None) -> bool:
+    def _append_token(self, row: Row, token: int, likely: Likely | None) -> bool:
         """Whether it was the row's last."""
-        job, ending = row.group.job, row.group.job.spec.ending
+        job, ending = row.group.request, row.group.request.command.stopping
         if not take(row, token):
             return True
         row.output.append(token)
         if likely is not None:
-            row.likelihood += likely.logprob
-        reason = self._ending_token(token, job)
+            row.cumulative_logprob += likely.logprob
+        reason = self._get_end_reason(token, job)
         if reason is None or ending.include_stop:
-            wanted = likely is not None and job.spec.logprobs is not None
-            detail = self._token(token, likely) if wanted and likely is not None else None
+            wanted = likely is not None and job.command.logprobs is not None
+            detail = self._make_token(token, likely) if wanted and likely is not None else None
             scan = reason is None and len(row.output) > ending.min_tokens
-            row.transcript.add(Taken(token, detail), scan=scan)
+            row.output_text.add_token(Taken(token, detail), scan=scan)
         if reason is not None:
             row.reason, row.stop = reason, token if reason == "stop" else None
-        elif row.transcript.stopped is not None:
-            row.reason, row.stop = "stop", row.transcript.stopped
-        elif row.guide is not None and row.guide.ended:
+        elif row.output_text.stopped is not None:
+            row.reason, row.stop = "stop", row.output_text.stopped
+        elif row.grammar_state is not None and row.grammar_state.is_finished:
             row.reason = "eos"
         else:
-            return len(row.output) >= row.limit
+            return len(row.output) >= row.max_tokens
         return True
 
-    def _ending_token(self, token: int, job: Job) -> Reason | None:
-        ending = job.spec.ending
+    def _get_end_reason(self, token: int, job: Job) -> Reason | None:
+        ending = job.command.stopping
         if token in ending.stop_token_ids:
             return "stop"
-        return "eos" if token in self._ends and not ending.ignore_eos else None
+        return "eos" if token in self._end_tokens and not ending.ignore_eos else None
 
-    def _release(self, row: Row, release: Release) -> None:
-        job = row.group.job
-        if job.chooses:
-            row.kept.append(release)
+    def _emit_text(self, row: Row, release: Release) -> None:
+        job = row.group.request
+        if job.returns_best_only:
+            row.withheld_text.append(release)
         else:
-            self._tell_all(job, row.told(release, row.choice))
+            self._emit_all(job, row.map_text(release, row.choice_index))
 
-    def end(self, row: Row) -> None:
+    def finish_sequence(self, row: Row) -> None:
         """A sample is complete: its last text, and its end. Of beams the search knows the texts."""
-        group, job = row.group, row.group.job
-        group.ended.append(row)
-        if not group.searches:
-            self._close(row)
-        if not job.chooses:
-            self._tell_all(job, row.last(row.choice))
-        elif group.done:
-            self._tell_best(group)
+        group, job = row.group, row.group.request
+        group.finished.append(row)
+        if not group.beam_searches:
+            self._close_output(row)
+        if not job.returns_best_only:
+            self._emit_all(job, row.map_end(row.choice_index))
+        elif group.is_done:
+            self._emit_best(group)
 
-    def _close(self, row: Row) -> None:
-        if release := row.transcript.close():
-            self._release(row, release)
-        if row.transcript.stopped is not None and row.reason != "eos":
-            row.reason, row.stop = "stop", row.transcript.stopped
+    def _close_output(self, row: Row) -> None:
+        if release := row.output_text.close():
+            self._emit_text(row, release)
+        if row.output_text.stopped is not None and row.reason != "eos":
+            row.reason, row.stop = "stop", row.output_text.stopped
 
-    def _tell_best(self, group: Group) -> None:
-        job = group.job
-        found = best(group) if group.searches else group.best()
-        for row in found if group.searches else ():
-            self._close(row)
+    def _emit_best(self, group: Group) -> None:
+        job = group.request
+        found = best(group) if group.beam_searches else group.select_best()
+        for row in found if group.beam_searches else ():
+            self._close_output(row)
             job.completion_tokens += len(row.output)
         for rank, row in enumerate(found):
-            choice = group.number * job.spec.n + rank
-            if job.spec.echo:
-                self._tell(self._echo(group, choice))
-            for release in row.kept:
-                self._tell_all(job, row.told(release, choice))
-            self._tell_all(job, row.last(choice))
+            choice = group.number * job.command.n + rank
+            if job.command.echo:
+                self._emit(self._make_prompt_echo(group, choice))
+            for release in row.withheld_text:
+                self._emit_all(job, row.map_text(release, choice))
+            self._emit_all(job, row.map_end(choice))
 
-    def _tell_all(self, job: Job, news: Iterable[Told]) -> None:
+    def _emit_all(self, job: Job, news: Iterable[Told]) -> None:
         """What the client gets, and has to take: credit is for what is on its way to him."""
         for one in news:
-            if not job.chooses and not isinstance(one, Ended):
-                job.credit -= one.count
-            self._tell(one)
+            if not job.returns_best_only and not isinstance(one, Ended):
+                job.credit -= one.token_count
+            self._emit(one)
 
     # --- tokens as they are told ----------------------------------------------------------------
 
-    def score(self, group: Group, targets: Sequence[int], logits: torch.Tensor) -> None:
+    def score_prompt(self, group: Group, targets: Sequence[int], logits: torch.Tensor) -> None:
         """Log probabilities of prompt tokens, each by the line of ``logits`` before it."""
         log_probs = logits[: len(targets)].log_softmax(-1)
-        tops = [group.job.spec.prompt_logprobs or 0] * len(targets)
-        group.scored.extend(map(self._token, targets, likelihoods(log_probs, targets, tops)))
+        tops = [group.request.command.prompt_logprobs or 0] * len(targets)
+        group.prompt_logprobs.extend(
+            map(self._make_token, targets, likelihoods(log_probs, targets, tops))
+        )
 
-    def _decoder(self, job: Job) -> Decode:
+    def _make_decoder(self, job: Job) -> Decode:
         """How a job's tokens are made text: the marks around calls are kept, to be read."""
-        skip = job.spec.ending.skip_special_tokens
-        if job.voice is None or not skip:
+        skip = job.command.stopping.skip_special_tokens
+        if job.parser_rules is None or not skip:
             return functools.partial(self._decode, skip=skip)
-        left_out = frozenset(self._tokenizer.all_special_ids) - job.voice.marks
+        left_out = frozenset(self._tokenizer.all_special_ids) - job.parser_rules.marker_tokens
         return lambda ids: self._decode([i for i in ids if i not in left_out], skip=False)
 
     def _decode(self, ids: Sequence[int], *, skip: bool) -> str:
@@ -195,21 +197,21 @@ class Chooser:
         )
         return text
 
-    def _token(self, token: int, likely: Likely) -> Token:
-        top = tuple(Alternative(i, self.bytes(i), value) for i, value in likely.top)
-        return Token(token, self.bytes(token), likely.logprob, top)
+    def _make_token(self, token: int, likely: Likely) -> Token:
+        top = tuple(Alternative(i, self.token_bytes(i), value) for i, value in likely.top)
+        return Token(token, self.token_bytes(token), likely.logprob, top)
 
-    def _echo(self, group: Group, choice: int) -> Echo:
+    def _make_prompt_echo(self, group: Group, choice: int) -> Echo:
         """The prompt, as its tokens spell it, or as it was sent."""
-        spec, first = group.job.spec, group.prompt[0]
+        spec, first = group.request.command, group.prompt[0]
         # What a template puts around a prompt is none of the client's text.
-        said = spec.input.prompts[group.number] if spec.input.wrap else group.prompt
+        said = spec.input.prompts[group.number] if spec.input.as_user_message else group.prompt
         text = said if isinstance(said, str) else self._decode(said, skip=True)
         if spec.prompt_logprobs is None:
-            return Echo(spec.job, choice, text)
-        tokens = (Token(first, self.bytes(first), None), *group.scored)
-        return Echo(spec.job, choice, text, tokens)
+            return Echo(spec.request_id, choice, text)
+        tokens = (Token(first, self.token_bytes(first), None), *group.prompt_logprobs)
+        return Echo(spec.request_id, choice, text, tokens)
 
 
 def _wants_logprobs(job: Job) -> bool:
-    return job.spec.logprobs is not None or job.chooses
+    return job.command.logprobs is not None or job.returns_best_only

@@ -52,66 +52,68 @@ class TorchBackend:
         self._process: Process | None = None
         self._ready = asyncio.Event()
         """Set while there is a process that takes requests, or there never will be."""
-        self._broken: str | None = None
-        self._keeper: asyncio.Task[None] | None = None
+        self._load_error: str | None = None
+        self._supervisor_task: asyncio.Task[None] | None = None
         self._restarts = 0
 
     @property
     def ready(self) -> bool:
         """Whether the model is loaded."""
-        return self._ready.is_set() and self._broken is None
+        return self._ready.is_set() and self._load_error is None
 
     @property
     def process(self) -> Process | None:
         """The process as it is now, for the status page."""
         return self._process
 
-    def figures(self) -> Mapping[str, float]:
+    def read_stats(self) -> Mapping[str, float]:
         """What the engine holds and does, a second ago; see ``gateway.engines``."""
         process = self._process
         if process is None or not self.ready:
             return _figures(0, 0, spec.Figures(), self._restarts)
-        return _figures(process.rows, process.waiting, process.figures, self._restarts)
+        return _figures(process.active, process.waiting, process.stats, self._restarts)
 
-    def losses(self, request: Request, names: Mapping[str, str]) -> tuple[Loss, ...]:
+    def unsupported_parameters(
+        self, request: Request, names: Mapping[str, str]
+    ) -> tuple[Loss, ...]:
         """What the engine will not do of the request."""
         return mapping.lost(request, names, templates=self._settings.trust_templates)
 
     async def start(self) -> None:
         """Begin to load the model; requests that come before it is loaded wait for it."""
-        self._keeper = asyncio.get_running_loop().create_task(self._keep())
+        self._supervisor_task = asyncio.get_running_loop().create_task(self._supervise_process())
 
-    async def warm(self) -> None:
+    async def warm_up(self) -> None:
         """Wait until the model is loaded. Raises WorkerUnreachable if it can't be."""
         await self._ready.wait()
-        if self._broken is not None:
-            raise WorkerUnreachable(self._broken)
+        if self._load_error is not None:
+            raise WorkerUnreachable(self._load_error)
 
     async def aclose(self) -> None:
         """End the process."""
-        if self._keeper is not None:
-            self._keeper.cancel()
-            await asyncio.gather(self._keeper, return_exceptions=True)
-        self._broken = self._broken or "the local model is shut down"
+        if self._supervisor_task is not None:
+            self._supervisor_task.cancel()
+            await asyncio.gather(self._supervisor_task, return_exceptions=True)
+        self._load_error = self._load_error or "the local model is shut down"
         self._ready.set()
 
     # --- the process ----------------------------------------------------------------------------
 
-    async def _keep(self) -> None:
+    async def _supervise_process(self) -> None:
         pause = _PAUSE
-        while self._broken is None:
+        while self._load_error is None:
             process = self._process = Process(self._settings)
             try:
                 await process.start()
-                await process.run(self._ready)
+                await process.read_events(self._ready)
             except OSError:
                 _log.exception("the process of %s can't be started", self._settings.path)
             finally:
                 self._ready.clear()
-                await process.end()
-            if process.broken is not None:
-                _log.error("%s: %s", self._settings.path, process.broken)
-                self._broken = process.broken
+                await process.stop_process()
+            if process.load_error is not None:
+                _log.error("%s: %s", self._settings.path, process.load_error)
+                self._load_error = process.load_error
                 self._ready.set()
                 return
             pause = _PAUSE if process.ready else min(pause * 2, _LONGEST_PAUSE)
@@ -124,51 +126,53 @@ class TorchBackend:
             await asyncio.sleep(pause)
             self._restarts += 1
 
-    async def _available(self, context: Context) -> Process:
+    async def _get_process(self, context: Context) -> Process:
         """The process, when it takes requests. Raises Overloaded, WorkerUnreachable."""
         try:
             async with asyncio.timeout(context.deadline.remaining(context.timeouts.first_token)):
                 await self._ready.wait()
         except TimeoutError:
             raise Overloaded("the local model is still being loaded", retry_after=5.0) from None
-        if self._broken is not None:
-            raise WorkerUnreachable(self._broken)
+        if self._load_error is not None:
+            raise WorkerUnreachable(self._load_error)
         if self._process is None:
             raise WorkerUnreachable("the local model is not started")
         return self._process
 
     # --- requests -------------------------------------------------------------------------------
 
-    async def answer(
+    async def stream(
         self, request: Request, context: Context
     ) -> AsyncGenerator[Sequence[Event], None]:
         """The events of the answer. Closing the generator frees the request's rows."""
-        if context.give_way is not None:
+        if context.preempt is not None:
             request = msgspec.structs.replace(request, priority=_LAST)
-        process = await self._available(context)
-        job, inbox = process.open()
+        process = await self._get_process(context)
+        job, inbox = process.open_request()
         over = False
         try:
-            process.send(self._order(request, job, context.deadline.remaining(), context.principal))
+            process.send(
+                self._build_command(request, job, context.deadline.remaining(), context.principal)
+            )
             exchange = _Exchange(request, context, inbox)
             while not over:
-                batch = await exchange.batch()
-                over = exchange.over
+                batch = await exchange.next_batch()
+                over = exchange.finished
                 yield batch
-                if tokens := exchange.taken():
+                if tokens := exchange.take_credit():
                     process.send(spec.Credit(job, tokens))
         finally:
-            process.close(job, cancel=not over)
+            process.close_request(job, cancel=not over)
 
     async def tokenize(self, text: str, context: Context) -> Sequence[Token]:
         """The model's tokens; a special token has no text."""
-        process = await self._available(context)
-        job, inbox = process.open()
+        process = await self._get_process(context)
+        job, inbox = process.open_request()
         try:
             process.send(spec.Tokenize(job, text))
             news = await inbox.get()
         finally:
-            process.close(job, cancel=False)
+            process.close_request(job, cancel=False)
         match news:
             case [spec.Tokens(_, ids, texts)]:
                 return list(zip(ids, texts, strict=True))
@@ -177,7 +181,7 @@ class TorchBackend:
             case _:
                 raise WorkerFailed("the local model's process ended")
 
-    def _order(
+    def _build_command(
         self, request: Request, job: int, timeout: float, tenant: str | None
     ) -> spec.Generate | spec.Embed:
         if isinstance(request, EmbedRequest):
@@ -198,78 +202,82 @@ class _Exchange:
 
     def __init__(self, request: Request, context: Context, inbox: Inbox) -> None:
         self._context = context
-        self._inbox = inbox
-        self._running = isinstance(request, GenerateRequest) and request.want.usage == "each"
-        self._whole = isinstance(request, GenerateRequest) and mapping.whole(request)
-        self._prompt = 0
-        self._completion = 0
-        self._owed = 0
-        self._begun = False
-        self.over = False
+        self._events_queue = inbox
+        self._running_usage = isinstance(request, GenerateRequest) and request.want.usage == "each"
+        self._at_end_only = isinstance(request, GenerateRequest) and mapping.whole(request)
+        self._prompt_tokens = 0
+        self._completion_tokens = 0
+        self._uncredited_tokens = 0
+        self._started = False
+        self.finished = False
 
-    async def batch(self) -> list[Event]:
+    async def next_batch(self) -> list[Event]:
         """The next events. Raises what the failure of the job means."""
         while True:
-            news = await self._next()
+            news = await self._next_engine_events()
             if news is None:
-                if self._begun:
+                if self._started:
                     raise StreamBroken("the local model's process ended before its answer did")
                 raise WorkerFailed("the local model's process ended")
             found: list[Event] = []
             for one in news:
-                found.extend(self._events(one))
+                found.extend(self._map_event(one))
             if found:
-                self._begun = True
+                self._started = True
                 return found
 
-    async def _next(self) -> Sequence[spec.News] | None:
+    async def _next_engine_events(self) -> Sequence[spec.News] | None:
         times = self._context.timeouts
-        limit = times.idle if self._begun else times.first_token
+        limit = times.idle if self._started else times.first_token
         try:
             # The best of several come only after the last of them.
             async with asyncio.timeout(
-                self._context.deadline.remaining(None if self._whole else limit)
+                self._context.deadline.remaining(None if self._at_end_only else limit)
             ):
-                return await self._inbox.get()
+                return await self._events_queue.get()
         except TimeoutError:
             self._context.deadline.remaining()  # raises, if that was it
-            which = "idle" if self._begun else "first_token"
+            which = "idle" if self._started else "first_token"
             raise DeadlineExceeded("the local model took too long", which=which) from None
 
-    def _events(self, news: spec.News) -> list[Event]:
+    def _map_event(self, news: spec.News) -> list[Event]:
         match news:
             case spec.Failed():
-                self.over = True
+                self.finished = True
                 raise mapping.error(news)
             case spec.Finished():
-                self.over = True
-                usage = Usage(news.prompt_tokens, news.completion_tokens, news.cached or None)
-                timing = Timing(news.queue, news.prefill, news.decode, news.batch)
+                self.finished = True
+                usage = Usage(
+                    news.prompt_tokens, news.completion_tokens, news.cached_tokens or None
+                )
+                timing = Timing(
+                    news.queue_seconds, news.prefill_seconds, news.decode_seconds, news.max_batch
+                )
                 return [usage, timing, Done()]
             case (
-                spec.Piece(count=count)
-                | spec.Called(count=count)
-                | spec.Argued(count=count)
-                | spec.Thinking(count=count)
+                spec.Piece(token_count=count)
+                | spec.Called(token_count=count)
+                | spec.Argued(token_count=count)
+                | spec.Thinking(token_count=count)
             ):
-                return [*mapping.events(news), *self._counted(count)]
+                return [*mapping.events(news), *self._count_tokens(count)]
             case spec.Started(_, prompt_tokens):
-                self._prompt = prompt_tokens
+                self._prompt_tokens = prompt_tokens
                 return mapping.events(news)
             case _:
                 return mapping.events(news)
 
-    def _counted(self, tokens: int) -> list[Event]:
+    def _count_tokens(self, tokens: int) -> list[Event]:
         """Tokens came; tells of them where running usage is wanted."""
-        self._completion += tokens
-        self._owed += tokens
-        return [Usage(self._prompt, self._completion)] if self._running else []
+        self._completion_tokens += tokens
+        self._uncredited_tokens += tokens
+        return [Usage(self._prompt_tokens, self._completion_tokens)] if self._running_usage else []
 
-    def taken(self) -> int:
+    def take_credit(self) -> int:
         """Tokens that may be credited to the engine, once there are enough of them."""
-        if self._owed < _LUMP or self._whole or self.over:
+        if self._uncredited_tokens < _LUMP or self._at_end_only or self.finished:
             return 0
-        tokens, self._owed = self._owed, 0
+        tokens, self._uncredited_tokens = self._uncredited_tokens, 0
         return tokens
 
 
@@ -277,17 +285,17 @@ def _figures(rows: int, waiting: int, told: spec.Figures, restarts: int) -> Mapp
     return {
         "running": rows,
         "waiting": waiting,
-        "batch": told.batch if rows else 0,
-        "kv_usage": told.used / max(told.blocks, 1),
+        "batch": told.batched_sequences if rows else 0,
+        "kv_usage": told.used_blocks / max(told.blocks, 1),
         "kv_blocks": told.blocks,
-        "prompt_tokens": told.read,
-        "completion_tokens": told.made,
-        "prefix_hits": told.found,
-        "preemptions": told.preempted,
+        "prompt_tokens": told.prompt_tokens,
+        "completion_tokens": told.completion_tokens,
+        "prefix_hits": told.cached_tokens,
+        "preemptions": told.preemptions,
         "steps": told.steps,
         "step_seconds": told.seconds,
-        "queue_seconds": told.queue,
-        "prefill_seconds": told.prefill,
-        "decode_seconds": told.decode,
+        "queue_seconds": told.queue_seconds,
+        "prefill_seconds": told.prefill_seconds,
+        "decode_seconds": told.decode_seconds,
         "restarts": restarts,
     }

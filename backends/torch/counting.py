@@ -12,42 +12,42 @@ class Tally:
 
     steps: int = 0
     seconds: float = 0.0
-    batch: int = 0
-    read: int = 0
-    made: int = 0
-    found: int = 0
-    queue: float = 0.0
-    prefill: float = 0.0
-    decode: float = 0.0
+    batched_sequences: int = 0
+    prompt_tokens: int = 0
+    completion_tokens: int = 0
+    cached_tokens: int = 0
+    queue_seconds: float = 0.0
+    prefill_seconds: float = 0.0
+    decode_seconds: float = 0.0
 
-    def step(self, seconds: float, *, read: int, made: int, batch: int) -> None:
+    def record_step(self, seconds: float, *, read: int, made: int, batch: int) -> None:
         """A step was made, with so many tokens read and made for ``batch`` rows and prompts."""
         self.steps += 1
         self.seconds += seconds
-        self.read += read
-        self.made += made
-        self.batch = batch
+        self.prompt_tokens += read
+        self.completion_tokens += made
+        self.batched_sequences = batch
 
-    def finish(self, told: Finished) -> None:
+    def record_finished(self, told: Finished) -> None:
         """A request is done."""
-        self.found += told.cached
-        self.queue += told.queue
-        self.prefill += told.prefill
-        self.decode += told.decode
+        self.cached_tokens += told.cached_tokens
+        self.queue_seconds += told.queue_seconds
+        self.prefill_seconds += told.prefill_seconds
+        self.decode_seconds += told.decode_seconds
 
-    def figures(self, pool: Pool, preempted: int) -> Figures:
+    def make_stats(self, pool: Pool, preempted: int) -> Figures:
         """As they are told."""
         return Figures(
             pool.blocks,
-            pool.used,
+            pool.used_blocks,
             preempted,
             self.steps,
             self.seconds,
-            self.batch,
-            self.read,
-            self.made,
-            self.found,
-            self.queue,
-            self.prefill,
-            self.decode,
+            self.batched_sequences,
+            self.prompt_tokens,
+            self.completion_tokens,
+            self.cached_tokens,
+            self.queue_seconds,
+            self.prefill_seconds,
+            self.decode_seconds,
         )

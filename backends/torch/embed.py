@@ -44,18 +44,18 @@ class Encoder(NamedTuple):
 
     model: Any
     tokenizer: Any
-    recipe: Recipe
-    length: int
+    pooling: Recipe
+    max_length: int
     """The most tokens of one text."""
-    layers: tuple[Layer, ...] = ()
+    dense_layers: tuple[Layer, ...] = ()
 
     @property
     def dimensions(self) -> int:
         """Of a whole vector."""
-        if self.layers:
-            return self.layers[-1].size
+        if self.dense_layers:
+            return self.dense_layers[-1].output_size
         size: int = self.model.config.hidden_size
-        return size * len(self.recipe.pooling)
+        return size * len(self.pooling.pooling)
 
 
 def load_encoder(found: Found, settings: Settings) -> Encoder:
@@ -63,14 +63,14 @@ def load_encoder(found: Found, settings: Settings) -> Encoder:
     device, folder = pick_device(settings.device), Path(found.source)
     recipe = read_recipe(folder)
     if settings.matryoshka is not None:
-        recipe = msgspec.structs.replace(recipe, sizes=settings.matryoshka)
+        recipe = msgspec.structs.replace(recipe, matryoshka_sizes=settings.matryoshka)
     # Of a model with two halves the first is wanted; a pooler of its own is not.
     halves = read_config(folder).get("is_encoder_decoder")
     kind = AutoModelForTextEncoding if halves else AutoModel
     model = load_weights(kind, found, device, pick_dtype(settings.dtype, device), spare="pooler.")
     lay_out(model)
     tokenizer = load(AutoTokenizer, found)
-    limits = (recipe.length, settings.context, _positions(model), tokenizer.model_max_length)
+    limits = (recipe.max_length, settings.context, _positions(model), tokenizer.model_max_length)
     length = min(limit for limit in limits if limit)
     layers = tuple(Layer(dense, device) for dense in recipe.dense)
     return Encoder(model, tokenizer, recipe, int(length), layers)
@@ -92,12 +92,12 @@ class _Work:
     """One request: its texts in batches, longest first."""
 
     def __init__(self, spec: Embed, texts: list[list[int]], skip: int, arrived: float) -> None:
-        self.spec = spec
+        self.command = spec
         self.texts = texts
-        self.skip = skip
+        self.prompt_tokens = skip
         """So many of the first tokens are not pooled: an instruction's."""
-        self.arrived = arrived
-        self.begun: float | None = None
+        self.arrived_at = arrived
+        self.started_at: float | None = None
         self.tokens = sum(map(len, texts))
         self.vectors: dict[int, Tensor] = {}
         self.batches = deque(batched([len(ids) for ids in texts]))
@@ -105,7 +105,9 @@ class _Work:
 
     @property
     def deadline(self) -> float:
-        return float("inf") if self.spec.timeout is None else self.arrived + self.spec.timeout
+        return (
+            float("inf") if self.command.timeout is None else self.arrived_at + self.command.timeout
+        )
 
 
 def batched(lengths: Sequence[int]) -> list[list[int]]:
@@ -131,47 +133,47 @@ class Embedder:
         tell: Callable[[News], None],
         clock: Callable[[], float],
     ) -> None:
-        self._encoder = encoder
-        self._limit = waiting
-        self._tell = tell
+        self._model = encoder
+        self._max_waiting = waiting
+        self._emit = tell
         self._clock = clock
-        self._bytes = TokenBytes(encoder.tokenizer)
+        self._token_bytes = TokenBytes(encoder.tokenizer)
         self._queue: deque[_Work] = deque()
 
     @property
-    def rows(self) -> int:
+    def active_count(self) -> int:
         """Requests in work."""
         return min(len(self._queue), 1)
 
     @property
-    def waiting(self) -> int:
+    def waiting_count(self) -> int:
         """Requests that wait."""
         return max(len(self._queue) - 1, 0)
 
     @property
-    def figures(self) -> Figures:
+    def stats(self) -> Figures:
         """Nothing is kept from one request to the next."""
         return Figures()
 
     def submit(self, spec: Embed) -> None:
         """A new request; it is told if it can't be done."""
         try:
-            if len(self._queue) > self._limit:
+            if len(self._queue) > self._max_waiting:
                 raise Refused("overloaded", "the queue of the local model is full")
-            self._check_size(spec.dimensions)
-            prompt = self._encoder.recipe.prompt(spec.instruction)
-            texts = [self._ids(spec, prompt, text) for text in spec.inputs]
+            self._check_dimensions(spec.dimensions)
+            prompt = self._model.pooling.get_prompt(spec.instruction)
+            texts = [self._tokenize_input(spec, prompt, text) for text in spec.inputs]
             if not texts:
                 raise Refused("invalid", "there is nothing to embed", param="input")
-            skip = self._skip(prompt, spec)
+            skip = self._count_prompt_tokens(prompt, spec)
         except Refused as refused:
-            self._tell(refused.told(spec.job))
+            self._emit(refused.make_failed_event(spec.request_id))
         else:
             self._queue.append(_Work(spec, texts, skip, self._clock()))
 
-    def _check_size(self, size: int | None) -> None:
+    def _check_dimensions(self, size: int | None) -> None:
         """Only vectors that were made for it may be cut: of others a part means nothing."""
-        whole, sizes = self._encoder.dimensions, self._encoder.recipe.sizes
+        whole, sizes = self._model.dimensions, self._model.pooling.matryoshka_sizes
         if size is None or size == whole:
             return
         if sizes is None:
@@ -183,25 +185,27 @@ class Embedder:
         if not 1 <= size <= whole:
             raise Refused("invalid", f"dimensions is 1 to {whole}", param="dimensions")
 
-    def _skip(self, prompt: str, spec: Embed) -> int:
+    def _count_prompt_tokens(self, prompt: str, spec: Embed) -> int:
         """How many tokens of a prompt stand before each text, where they are not to count."""
-        if self._encoder.recipe.prompt_counts or not prompt or not _all_texts(spec):
+        if self._model.pooling.includes_prompt or not prompt or not _all_texts(spec):
             return 0
-        tokenizer = self._encoder.tokenizer
+        tokenizer = self._model.tokenizer
         ids = tokenizer.encode(prompt)
         return len(ids) - int(ids[-1] in tokenizer.all_special_ids)
 
-    def _ids(self, spec: Embed, prompt: str, text: str | tuple[int, ...]) -> list[int]:
-        limit, keep = self._encoder.length, spec.keep
+    def _tokenize_input(self, spec: Embed, prompt: str, text: str | tuple[int, ...]) -> list[int]:
+        limit, keep = self._model.max_length, spec.max_tokens
         most = None if keep is None else limit if keep < 0 else min(keep, limit)
         if isinstance(text, str):
             whole = prompt + text
-            ids = self._cut(whole.lower() if self._encoder.recipe.lower else whole, most)
+            ids = self._tokenize_text(
+                whole.lower() if self._model.pooling.lowercase else whole, most
+            )
         else:
             if spec.instruction is not None:
                 why = "an instruction stands before texts; token ids have it in them"
                 raise Refused("invalid", why, param="instruction")
-            known: int = self._encoder.model.config.vocab_size
+            known: int = self._model.model.config.vocab_size
             if not text or not all(0 <= token < known for token in text):
                 raise Refused("invalid", f"token ids are 0 to {known - 1}", param="input")
             ids = list(text[:most])
@@ -209,9 +213,9 @@ class Embedder:
             raise too_long(len(ids), limit, "input")
         return ids
 
-    def _cut(self, text: str, most: int | None) -> list[int]:
+    def _tokenize_text(self, text: str, most: int | None) -> list[int]:
         """The tokens of a text, with those that the model wants around it, ``most`` in all."""
-        tokenizer = self._encoder.tokenizer
+        tokenizer = self._model.tokenizer
         ids: list[int] = tokenizer.encode(text)
         if most is None or len(ids) <= most:
             return ids
@@ -223,11 +227,13 @@ class Embedder:
 
     def tokenize(self, order: Tokenize) -> None:
         """Cut a text, at once."""
-        self._tell(Tokens(order.job, *cut(self._encoder.tokenizer, self._bytes, order.text)))
+        self._emit(
+            Tokens(order.request_id, *cut(self._model.tokenizer, self._token_bytes, order.text))
+        )
 
     def cancel(self, number: int) -> None:
         """Nobody waits for this request any more."""
-        self._queue = deque(work for work in self._queue if work.spec.job != number)
+        self._queue = deque(work for work in self._queue if work.command.request_id != number)
 
     def credit(self, number: int, tokens: int) -> None:
         """Vectors come all at once; there is nothing to hold back."""
@@ -235,31 +241,31 @@ class Embedder:
     def step(self) -> bool:
         """One batch. False: there was nothing to do."""
         while self._queue and self._clock() >= self._queue[0].deadline:
-            number = self._queue.popleft().spec.job
-            self._tell(Failed(number, "deadline", "the request's time is up"))
+            number = self._queue.popleft().command.request_id
+            self._emit(Failed(number, "deadline", "the request's time is up"))
         if not self._queue:
             return False
         work = self._queue[0]
-        if work.begun is None:
-            work.begun = self._clock()
+        if work.started_at is None:
+            work.started_at = self._clock()
         batch = work.batches.popleft()
         try:
-            vectors = self._vectors([work.texts[i] for i in batch], work)
+            vectors = self._compute_vectors([work.texts[i] for i in batch], work)
         except (RuntimeError, MemoryError) as error:  # out of memory, or a kernel that fails
             _log.exception("a pass of the model failed")
             self._queue.popleft()
             message = f"the local model failed: {type(error).__name__}"
-            self._tell(Failed(work.spec.job, "failed", message))
+            self._emit(Failed(work.command.request_id, "failed", message))
             return True
         work.vectors.update(zip(batch, vectors, strict=True))
         work.largest = max(work.largest, len(batch))
         if not work.batches:
             self._queue.popleft()
-            self._finish(work, work.begun)
+            self._finish_request(work, work.started_at)
         return True
 
-    def _vectors(self, texts: list[list[int]], work: _Work) -> Tensor:
-        encoder, recipe, spec = self._encoder, self._encoder.recipe, work.spec
+    def _compute_vectors(self, texts: list[list[int]], work: _Work) -> Tensor:
+        encoder, recipe, spec = self._model, self._model.pooling, work.command
         longest = max(map(len, texts))
         padding = encoder.tokenizer.pad_token_id or 0
         device = encoder.model.device
@@ -270,20 +276,24 @@ class Embedder:
         with torch.inference_mode():
             states = encoder.model(input_ids=ids, attention_mask=mask).last_hidden_state
             # At least its last token stays of each text.
-            counted = mask * (at >= (sizes[:, None] - 1).clamp(max=work.skip))
+            counted = mask * (at >= (sizes[:, None] - 1).clamp(max=work.prompt_tokens))
             vectors = torch.cat([pooled(states, counted, how) for how in recipe.pooling], dim=1)
-            for layer in encoder.layers:
+            for layer in encoder.dense_layers:
                 vectors = layer(vectors)
             vectors = vectors[:, : spec.dimensions]
             wanted = recipe.normalize if spec.normalize is None else spec.normalize
             return torch.nn.functional.normalize(vectors) if wanted else vectors
 
-    def _finish(self, work: _Work, begun: float) -> None:
+    def _finish_request(self, work: _Work, begun: float) -> None:
         whole = torch.stack([work.vectors[i] for i in range(len(work.texts))]).cpu()
         data = whole.numpy().astype("<f4").tobytes()
-        self._tell(Vectors(work.spec.job, 0, whole.shape[1], data))
-        queue, compute = begun - work.arrived, self._clock() - begun
-        self._tell(Finished(work.spec.job, work.tokens, 0, queue, compute, 0.0, batch=work.largest))
+        self._emit(Vectors(work.command.request_id, 0, whole.shape[1], data))
+        queue, compute = begun - work.arrived_at, self._clock() - begun
+        self._emit(
+            Finished(
+                work.command.request_id, work.tokens, 0, queue, compute, 0.0, max_batch=work.largest
+            )
+        )
 
 
 def _all_texts(spec: Embed) -> bool:

@@ -49,141 +49,150 @@ class Engine:
         wake: Callable[[], None] = lambda: None,
     ) -> None:
         """``wake`` is called from another thread when a step may find something to do."""
-        self._forward = model.forward
+        self._runner = model.runner
         self._tokenizer = model.tokenizer
-        self._reader = model.reader
-        self._tell = tell
+        self._input_processor = model.input_processor
+        self._emit = tell
         self._clock = clock
-        self._chooser = Chooser(model, tell)
-        self.pool = _pool(model, limits)
-        self._queue = Scheduler(limits, self.pool)
-        self._grammars = Grammars(model.tokenizer, model.forward.vocabulary, model.ends, wake)
-        self._guiding = Guiding(model.tokenizer, model.reader, self._grammars)
-        self._jobs: dict[int, Job] = {}
-        self._tally = Tally()
+        self._token_selector = Chooser(model, tell)
+        self.block_pool = _pool(model, limits)
+        self._scheduler = Scheduler(limits, self.block_pool)
+        self._grammar_compiler = Grammars(
+            model.tokenizer, model.runner.vocabulary_size, model.end_tokens, wake
+        )
+        self._grammar_manager = Guiding(
+            model.tokenizer, model.input_processor, self._grammar_compiler
+        )
+        self._requests: dict[int, Job] = {}
+        self._counters = Tally()
 
     @property
-    def rows(self) -> int:
+    def active_count(self) -> int:
         """Rows and prompts in work."""
-        return self._queue.busy
+        return self._scheduler.active_count
 
     @property
-    def waiting(self) -> int:
+    def waiting_count(self) -> int:
         """Prompts that have no place yet."""
-        return self._queue.waiting + len(self._guiding)
+        return self._scheduler.waiting_count + len(self._grammar_manager)
 
     @property
-    def figures(self) -> Figures:
+    def stats(self) -> Figures:
         """What it holds and has done."""
-        return self._tally.figures(self.pool, self._queue.preempted)
+        return self._counters.make_stats(self.block_pool, self._scheduler.preemption_count)
 
     @property
-    def memory(self) -> int:
+    def cache_bytes(self) -> int:
         """Bytes that keys and values may take."""
-        return self.pool.tokens * self._forward.token_bytes
+        return self.block_pool.tokens * self._runner.cache_bytes_per_token
 
-    def prepare(self) -> None:
+    def warm_up(self) -> None:
         """Do at once what the first request of a kind would have to wait for."""
-        self._grammars.prepare()
+        self._grammar_compiler.load_vocabulary()
 
     # --- what comes in --------------------------------------------------------------------------
 
     def submit(self, spec: Generate) -> None:
         """A new request; it is told if it can't be done."""
         try:
-            job = self._job(spec)
-            held = self._guiding.holds(job)
+            job = self._build_request(spec)
+            held = self._grammar_manager.start_compilation(job)
         except Refused as refused:
-            self._tell(refused.told(spec.job))
+            self._emit(refused.make_failed_event(spec.request_id))
             return
-        self._jobs[spec.job] = job
+        self._requests[spec.request_id] = job
         if not held:
-            self._queue.add(job)
+            self._scheduler.add_request(job)
 
-    def _job(self, spec: Generate) -> Job:
+    def _build_request(self, spec: Generate) -> Job:
         """What a request comes to. Raises Refused."""
-        self._queue.check(max(spec.n, spec.best_of, len(spec.input.prompts)))
-        rules = self._reader.rules(spec.picking)
-        prompts = self._reader.prompts(spec.input, spec.ending)
-        given = spec.picking.seed
+        self._scheduler.check_capacity(max(spec.n, spec.best_of, len(spec.input.prompts)))
+        rules = self._input_processor.build_sampling_rules(spec.sampling)
+        prompts = self._input_processor.tokenize_prompts(spec.input, spec.stopping)
+        given = spec.sampling.seed
         seed = secrets.randbits(64) if given is None else given
-        job = Job(spec, rules, seed, self._clock(), credit=spec.credit)
+        job = Job(spec, rules, seed, self._clock(), credit=spec.initial_credit)
         job.groups = [
-            Group(job, number, ids, Kv(self.pool, len(ids)), chained(ids))
+            Group(job, number, ids, Kv(self.block_pool, len(ids)), chained(ids))
             for number, ids in enumerate(prompts)
         ]
         if spec.beams is not None:
-            self._queue.check_beams(spec.beams.width, max(map(len, prompts)))
+            self._scheduler.check_beam_capacity(spec.beams.width, max(map(len, prompts)))
         for group in job.groups:
-            group.searches = self._chooser.searches(spec)
+            group.beam_searches = self._token_selector.make_beam_searches(spec)
         job.prompt_tokens = sum(map(len, prompts))
         return job
 
     def tokenize(self, order: Tokenize) -> None:
         """Cut a text, at once: it takes no row."""
-        self._tell(Tokens(order.job, *cut(self._tokenizer, self._chooser.bytes, order.text)))
+        self._emit(
+            Tokens(
+                order.request_id,
+                *cut(self._tokenizer, self._token_selector.token_bytes, order.text),
+            )
+        )
 
     def cancel(self, number: int) -> None:
         """Nobody waits for this request any more."""
-        if job := self._jobs.pop(number, None):
-            self._guiding.remove(job)
-            self._queue.remove(job)
+        if job := self._requests.pop(number, None):
+            self._grammar_manager.remove(job)
+            self._scheduler.remove_request(job)
 
     def credit(self, number: int, tokens: int) -> None:
         """So many tokens of a request were taken."""
-        if job := self._jobs.get(number):
+        if job := self._requests.get(number):
             job.credit += tokens
 
     # --- the step -------------------------------------------------------------------------------
 
     def step(self) -> bool:
         """One step. False: there is nothing to do now."""
-        self._expire()
-        self._settle()
-        before = self._queue.preempted
-        self._queue.admit(self._clock())
-        ready = self._queue.clear()
-        going, reading = self._queue.plan()
+        self._expire_requests()
+        self._admit_compiled()
+        before = self._scheduler.preemption_count
+        self._scheduler.admit_waiting(self._clock())
+        ready = self._scheduler.free_slots_for_sample()
+        going, reading = self._scheduler.schedule()
         if not going and not reading and not ready:
-            return self._queue.preempted > before
+            return self._scheduler.preemption_count > before
         began = self._clock()
-        logits, going, reading = self._pass(going, reading)
+        logits, going, reading = self._run_pass(going, reading)
         lines = [] if logits is None else list(torch.split(logits, _counts(going, reading)))
         for chunk, line in zip(reading, lines[1:], strict=True):
-            self._take_chunk(chunk, line)
+            self._finish_chunk(chunk, line)
         fresh = self._start_samples()
         lines[1:] = [row.group.logits for row in fresh if row.group.logits is not None]
         if rows := [*going, *fresh]:
-            self._choose(lines, rows)
+            self._select_tokens(lines, rows)
         read = sum(len(chunk.segment.tokens) for chunk in reading)
         batch, seconds = len(rows) + len(reading), self._clock() - began
-        self._tally.step(seconds, read=read, made=len(rows), batch=batch)
+        self._counters.record_step(seconds, read=read, made=len(rows), batch=batch)
         return True
 
-    def _expire(self) -> None:
+    def _expire_requests(self) -> None:
         now = self._clock()
-        for job in [job for job in self._jobs.values() if now >= job.deadline]:
-            self.cancel(job.spec.job)
-            self._tell(Failed(job.spec.job, "deadline", "the request's time is up"))
+        for job in [job for job in self._requests.values() if now >= job.deadline]:
+            self.cancel(job.command.request_id)
+            self._emit(Failed(job.command.request_id, "deadline", "the request's time is up"))
 
-    def _settle(self) -> None:
+    def _admit_compiled(self) -> None:
         """Requests whose answers have a form go on when that is understood."""
-        for job, refused in self._guiding.settled(self._clock()):
+        for job, refused in self._grammar_manager.pop_finished(self._clock()):
             if refused is None:
-                self._queue.add(job)
+                self._scheduler.add_request(job)
             else:
-                self._refuse(job, refused)
+                self._reject_request(job, refused)
 
-    def _refuse(self, job: Job, refused: Refused) -> None:
-        self.cancel(job.spec.job)
-        self._tell(refused.told(job.spec.job))
+    def _reject_request(self, job: Job, refused: Refused) -> None:
+        self.cancel(job.command.request_id)
+        self._emit(refused.make_failed_event(job.command.request_id))
 
-    def _fail(self, job: Job, error: Exception) -> None:
-        self.cancel(job.spec.job)
+    def _fail_request(self, job: Job, error: Exception) -> None:
+        self.cancel(job.command.request_id)
         message = f"the local model failed: {type(error).__name__}"
-        self._tell(Failed(job.spec.job, "failed", message))
+        self._emit(Failed(job.command.request_id, "failed", message))
 
-    def _pass(
+    def _run_pass(
         self, going: list[Row], reading: list[Chunk]
     ) -> tuple[torch.Tensor | None, list[Row], list[Chunk]]:
         """The logits, and whose they are.
@@ -197,116 +206,120 @@ class Engine:
         logits: torch.Tensor | None = None
         while left and logits is None:
             try:
-                logits = self._forward([_segment(one) for one in left])
+                logits = self._runner([_segment(one) for one in left])
             except (RuntimeError, MemoryError) as error:
                 _log.exception("a pass of the model failed")
                 suspect, failure = _job(left[-1]), error
                 left = [one for one in left if _job(one) is not suspect]
         if suspect is not None and failure is not None:
-            self._fail(suspect, failure)
+            self._fail_request(suspect, failure)
         return (
             logits,
             [one for one in left if isinstance(one, Row)],
             [one for one in left if isinstance(one, Chunk)],
         )
 
-    def _choose(self, lines: list[torch.Tensor], rows: list[Row]) -> None:
+    def _select_tokens(self, lines: list[torch.Tensor], rows: list[Row]) -> None:
         """A token for each row, by its line; where that fails, for as many as possible."""
         before = [len(row.output) for row in rows]
         try:
             # The copy that this makes is changed on the way.
-            ended = self._chooser.choose(torch.cat(lines), rows)
+            ended = self._token_selector.select_tokens(torch.cat(lines), rows)
         except (RuntimeError, MemoryError):
             _log.exception("the draw of %d tokens failed", len(rows))
             left = [at for at, row in enumerate(rows) if len(row.output) == before[at]]
-            ended = self._choose_apart(lines, rows, left)
+            ended = self._select_tokens_one_by_one(lines, rows, left)
         for row in ended:
-            if row.group.job.spec.job not in self._jobs:
+            if row.group.request.command.request_id not in self._requests:
                 continue  # it was refused with another of its rows
-            if row.refused is not None:
-                self._refuse(row.group.job, row.refused)
+            if row.rejection is not None:
+                self._reject_request(row.group.request, row.rejection)
                 continue
-            self._queue.end(row)
-            self._end(row)
+            self._scheduler.finish_sequence(row)
+            self._finish_sequence(row)
 
-    def _choose_apart(
+    def _select_tokens_one_by_one(
         self, lines: list[torch.Tensor], rows: list[Row], left: list[int]
     ) -> list[Row]:
         """Each request of those left for itself. Whose draw fails then, fails."""
         ended = []
-        for job in dict.fromkeys(rows[at].group.job for at in left):
-            own = [at for at in left if rows[at].group.job is job]
+        for job in dict.fromkeys(rows[at].group.request for at in left):
+            own = [at for at in left if rows[at].group.request is job]
             try:
-                ended += self._chooser.choose(torch.cat(lines)[own], [rows[at] for at in own])
+                ended += self._token_selector.select_tokens(
+                    torch.cat(lines)[own], [rows[at] for at in own]
+                )
             except (RuntimeError, MemoryError) as error:
-                self._fail(job, error)
+                self._fail_request(job, error)
         return ended
 
-    def _take_chunk(self, chunk: Chunk, logits: torch.Tensor) -> None:
+    def _finish_chunk(self, chunk: Chunk, logits: torch.Tensor) -> None:
         """A chunk went through."""
-        complete = self._queue.advance(chunk)
-        group = chunk.reader
+        complete = self._scheduler.advance_chunk(chunk)
+        group = chunk.sequence
         if isinstance(group, Row):
             return
-        job, end = group.job, group.kv.length
-        if group.scores:
+        job, end = group.request, group.cache.length
+        if group.scores_prompt:
             targets = group.prompt[end - len(chunk.segment.tokens) + 1 : end + 1]
             if targets:
-                self._chooser.score(group, targets, logits)
+                self._token_selector.score_prompt(group, targets, logits)
         if complete:
             group.logits = logits[-1:].clone()
-        if complete and job.prefilled is None:
-            job.prefilled = self._clock()
-            self._tell(Started(job.spec.job, job.prompt_tokens))
+        if complete and job.prefilled_at is None:
+            job.prefilled_at = self._clock()
+            self._emit(Started(job.command.request_id, job.prompt_tokens))
 
     def _start_samples(self) -> list[Row]:
         """Samples of prompts that are read, as far as there are places."""
         found = []
-        for group in list(self._queue.read):
-            while group.started < group.job.samples and self._queue.fits(group):
-                row = self._chooser.sample(group)
-                if row.limit > 0:
-                    self._queue.start(row)
+        for group in list(self._scheduler.prefilled):
+            while group.samples_started < group.request.sample_count and self._scheduler.has_slots(
+                group
+            ):
+                row = self._token_selector.start_sample(group)
+                if row.max_tokens > 0:
+                    self._scheduler.start_sequence(row)
                     found.append(row)
                 else:
-                    row.kv.free()
-                    self._end(row)
-            if group.started == group.job.samples:
-                self._queue.read.remove(group)
+                    row.cache.free()
+                    self._finish_sequence(row)
+            if group.samples_started == group.request.sample_count:
+                self._scheduler.prefilled.remove(group)
         return found
 
-    def _end(self, row: Row) -> None:
+    def _finish_sequence(self, row: Row) -> None:
         """A sample is complete; perhaps its job is."""
-        job = row.group.job
-        self._chooser.end(row)
-        if job.done:
-            del self._jobs[job.spec.job]
-            finished = self._finished(job)
-            self._tally.finish(finished)
-            self._tell(finished)
+        job = row.group.request
+        self._token_selector.finish_sequence(row)
+        if job.is_done:
+            del self._requests[job.command.request_id]
+            finished = self._make_finished_event(job)
+            self._counters.record_finished(finished)
+            self._emit(finished)
 
-    def _finished(self, job: Job) -> Finished:
+    def _make_finished_event(self, job: Job) -> Finished:
         now = self._clock()
-        admitted = job.arrived if job.admitted is None else job.admitted
-        prefilled = now if job.prefilled is None else job.prefilled
+        admitted = job.arrived_at if job.admitted_at is None else job.admitted_at
+        prefilled = now if job.prefilled_at is None else job.prefilled_at
         return Finished(
-            job.spec.job,
+            job.command.request_id,
             job.prompt_tokens,
             job.completion_tokens,
-            admitted - job.arrived,
+            admitted - job.arrived_at,
             prefilled - admitted,
             now - prefilled,
-            job.batch,
-            sum(group.found or 0 for group in job.groups),
+            job.max_batch,
+            sum(group.cached_tokens or 0 for group in job.groups),
         )
 
 
 def _blocks(model: Model, limits: Limits) -> int:
     """How many blocks the memory gives: for one whole context at least, for all rows at most."""
-    context = -(-model.forward.context // BLOCK)
-    each = model.forward.token_bytes * BLOCK
-    affordable = limits.memory // each if each else context * limits.rows
-    return max(context, min(affordable, context * limits.rows))
+    context = -(-model.runner.context_length // BLOCK)
+    each = model.runner.cache_bytes_per_token * BLOCK
+    affordable = limits.cache_bytes // each if each else context * limits.max_sequences
+    return max(context, min(affordable, context * limits.max_sequences))
 
 
 def _pool(model: Model, limits: Limits) -> Pool:
@@ -314,26 +327,26 @@ def _pool(model: Model, limits: Limits) -> Pool:
     pool = Pool(_blocks(model, limits))
     kv = Kv(pool, 1)
     try:
-        model.forward([Segment(kv, (0,), 0)])
+        model.runner([Segment(kv, (0,), 0)])
     except (RuntimeError, MemoryError) as error:
-        size = pool.tokens * model.forward.token_bytes >> 20
+        size = pool.tokens * model.runner.cache_bytes_per_token >> 20
         raise ModelError(f"memory: {size} MB for keys and values can't be had") from error
     kv.free()
     return pool
 
 
 def _segment(one: Row | Chunk) -> Segment:
-    return Segment(one.kv, one.output[-1:]) if isinstance(one, Row) else one.segment
+    return Segment(one.cache, one.output[-1:]) if isinstance(one, Row) else one.segment
 
 
 def _job(one: Row | Chunk) -> Job:
-    return one.group.job if isinstance(one, Row) else one.reader.group.job
+    return one.group.request if isinstance(one, Row) else one.sequence.group.request
 
 
 def _size(chunk: Chunk) -> tuple[int, ...]:
-    return len(chunk.segment.tokens), *chunk.reader.rank
+    return len(chunk.segment.tokens), *chunk.sequence.rank
 
 
 def _counts(going: list[Row], reading: list[Chunk]) -> list[int]:
     """How many lines of logits belong to all rows, and to each chunk."""
-    return [len(going), *(chunk.segment.wants for chunk in reading)]
+    return [len(going), *(chunk.segment.logit_count for chunk in reading)]

@@ -21,70 +21,73 @@ class Family(Struct, frozen=True):
     a mark only the whole text may be calls.
     """
 
-    sign: str
+    template_sign: str
     """What its chat templates hold, and no earlier family's."""
-    opens: str
-    middle: str
-    closes: str
-    between: str
-    mark: str = ""
-    before: str = ""
-    after: str = ""
+    call_prefix: str
+    name_separator: str
+    call_suffix: str
+    call_separator: str
+    trigger: str = ""
+    section_prefix: str = ""
+    section_suffix: str = ""
     id_length: int | None = None
     """Letters and digits that its templates insist on in the id of a call."""
 
-    def written(self, calls: Sequence[Call]) -> str:
+    def format_calls(self, calls: Sequence[Call]) -> str:
         """These calls as text."""
-        each = (f"{self.opens}{c.name}{self.middle}{c.arguments}{self.closes}" for c in calls)
-        return f"{self.before}{self.between.join(each)}{self.after}"
+        each = (
+            f"{self.call_prefix}{c.name}{self.name_separator}{c.arguments}{self.call_suffix}"
+            for c in calls
+        )
+        return f"{self.section_prefix}{self.call_separator.join(each)}{self.section_suffix}"
 
 
 HERMES: Final = Family(
-    sign="<tool_call>",
-    mark="<tool_call>",
-    opens='<tool_call>\n{"name": "',
-    middle='", "arguments": ',
-    closes="}\n</tool_call>",
-    between="\n",
+    template_sign="<tool_call>",
+    trigger="<tool_call>",
+    call_prefix='<tool_call>\n{"name": "',
+    name_separator='", "arguments": ',
+    call_suffix="}\n</tool_call>",
+    call_separator="\n",
 )
 FAMILIES: Final = (
     Family(
-        sign="[ARGS]",
-        mark="[TOOL_CALLS]",
-        opens="[TOOL_CALLS]",
-        middle="[ARGS]",
-        closes="",
-        between="",
+        template_sign="[ARGS]",
+        trigger="[TOOL_CALLS]",
+        call_prefix="[TOOL_CALLS]",
+        name_separator="[ARGS]",
+        call_suffix="",
+        call_separator="",
         id_length=9,
     ),
     Family(
-        sign="[TOOL_CALLS] [",
-        mark="[TOOL_CALLS]",
-        before="[TOOL_CALLS] [",
-        opens='{"name": "',
-        middle='", "arguments": ',
-        closes="}",
-        between=", ",
-        after="]",
+        template_sign="[TOOL_CALLS] [",
+        trigger="[TOOL_CALLS]",
+        section_prefix="[TOOL_CALLS] [",
+        call_prefix='{"name": "',
+        name_separator='", "arguments": ',
+        call_suffix="}",
+        call_separator=", ",
+        section_suffix="]",
         id_length=9,
     ),
     Family(
-        sign="[TOOL_CALLS]",
-        mark="[TOOL_CALLS]",
-        before="[TOOL_CALLS][",
-        opens='{"name": "',
-        middle='", "arguments": ',
-        closes="}",
-        between=", ",
-        after="]",
+        template_sign="[TOOL_CALLS]",
+        trigger="[TOOL_CALLS]",
+        section_prefix="[TOOL_CALLS][",
+        call_prefix='{"name": "',
+        name_separator='", "arguments": ',
+        call_suffix="}",
+        call_separator=", ",
+        section_suffix="]",
         id_length=9,
     ),
     Family(
-        sign='"parameters": dictionary',
-        opens='{"name": "',
-        middle='", "parameters": ',
-        closes="}",
-        between="; ",
+        template_sign='"parameters": dictionary',
+        call_prefix='{"name": "',
+        name_separator='", "parameters": ',
+        call_suffix="}",
+        call_separator="; ",
     ),
     HERMES,
 )
@@ -93,7 +96,7 @@ FAMILIES: Final = (
 
 def family_of(template: str) -> Family:
     """The family of a chat template; Hermes where it has no sign of any."""
-    return next((one for one in FAMILIES if one.sign in template), HERMES)
+    return next((one for one in FAMILIES if one.template_sign in template), HERMES)
 
 
 def knows(template: str) -> bool:
@@ -144,7 +147,7 @@ def plain(
             said = f"<tool_response>\n{turn.content}\n</tool_response>"
             yield {"role": "user", "content": said}
         elif turn.calls:
-            written = family.written(turn.calls)
+            written = family.format_calls(turn.calls)
             yield {**_message(turn), "content": "\n".join(filter(None, (turn.content, written)))}
         else:
             yield _message(turn)
@@ -152,7 +155,7 @@ def plain(
 
 def _offer(functions: Sequence[Function], family: Family) -> str:
     each = "\n".join(msgspec.json.encode(told(one)).decode() for one in functions)
-    form = family.written([Call("", "NAME", "{ARGUMENTS}")])
+    form = family.format_calls([Call("", "NAME", "{ARGUMENTS}")])
     return f"You can call these functions:\n{each}\nTo call one, write:\n{form}"
 
 

@@ -49,15 +49,22 @@ def of_calls(
     tokens, by their text. Raises Refused.
     """
     literal = Literals(special)
-    opens, rest = family.opens, (family.before + family.opens)[len(family.mark) :]
-    more = f"({literal(family.between)} call){{0,{MOST_CALLS - 1}}} " if calling.several else ""
-    end = more + literal(family.after)
+    opens, rest = (
+        family.call_prefix,
+        (family.section_prefix + family.call_prefix)[len(family.trigger) :],
+    )
+    more = (
+        f"({literal(family.call_separator)} call){{0,{MOST_CALLS - 1}}} "
+        if calling.parallel
+        else ""
+    )
+    end = more + literal(family.section_suffix)
     rules = [*_start(calling, family, special, free=form is None)]
     rules += _each("call", opens, functions, family, literal)
     if rules[0].endswith("marked"):
         rules += [f"marked: lead first {end}", *_each("first", rest, functions, family, literal)]
     else:
-        rules.append(f"calls: {literal(family.before)} call {end}")
+        rules.append(f"calls: {literal(family.section_prefix)} call {end}")
     parts = [Part("answer", "lark", "\n".join(rules))]
     parts += (
         Part(f"arguments{i}", "json" if one.strict else "lenient", _object(one))
@@ -72,8 +79,8 @@ def _each(
     """A rule for a call of any of the functions, whose texts begin with ``opens``."""
     names = " | ".join(f"{rule}{i}" for i in range(len(functions)))
     return [f"{rule}: {names}"] + [
-        f"{rule}{i}: {literal(opens + one.name + family.middle)} @arguments{i} "
-        f"{literal(family.closes)}"
+        f"{rule}{i}: {literal(opens + one.name + family.name_separator)} @arguments{i} "
+        f"{literal(family.call_suffix)}"
         for i, one in enumerate(functions)
     ]
 
@@ -85,12 +92,12 @@ def _start(
         return ("start: calls",)
     if not free:
         return ("start: calls | @form",)
-    if not family.mark:
+    if not family.trigger:
         return ("start: calls | TEXT", _OTHER_TEXT)
-    if family.mark in special:
+    if family.trigger in special:
         return ("start: TEXT | TEXT calls", _TEXT)
     # The mark ends the text before it, and what is left of the calls follows.
-    return ("start: TEXT | marked", f"lead[lazy]: TEXT {_quoted(family.mark)}", _TEXT)
+    return ("start: TEXT | marked", f"lead[lazy]: TEXT {_quoted(family.trigger)}", _TEXT)
 
 
 class Literals:
@@ -99,14 +106,14 @@ class Literals:
     def __init__(self, special: Mapping[str, int]) -> None:
         self._special = special
         names = "|".join(map(re.escape, sorted(special, key=len, reverse=True)))
-        self._split = re.compile(f"({names})") if names else None
+        self._special_pattern = re.compile(f"({names})") if names else None
 
     def __call__(self, text: str) -> str:
         """One text, which may be empty."""
-        pieces = self._split.split(text) if self._split else [text]
-        return " ".join(self._piece(piece) for piece in pieces if piece)
+        pieces = self._special_pattern.split(text) if self._special_pattern else [text]
+        return " ".join(self._format_piece(piece) for piece in pieces if piece)
 
-    def _piece(self, text: str) -> str:
+    def _format_piece(self, text: str) -> str:
         number = self._special.get(text)
         return _quoted(text) if number is None else f"<[{number}]>"
 

@@ -59,23 +59,23 @@ class Forward:
         lay_out(model, made)
         self.device: torch.device = model.device
         self.config = config = model.config.get_text_config()
-        self.generation: Any = model.generation_config
+        self.generation_config: Any = model.generation_config
         limit = getattr(config, "max_position_embeddings", None) or 2048
-        self.context = min(limit, context or limit)
-        self.vocabulary: int = config.vocab_size
-        self.token_bytes = self._prove(config.num_hidden_layers)
+        self.context_length = min(limit, context or limit)
+        self.vocabulary_size: int = config.vocab_size
+        self.cache_bytes_per_token = self._check_first_pass(config.num_hidden_layers)
         """What the past of one token takes."""
 
-    def _prove(self, layers: int) -> int:
+    def _check_first_pass(self, layers: int) -> int:
         """A first pass: it warms up, and shows whether the model keeps all its past in our rows."""
         pool = Pool(1)
         try:
             self([Segment(Kv(pool, 2), (0, 0))])
         except (TypeError, ValueError, RuntimeError, AttributeError, NotImplementedError) as error:
             raise ModelError(f"this family of models is not served here yet: {error}") from error
-        if pool.layers != layers:
+        if pool.layer_count != layers:
             raise ModelError("this family keeps a past that is not keys and values; not served yet")
-        return pool.size // pool.tokens
+        return pool.size_bytes // pool.tokens
 
     def __call__(self, segments: Sequence[Segment]) -> torch.Tensor:
         """The wanted logits in float32, one row a token, in the order of the segments."""
@@ -86,12 +86,12 @@ class Forward:
                 position_ids=torch.tensor([packed.positions], device=self.device),
                 use_cache=False,
                 # Of a pass that wants none, the least.
-                logits_to_keep=torch.tensor(packed.wanted or [0], device=self.device),
+                logits_to_keep=torch.tensor(packed.logit_indices or [0], device=self.device),
                 packed=packed,
             )
-            packed.done()
+            packed.finish_pass()
             logits: torch.Tensor = out.logits[0].float()
-        return logits if packed.wanted else logits[:0]
+        return logits if packed.logit_indices else logits[:0]
 
 
 def load_forward(found: Found, device: str, dtype: str, context: int | None) -> Forward:

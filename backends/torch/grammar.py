@@ -53,13 +53,13 @@ class Guide:
 
     def __init__(self, matcher: Any, vocabulary: int) -> None:
         self._matcher = matcher
-        self._vocabulary = vocabulary
+        self._vocabulary_size = vocabulary
 
     def copy(self) -> "Guide":
         """Another text that has come as far."""
-        return Guide(self._matcher.deep_copy(), self._vocabulary)
+        return Guide(self._matcher.deep_copy(), self._vocabulary_size)
 
-    def barred(self) -> NDArray[np.bool_]:
+    def get_forbidden_tokens(self) -> NDArray[np.bool_]:
         """A flag for each token that may not come now.
 
         Raises Refused when the grammar turns out too complex to follow.
@@ -67,15 +67,15 @@ class Guide:
         packed = np.frombuffer(self._matcher.compute_bitmask(), np.uint8)
         if self._matcher.is_error():
             raise Refused("unsupported", _COMPLEX)
-        return np.unpackbits(~packed, count=self._vocabulary, bitorder="little").view(np.bool_)
+        return np.unpackbits(~packed, count=self._vocabulary_size, bitorder="little").view(np.bool_)
 
-    def take(self, token: int) -> None:
+    def accept_token(self, token: int) -> None:
         """This token came. Raises Refused for one that may not."""
         if not self._matcher.consume_token(token):
             raise Refused("invalid", NOTHING)
 
     @property
-    def ended(self) -> bool:
+    def is_finished(self) -> bool:
         """Whether nothing may follow."""
         return bool(self._matcher.is_stopped())
 
@@ -90,35 +90,35 @@ class Grammars:
         self, tokenizer: Any, vocabulary: int, ends: frozenset[int], wake: Callable[[], None]
     ) -> None:
         self._tokenizer = tokenizer
-        self._vocabulary = vocabulary
-        self._ends = sorted(ends)
+        self._vocabulary_size = vocabulary
+        self._end_tokens = sorted(ends)
         self._wake = wake
         self._threads = ThreadPoolExecutor(2, "grammars")
-        self._known: OrderedDict[bytes, Future[Guide]] = OrderedDict()
+        self._cache: OrderedDict[bytes, Future[Guide]] = OrderedDict()
         self._lock = threading.Lock()
-        self._words: Any = None
+        self._token_table: Any = None
 
-    def prepare(self) -> None:
+    def load_vocabulary(self) -> None:
         """Read the vocabulary. Left to the first request, it would hold up all others."""
         with contextlib.suppress(Refused):
-            self._vocabulary_of()
+            self._get_token_table()
 
-    def ask(self, source: Source) -> "Future[Guide]":
+    def compile_grammar(self, source: Source) -> "Future[Guide]":
         """The beginning of a text after this grammar; its exception is a Refused."""
         key = blake2b(msgspec.msgpack.encode(source)).digest()
-        found = self._known.pop(key, None)
+        found = self._cache.pop(key, None)
         if found is None:
-            found = self._threads.submit(self._compile, source)
+            found = self._threads.submit(self._compile_grammar, source)
             found.add_done_callback(lambda _: self._wake())
-        self._known[key] = found
-        while len(self._known) > KEPT:
-            self._known.popitem(last=False)
+        self._cache[key] = found
+        while len(self._cache) > KEPT:
+            self._cache.popitem(last=False)
         return found
 
-    def _compile(self, source: Source) -> Guide:
+    def _compile_grammar(self, source: Source) -> Guide:
         if sum(len(part.text) for part in source) > LARGEST:
             raise Refused("invalid", f"the form of the answer has more than {LARGEST} characters")
-        words = self._vocabulary_of()
+        words = self._get_token_table()
         from llguidance import LLMatcher, LLParserLimits  # noqa: PLC0415 - it may not be installed
 
         try:
@@ -130,15 +130,15 @@ class Grammars:
         matcher = LLMatcher(words, text, log_level=0, limits=limits)
         if matcher.is_error():
             raise _refusal(matcher.get_error())
-        guide = Guide(matcher, self._vocabulary)
-        guide.barred()  # the first takes longest, and shows whether it can be followed at all
+        guide = Guide(matcher, self._vocabulary_size)
+        guide.get_forbidden_tokens()  # the first takes longest, and shows whether it can be followed at all
         return guide
 
-    def _vocabulary_of(self) -> Any:
+    def _get_token_table(self) -> Any:
         with self._lock:
-            if self._words is None:
-                self._words = _words(self._tokenizer, self._vocabulary, self._ends)
-            return self._words
+            if self._token_table is None:
+                self._token_table = _words(self._tokenizer, self._vocabulary_size, self._end_tokens)
+            return self._token_table
 
 
 def _words(tokenizer: Any, vocabulary: int, ends: list[int]) -> Any:

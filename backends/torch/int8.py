@@ -68,12 +68,12 @@ class _Rows(nn.Module):
         """(…, inputs) to (…, outputs)."""
         flat = rows.reshape(-1, rows.shape[-1])
         size = flat.abs().amax(-1, keepdim=True).clamp_min_(_LEAST)
-        out = self._product(flat, size).mul_(size)
+        out = self._multiply(flat, size).mul_(size)
         if self._bias is not None:
             out += self._bias
         return out.view(*rows.shape[:-1], self._outputs)
 
-    def _product(self, rows: torch.Tensor, size: torch.Tensor) -> torch.Tensor:
+    def _multiply(self, rows: torch.Tensor, size: torch.Tensor) -> torch.Tensor:
         """With the weights, of rows divided by their size."""
         raise NotImplementedError
 
@@ -88,7 +88,7 @@ class Fused(_Rows):
         self._weight = operations.linear_prepack(_known(weight, finest()), None)
         self._operator = fused()
 
-    def _product(self, rows: torch.Tensor, size: torch.Tensor) -> torch.Tensor:
+    def _multiply(self, rows: torch.Tensor, size: torch.Tensor) -> torch.Tensor:
         out: torch.Tensor = self._operator(rows / size, 1 / _MOST, _ZERO, self._weight)
         return out
 
@@ -103,7 +103,7 @@ class Narrow(_Rows):
         self._weight = _whole(weight, scales).t()
         self._scales = scales / _MOST
 
-    def _product(self, rows: torch.Tensor, size: torch.Tensor) -> torch.Tensor:
+    def _multiply(self, rows: torch.Tensor, size: torch.Tensor) -> torch.Tensor:
         whole = (rows * (_MOST / size)).round_().to(torch.int8)
         return torch._int_mm(whole, self._weight).float().mul_(self._scales)  # noqa: SLF001
 

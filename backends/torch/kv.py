@@ -48,14 +48,14 @@ class Pool:
     def __init__(self, blocks: int) -> None:
         self.blocks = blocks
         self._state = bytearray(blocks)
-        self._users = array("q", bytes(8 * blocks))
-        self._free = blocks
-        self._known: dict[bytes, int] = {}
-        self._names: dict[int, bytes] = {}
-        self._idle: dict[int, None] = {}
+        self._reference_counts = array("q", bytes(8 * blocks))
+        self._free_count = blocks
+        self._block_by_hash: dict[bytes, int] = {}
+        self._hash_by_block: dict[int, bytes] = {}
+        self._evictable: dict[int, None] = {}
         """Known blocks that no row uses, the longest unused first."""
         self._layers: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}
-        self._gathered: dict[tuple[int, int], torch.Tensor] = {}
+        self._gather_buffers: dict[tuple[int, int], torch.Tensor] = {}
 
     @property
     def tokens(self) -> int:
@@ -63,38 +63,38 @@ class Pool:
         return self.blocks * BLOCK
 
     @property
-    def room(self) -> int:
+    def available(self) -> int:
         """Blocks that can be had."""
-        return self._free + len(self._idle)
+        return self._free_count + len(self._evictable)
 
     @property
-    def used(self) -> int:
+    def used_blocks(self) -> int:
         """Blocks that rows hold."""
-        return self.blocks - self.room
+        return self.blocks - self.available
 
     @property
-    def layers(self) -> int:
+    def layer_count(self) -> int:
         """How many layers keep something."""
         return len(self._layers)
 
     @property
-    def size(self) -> int:
+    def size_bytes(self) -> int:
         """Bytes of all blocks together."""
         return sum(part.nbytes for pair in self._layers.values() for part in pair)
 
     # --- blocks ---------------------------------------------------------------------------------
 
-    def take(self, count: int, behind: int, more: int) -> tuple[list[int], range]:
+    def allocate(self, count: int, behind: int, more: int) -> tuple[list[int], range]:
         """So many blocks, right behind that one if possible, and room kept for ``more``.
 
         Returns them and what is promised. There must be so many to be had.
         """
-        while self._free < count:
-            self._forget(next(iter(self._idle)))
+        while self._free_count < count:
+            self._evict_block(next(iter(self._evictable)))
         found: list[int] = []
-        while behind >= 0 and len(found) < count and self._is_open(behind + 1):
+        while behind >= 0 and len(found) < count and self._is_available(behind + 1):
             behind += 1
-            found.append(self._use(behind))
+            found.append(self._claim_block(behind))
         promised = range(0)
         if rest := count - len(found):
             start = self._state.find(bytes(rest + more))
@@ -102,80 +102,83 @@ class Pool:
                 promised = range(start + rest, start + rest + more)
             else:
                 start = self._state.find(bytes(rest))
-            found.extend(self._use(start + i if start >= 0 else self._any()) for i in range(rest))
+            found.extend(
+                self._claim_block(start + i if start >= 0 else self._find_available())
+                for i in range(rest)
+            )
         for block in promised:
             self._state[block] = _PROMISED
         return found, promised
 
-    def spare(self, count: int, more: int) -> tuple[list[int], range] | None:
+    def allocate_contiguous(self, count: int, more: int) -> tuple[list[int], range] | None:
         """The same in one piece, and only where there is plenty of room."""
         start = self._state.find(bytes(count + more))
-        if start < 0 or self._free - count < self.blocks // _PLENTY:
+        if start < 0 or self._free_count - count < self.blocks // _PLENTY:
             return None
-        return self.take(count, -1, more)
+        return self.allocate(count, -1, more)
 
-    def _is_open(self, block: int) -> bool:
+    def _is_available(self, block: int) -> bool:
         return block < self.blocks and self._state[block] != _USED
 
-    def _any(self) -> int:
+    def _find_available(self) -> int:
         free = self._state.find(_FREE)
         return free if free >= 0 else self._state.find(_PROMISED)
 
-    def _use(self, block: int) -> int:
+    def _claim_block(self, block: int) -> int:
         self._state[block] = _USED
-        self._users[block] = 1
-        self._free -= 1
+        self._reference_counts[block] = 1
+        self._free_count -= 1
         return block
 
-    def _forget(self, block: int) -> None:
-        del self._idle[block]
-        del self._known[self._names.pop(block)]
+    def _evict_block(self, block: int) -> None:
+        del self._evictable[block]
+        del self._block_by_hash[self._hash_by_block.pop(block)]
         self._state[block] = _FREE
-        self._free += 1
+        self._free_count += 1
 
-    def share(self, blocks: Sequence[int]) -> None:
+    def add_reference(self, blocks: Sequence[int]) -> None:
         """One more row uses these."""
         for block in blocks:
-            self._users[block] += 1
-            self._idle.pop(block, None)
+            self._reference_counts[block] += 1
+            self._evictable.pop(block, None)
 
-    def give(self, blocks: Sequence[int], promised: range) -> None:
+    def release(self, blocks: Sequence[int], promised: range) -> None:
         """One row less uses these, and none waits for what was promised."""
         # The end of a beginning goes before its start, which alone is of use.
         for block in reversed(blocks):
-            self._users[block] -= 1
-            if self._users[block]:
+            self._reference_counts[block] -= 1
+            if self._reference_counts[block]:
                 continue
-            if block in self._names:
-                self._idle[block] = None
+            if block in self._hash_by_block:
+                self._evictable[block] = None
             else:
                 self._state[block] = _FREE
-                self._free += 1
+                self._free_count += 1
         for block in promised:
             if self._state[block] == _PROMISED:
                 self._state[block] = _FREE
 
     def is_shared(self, block: int) -> bool:
         """Whether several rows use it."""
-        return self._users[block] > 1
+        return self._reference_counts[block] > 1
 
     # --- known beginnings -----------------------------------------------------------------------
 
-    def known(self, hashes: Sequence[bytes]) -> list[int]:
+    def find_cached(self, hashes: Sequence[bytes]) -> list[int]:
         """The blocks of the longest beginning that is known."""
         found = []
         for name in hashes:
-            block = self._known.get(name)
+            block = self._block_by_hash.get(name)
             if block is None:
                 break
             found.append(block)
         return found
 
-    def learn(self, name: bytes, block: int) -> None:
+    def cache_block(self, name: bytes, block: int) -> None:
         """This block is complete. Of two that are alike the first stays known."""
-        if name not in self._known and block not in self._names:
-            self._known[name] = block
-            self._names[block] = name
+        if name not in self._block_by_hash and block not in self._hash_by_block:
+            self._block_by_hash[name] = block
+            self._hash_by_block[block] = name
 
     # --- what lies in the blocks ----------------------------------------------------------------
 
@@ -184,13 +187,13 @@ class Pool:
     ) -> None:
         """Keys and values (heads, tokens, size), each token at its slot."""
         if layer not in self._layers:
-            self._layers[layer] = (self._made(keys), self._made(values))
+            self._layers[layer] = (self._make_layer_memory(keys), self._make_layer_memory(values))
             used = [block for block, state in enumerate(self._state) if state == _USED]
             _clear(self._layers[layer], _joined(used))
         for whole, new in zip(self._layers[layer], (keys, values), strict=True):
             whole.index_copy_(1, slots, new)
 
-    def _made(self, like: torch.Tensor) -> torch.Tensor:
+    def _make_layer_memory(self, like: torch.Tensor) -> torch.Tensor:
         return like.new_empty((like.shape[0], self.tokens, like.shape[2]))
 
     def read(self, layer: int, runs: Sequence[range]) -> tuple[torch.Tensor, torch.Tensor]:
@@ -199,7 +202,7 @@ class Pool:
         if len(runs) == 1:
             (run,) = runs
             return keys[:, run.start : run.stop], values[:, run.start : run.stop]
-        return self._gather(0, keys, runs), self._gather(1, values, runs)
+        return self._gather_ranges(0, keys, runs), self._gather_ranges(1, values, runs)
 
     def read_blocks(
         self, layer: int, blocks: range | torch.Tensor, each: int
@@ -211,26 +214,28 @@ class Pool:
         keys, values = self._layers[layer]
         return _of_rows(keys, blocks, each), _of_rows(values, blocks, each)
 
-    def clear(self, runs: Sequence[range]) -> None:
+    def zero_slots(self, runs: Sequence[range]) -> None:
         """Zeros in these slots: what they held before may be no number."""
         with torch.inference_mode():
             for pair in self._layers.values():
                 _clear(pair, runs)
 
-    def _gather(self, which: int, whole: torch.Tensor, runs: Sequence[range]) -> torch.Tensor:
+    def _gather_ranges(
+        self, which: int, whole: torch.Tensor, runs: Sequence[range]
+    ) -> torch.Tensor:
         """A copy in one piece, in memory that the next one takes again."""
         length = sum(map(len, runs))
-        place = self._gathered.get((which, whole.shape[2]))
+        place = self._gather_buffers.get((which, whole.shape[2]))
         if place is None or place.shape[0] < whole.shape[0] or place.shape[1] < length:
             place = whole.new_empty((whole.shape[0], -(-length // 512) * 512, whole.shape[2]))
-            self._gathered[which, whole.shape[2]] = place
+            self._gather_buffers[which, whole.shape[2]] = place
         place, at = place[: whole.shape[0]], 0
         for run in runs:
             place[:, at : at + len(run)] = whole[:, run.start : run.stop]
             at += len(run)
         return place[:, :length]
 
-    def copy(self, runs: Sequence[range], block: int) -> None:
+    def copy_slots(self, runs: Sequence[range], block: int) -> None:
         """What lies in these slots, to that block and those behind it."""
         with torch.inference_mode():
             for whole in (part for pair in self._layers.values() for part in pair):
@@ -245,109 +250,111 @@ class Kv:
 
     def __init__(self, pool: Pool, prompt: int = 0) -> None:
         self.pool = pool
-        self.prompt = prompt
+        self.prompt_length = prompt
         self.length = 0
         self._blocks: list[int] = []
-        self._promised = range(0)
-        self._pieces: list[range] | None = None
+        self._reserved = range(0)
+        self._slot_ranges: list[range] | None = None
 
-    def needs(self, tokens: int) -> int:
+    def count_needed_blocks(self, tokens: int) -> int:
         """Blocks to be taken before so many more tokens have room."""
         need = -(-(self.length + tokens) // BLOCK) - len(self._blocks)
-        return need + 1 if self._borrows() else need
+        return need + 1 if self._writes_to_shared_block() else need
 
-    def _borrows(self) -> bool:
+    def _writes_to_shared_block(self) -> bool:
         """Whether what is written next goes to a block that another row uses, too."""
         return self.length % BLOCK > 0 and self.pool.is_shared(self._blocks[self.length // BLOCK])
 
     def reserve(self, tokens: int) -> None:
         """Room for so many more tokens. Raises Full."""
-        if self.needs(tokens) > self.pool.room:
+        if self.count_needed_blocks(tokens) > self.pool.available:
             raise Full
         before = self._blocks[-1:], len(self._blocks)
-        if self._borrows():
+        if self._writes_to_shared_block():
             at = self.length // BLOCK
-            (own,), _ = self.pool.take(1, -1, 0)
-            self.pool.copy(_joined(self._blocks[at : at + 1]), own)
-            self.pool.give([self._blocks[at]], range(0))
+            (own,), _ = self.pool.allocate(1, -1, 0)
+            self.pool.copy_slots(_joined(self._blocks[at : at + 1]), own)
+            self.pool.release([self._blocks[at]], range(0))
             self._blocks[at] = own
-            self._pieces = None
-        if (count := self.needs(tokens)) > 0:
+            self._slot_ranges = None
+        if (count := self.count_needed_blocks(tokens)) > 0:
             behind = self._blocks[-1] if self._blocks else -1
-            blocks, promised = self.pool.take(count, behind, self._ahead(count))
+            blocks, promised = self.pool.allocate(count, behind, self._count_blocks_ahead(count))
             self._blocks.extend(blocks)
             if promised:
-                self.pool.give((), self._promised)
-                self._promised = promised
-            self._pieces = None
-        if self._pieces is None:
-            self._pieces = _joined(self._blocks)
-            if len(self._pieces) > 1:
-                self._move()
+                self.pool.release((), self._reserved)
+                self._reserved = promised
+            self._slot_ranges = None
+        if self._slot_ranges is None:
+            self._slot_ranges = _joined(self._blocks)
+            if len(self._slot_ranges) > 1:
+                self._compact()
         if (self._blocks[-1:], len(self._blocks)) != before:
-            self.pool.clear(_from(self.length, self._pieces))
+            self.pool.zero_slots(_from(self.length, self._slot_ranges))
 
-    def _ahead(self, taken: int) -> int:
+    def _count_blocks_ahead(self, taken: int) -> int:
         """Blocks that it will want behind those it has and the next ones."""
-        return max(0, -(-self.prompt // BLOCK) - len(self._blocks) - taken) + _AHEAD
+        return max(0, -(-self.prompt_length // BLOCK) - len(self._blocks) - taken) + _AHEAD
 
-    def _move(self) -> None:
+    def _compact(self) -> None:
         """To where it lies in one piece, if there is such a place."""
-        place = self.pool.spare(len(self._blocks), self._ahead(0))
+        place = self.pool.allocate_contiguous(len(self._blocks), self._count_blocks_ahead(0))
         if place is not None:
-            self.pool.copy(self.runs(self.length), place[0][0])
-            self.pool.give(self._blocks, self._promised)
-            self._blocks, self._promised = place
-            self._pieces = _joined(self._blocks)
+            self.pool.copy_slots(self.slot_ranges(self.length), place[0][0])
+            self.pool.release(self._blocks, self._reserved)
+            self._blocks, self._reserved = place
+            self._slot_ranges = _joined(self._blocks)
 
     def advance(self, tokens: int) -> None:
         """So many tokens went through all layers."""
         self.length += tokens
 
-    def slots(self, tokens: int) -> list[int]:
+    def next_slots(self, tokens: int) -> list[int]:
         """Where the next tokens go."""
         places = range(self.length, self.length + tokens)
         return [self._blocks[at // BLOCK] * BLOCK + at % BLOCK for at in places]
 
-    def blocks(self, tokens: int) -> list[int]:
+    def first_blocks(self, tokens: int) -> list[int]:
         """Those of its first so many tokens."""
         return self._blocks[: -(-tokens // BLOCK)]
 
-    def runs(self, length: int) -> list[range]:
+    def slot_ranges(self, length: int) -> list[range]:
         """The slots of its first ``length`` tokens, in as few pieces as they lie in."""
-        if self._pieces is None:
-            self._pieces = _joined(self._blocks)
+        if self._slot_ranges is None:
+            self._slot_ranges = _joined(self._blocks)
         found: list[range] = []
-        for piece in self._pieces:
+        for piece in self._slot_ranges:
             found.append(piece[:length])
             length -= len(found[-1])
         return [run for run in found if run]
 
-    def begin(self, hashes: Sequence[bytes]) -> None:
+    def reuse_prefix(self, hashes: Sequence[bytes]) -> None:
         """Take over what is known of a prompt, before anything else is done."""
-        most = (self.prompt - 1) // BLOCK  # its last token must be read, for the next one's sake
-        self._blocks = self.pool.known(hashes[:most])
-        self.pool.share(self._blocks)
+        most = (
+            self.prompt_length - 1
+        ) // BLOCK  # its last token must be read, for the next one's sake
+        self._blocks = self.pool.find_cached(hashes[:most])
+        self.pool.add_reference(self._blocks)
         self.length = len(self._blocks) * BLOCK
-        self._pieces = None
+        self._slot_ranges = None
 
-    def publish(self, hashes: Sequence[bytes]) -> None:
+    def cache_prefix(self, hashes: Sequence[bytes]) -> None:
         """Make known what is read of a prompt."""
         for name, block in zip(hashes[: self.length // BLOCK], self._blocks, strict=False):
-            self.pool.learn(name, block)
+            self.pool.cache_block(name, block)
 
-    def copy(self) -> "Kv":
+    def fork(self) -> "Kv":
         """The same past, for another row."""
-        other = Kv(self.pool, self.prompt)
+        other = Kv(self.pool, self.prompt_length)
         other.length = self.length
         other._blocks = self._blocks[: -(-self.length // BLOCK)]
-        self.pool.share(other._blocks)
+        self.pool.add_reference(other._blocks)
         return other
 
     def free(self) -> None:
         """Give back all of it; it begins anew."""
-        self.pool.give(self._blocks, self._promised)
-        self._blocks, self._promised, self._pieces, self.length = [], range(0), None, 0
+        self.pool.release(self._blocks, self._reserved)
+        self._blocks, self._reserved, self._slot_ranges, self.length = [], range(0), None, 0
 
 
 def _joined(blocks: Sequence[int]) -> list[range]:

@@ -34,7 +34,7 @@ class Laid(nn.Module):
         self.weight = weight.new_empty(0)
         """Nothing: some families look at a layer's dtype."""
         self._bias = bias
-        self._product = operations._linear_pointwise  # noqa: SLF001
+        self._operator = operations._linear_pointwise  # noqa: SLF001
 
     def forward(self, rows: torch.Tensor) -> torch.Tensor:
         """(…, inputs) to (…, outputs)."""
@@ -43,7 +43,7 @@ class Laid(nn.Module):
         if more := _rounded(count) - count:
             flat = pad(flat, (0, 0, 0, more))
         flat = flat.contiguous()
-        out: torch.Tensor = self._product(flat, self._weight, self._bias, "none", [], "")
+        out: torch.Tensor = self._operator(flat, self._weight, self._bias, "none", [], "")
         return out[:count].view(*rows.shape[:-1], -1)
 
 

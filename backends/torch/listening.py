@@ -41,10 +41,10 @@ class Ear(Struct, frozen=True):
     template: Any
     prompt: str
     tools: Sequence[dict[str, Any]]
-    marks: frozenset[int]
+    marker_tokens: frozenset[int]
     """See ``speech.Voice``."""
 
-    def speech(self) -> "Heard":
+    def make_parser(self) -> "Heard":
         """For one choice."""
         from transformers.utils.chat_parsing import ResponseParser  # noqa: PLC0415 - as above
 
@@ -56,28 +56,28 @@ class Heard:
 
     def __init__(self, parser: Any) -> None:
         self._parser = parser
-        self._raw = ""
+        self._pending_raw = ""
         """Of the region that is open."""
-        self._blanks = ""
+        self._pending_blanks = ""
         """Held back: they may be the region's last."""
-        self._told = False
+        self._has_emitted = False
         """Something of the region that is open was sent."""
-        self._tokens: list[Taken] = []
+        self._pending_tokens: list[Taken] = []
         self.calls = 0
         """How many have begun."""
 
-    def add(self, release: Release) -> Iterator[Said]:
+    def feed(self, release: Release) -> Iterator[Said]:
         """What may be told of it."""
-        self._tokens += release.tokens
+        self._pending_tokens += release.tokens
         if self._parser is None:
-            yield self._release(release.text)
+            yield self._make_ready_text(release.text)
             return
         try:
             for event in self._parser.feed(release.text):
-                yield from self._said(event)
+                yield from self._read_event(event)
         except _UNREADABLE:
             self._parser = None
-            yield self._release(self._raw + release.text)
+            yield self._make_ready_text(self._pending_raw + release.text)
 
     def close(self) -> Iterator[Said]:
         """What is left when nothing follows."""
@@ -85,41 +85,43 @@ class Heard:
             return
         try:
             for event in self._parser.finalize()[1]:
-                yield from self._said(event)
+                yield from self._read_event(event)
         except _UNREADABLE:
-            yield self._release(self._raw)
+            yield self._make_ready_text(self._pending_raw)
 
-    def _said(self, event: Mapping[str, Any]) -> Iterator[Said]:
+    def _read_event(self, event: Mapping[str, Any]) -> Iterator[Said]:
         field = event["field"]
         if event["type"] == "region_chunk":
-            self._raw += event["text"]
+            self._pending_raw += event["text"]
             if field != "tool_calls":
-                yield from self._text(field, event["text"])
+                yield from self._emit_text(field, event["text"])
             return
         if event["type"] == "region_close" and field == "tool_calls":
             found = event["value"]
             for call in found if isinstance(found, list) else [found]:
-                yield from self._call(call["function"])
-        self._raw = self._blanks = ""
-        self._told = False
+                yield from self._emit_call(call["function"])
+        self._pending_raw = self._pending_blanks = ""
+        self._has_emitted = False
 
-    def _text(self, field: str, text: str) -> Iterator[Said]:
+    def _emit_text(self, field: str, text: str) -> Iterator[Said]:
         """Without the blanks at a region's beginning and end."""
-        text = self._blanks + text if self._told else text.lstrip()
+        text = self._pending_blanks + text if self._has_emitted else text.lstrip()
         body = text.rstrip()
-        self._blanks = text[len(body) :]
+        self._pending_blanks = text[len(body) :]
         if body:
-            self._told = True
-            release = self._release(body)
+            self._has_emitted = True
+            release = self._make_ready_text(body)
             yield release if field == "content" else Mused(body, len(release.tokens))
 
-    def _call(self, function: Mapping[str, Any]) -> Iterator[Said]:
+    def _emit_call(self, function: Mapping[str, Any]) -> Iterator[Said]:
         arguments = function["arguments"]
         text = arguments if isinstance(arguments, str) else msgspec.json.encode(arguments).decode()
-        yield Begun(self.calls, new_id(), str(function["name"]), len(self._release("").tokens))
+        yield Begun(
+            self.calls, new_id(), str(function["name"]), len(self._make_ready_text("").tokens)
+        )
         yield Argument(self.calls, text, 0)
         self.calls += 1
 
-    def _release(self, text: str) -> Release:
-        tokens, self._tokens = self._tokens, []
+    def _make_ready_text(self, text: str) -> Release:
+        tokens, self._pending_tokens = self._pending_tokens, []
         return Release(text, tokens)

@@ -146,8 +146,8 @@ def generate(
         timeout,
         tenant=tenant,
         beams=beams(request),
-        form=offers.form(request),
-        calling=offers.calling(request),
+        output_format=offers.form(request),
+        function_choice=offers.calling(request),
     )
 
 
@@ -170,13 +170,13 @@ def _input(request: GenerateRequest, *, templates: bool) -> spec.Input:
         turns=tuple(_turn(message) for message in request.messages),
         functions=offers.functions(request),
         prompts=request.prompts,
-        wrap=how.mode == "server",
+        as_user_message=how.mode == "server",
         template=how.template if templates else None,
-        arguments=msgspec.json.encode(how.arguments or {}),
+        template_arguments=msgspec.json.encode(how.arguments or {}),
         continue_final=bool(how.continue_final),
         generation_prompt=how.add_generation_prompt is not False,
         special_tokens=how.add_special_tokens,
-        keep=keep,
+        truncate_to=keep,
     )
 
 

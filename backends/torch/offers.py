@@ -56,7 +56,7 @@ def calling(request: GenerateRequest) -> Calling | None:
     several = request.parallel_tools is not False
     match request.tool_choice:
         case NamedTool(name):
-            chosen = Calling((name,) if name in names else (), required=True, several=False)
+            chosen = Calling((name,) if name in names else (), required=True, parallel=False)
         case AllowedTools(mode, allowed):
             kept = tuple(name for name in names if name in allowed)
             chosen = Calling(kept, mode == "required", several)

@@ -43,14 +43,14 @@ class Gated(nn.Module):
 
     def __init__(self, theirs: Any) -> None:
         super().__init__()
-        self._open = _joined([theirs.gate_proj, theirs.up_proj])
-        self._close = theirs.down_proj
+        self._up = _joined([theirs.gate_proj, theirs.up_proj])
+        self._down = theirs.down_proj
         self._activation = theirs.act_fn
 
     def forward(self, rows: torch.Tensor) -> torch.Tensor:
         """(…, size) to (…, size)."""
-        gate, up = self._open(rows).chunk(2, -1)
-        out: torch.Tensor = self._close(self._activation(gate) * up)
+        gate, up = self._up(rows).chunk(2, -1)
+        out: torch.Tensor = self._down(self._activation(gate) * up)
         return out
 
 
@@ -59,13 +59,13 @@ class Attention(nn.Module):
 
     def __init__(self, theirs: Any, manner: Manner) -> None:
         super().__init__()
-        self._joint = _joined([theirs.q_proj, theirs.k_proj, theirs.v_proj])
-        self._close = theirs.o_proj
+        self._qkv = _joined([theirs.q_proj, theirs.k_proj, theirs.v_proj])
+        self._output = theirs.o_proj
         self._layer: int = theirs.layer_idx
-        self._manner = manner
-        self._size: int = theirs.head_dim
-        self._queries = theirs.q_proj.out_features // self._size
-        self._turning = self._queries + theirs.k_proj.out_features // self._size
+        self._params = manner
+        self._head_size: int = theirs.head_dim
+        self._query_size = theirs.q_proj.out_features // self._head_size
+        self._rotary_size = self._query_size + theirs.k_proj.out_features // self._head_size
 
     def forward(
         self,
@@ -76,37 +76,39 @@ class Attention(nn.Module):
         **_options: Any,
     ) -> tuple[torch.Tensor, None]:
         """(1, tokens, size) to (1, tokens, size), as transformers' attentions."""
-        heads = self._joint(hidden_states)[0].view(hidden_states.shape[1], -1, self._size)
-        cos, sin = packed.turns(position_embeddings)
-        turned = heads[:, : self._turning]
-        turned = turned * cos + turned.roll(self._size // 2, -1) * sin
+        heads = self._qkv(hidden_states)[0].view(hidden_states.shape[1], -1, self._head_size)
+        cos, sin = packed.get_factors(position_embeddings)
+        turned = heads[:, : self._rotary_size]
+        turned = turned * cos + turned.roll(self._head_size // 2, -1) * sin
         out = packed.attend(
             self._layer,
-            turned[:, : self._queries].transpose(0, 1),
-            turned[:, self._queries :].transpose(0, 1),
-            heads[:, self._turning :].transpose(0, 1),
-            self._manner,
+            turned[:, : self._query_size].transpose(0, 1),
+            turned[:, self._query_size :].transpose(0, 1),
+            heads[:, self._rotary_size :].transpose(0, 1),
+            self._params,
         )
-        return self._close(out.reshape(*hidden_states.shape[:-1], -1)), None
+        return self._output(out.reshape(*hidden_states.shape[:-1], -1)), None
 
 
 class Turns:
     """A pass's places as they turn queries and keys: a rotation of halves."""
 
     def __init__(self) -> None:
-        self._given: tuple[torch.Tensor, torch.Tensor] | None = None
-        self._made: tuple[torch.Tensor, torch.Tensor]
+        self._position_embeddings: tuple[torch.Tensor, torch.Tensor] | None = None
+        self._factors: tuple[torch.Tensor, torch.Tensor]
 
-    def turns(self, given: tuple[torch.Tensor, torch.Tensor]) -> tuple[torch.Tensor, torch.Tensor]:
+    def get_factors(
+        self, given: tuple[torch.Tensor, torch.Tensor]
+    ) -> tuple[torch.Tensor, torch.Tensor]:
         """Factors (tokens, 1, size) of values, and of values rolled by half, from cos and sin."""
-        if self._given is not given:
+        if self._position_embeddings is not given:
             cos, sin = given[0][0, :, None], given[1][0, :, None]
             half = sin.shape[-1] // 2
-            self._given, self._made = (
+            self._position_embeddings, self._factors = (
                 given,
                 (cos, torch.cat([-sin[..., :half], sin[..., half:]], -1)),
             )
-        return self._made
+        return self._factors
 
 
 class _Witness(Turns):
@@ -114,8 +116,8 @@ class _Witness(Turns):
 
     def __init__(self) -> None:
         super().__init__()
-        self.seen: list[torch.Tensor] = []
-        self.manner: Manner | None = None
+        self.tensors: list[torch.Tensor] = []
+        self.params: Manner | None = None
 
     def attend(
         self,
@@ -125,7 +127,7 @@ class _Witness(Turns):
         value: torch.Tensor,
         manner: Manner,
     ) -> torch.Tensor:
-        self.seen, self.manner = [query, key, value], manner
+        self.tensors, self.params = [query, key, value], manner
         return query.transpose(0, 1)
 
 
@@ -150,11 +152,11 @@ def _attention(theirs: Any) -> nn.Module | None:
             expected, _ = theirs(**told, packed=before)
         except (TypeError, ValueError, RuntimeError, AttributeError, LookupError):
             return None  # of another kind altogether
-        if before.manner is None:
+        if before.params is None:
             return None
-        ours = Attention(theirs, before.manner)
+        ours = Attention(theirs, before.params)
         found, _ = ours(**told, packed=after)
-    return ours if _same([expected, *before.seen], [found, *after.seen]) else None
+    return ours if _same([expected, *before.tensors], [found, *after.tensors]) else None
 
 
 def _like(weight: torch.Tensor, size: int, pace: int = 1) -> torch.Tensor:

@@ -56,30 +56,30 @@ class Process:
 
     def __init__(self, settings: Settings) -> None:
         self._settings = settings
-        self._child: asyncio.subprocess.Process | None = None
+        self._subprocess: asyncio.subprocess.Process | None = None
         self._reader: asyncio.StreamReader | None = None
         self._writer: asyncio.StreamWriter | None = None
-        self._inboxes: dict[int, Inbox] = {}
-        self._numbers = itertools.count(1)
+        self._queues: dict[int, Inbox] = {}
+        self._request_ids = itertools.count(1)
         self.ready: Ready | None = None
-        self.broken: str | None = None
+        self.load_error: str | None = None
         """Why another start would not help."""
-        self.rows = 0
+        self.active = 0
         self.waiting = 0
-        self.figures = Figures()
-        self._given_up = False
+        self.stats = Figures()
+        self._unresponsive = False
 
     @property
     def pid(self) -> int | None:
         """Of the process, once it is started."""
-        return None if self._child is None else self._child.pid
+        return None if self._subprocess is None else self._subprocess.pid
 
     async def start(self) -> None:
         """Start it. It has only this socket in common with us, and ends when our end closes."""
         ours, theirs = socket.socketpair()
         try:
             path = os.pathsep.join(filter(None, (str(_ROOT), os.environ.get("PYTHONPATH"))))
-            self._child = await asyncio.create_subprocess_exec(
+            self._subprocess = await asyncio.create_subprocess_exec(
                 sys.executable,
                 "-m",
                 "backends.torch.worker",
@@ -98,7 +98,7 @@ class Process:
         finally:
             theirs.close()
 
-    async def run(self, ready: asyncio.Event) -> None:
+    async def read_events(self, ready: asyncio.Event) -> None:
         """Hand out what it tells, until it ends. Sets ``ready`` when it is."""
         if self._reader is None:
             return
@@ -107,31 +107,31 @@ class Process:
                 async with asyncio.timeout(SILENCE if self.ready else None):
                     length = body_length(await self._reader.readexactly(4))
                     body = await self._reader.readexactly(length)
-                self._take(read_news(body))
+                self._dispatch_events(read_news(body))
                 if self.ready is not None:
                     ready.set()
         except (asyncio.IncompleteReadError, ConnectionError):
             return
         except (TimeoutError, ValueError, msgspec.MsgspecError):
-            self._given_up = True
+            self._unresponsive = True
             _log.exception("the process of %s is given up", self._settings.path)
 
-    def _take(self, news: Sequence[News]) -> None:
+    def _dispatch_events(self, news: Sequence[News]) -> None:
         """Neighbours of one job stay together: they become one batch of events."""
-        for job, told in itertools.groupby(news, key=lambda one: getattr(one, "job", None)):
+        for job, told in itertools.groupby(news, key=lambda one: getattr(one, "request_id", None)):
             if job is None:
                 for one in told:
-                    self._note(one)
-            elif inbox := self._inboxes.get(job):
+                    self._handle_event(one)
+            elif inbox := self._queues.get(job):
                 inbox.put_nowait(list(told))
 
-    def _note(self, news: News) -> None:
+    def _handle_event(self, news: News) -> None:
         match news:
             case Progress(text):
                 _log.info("%s", text)
-            case Ready(task, protocol, context, device, memory=memory):
+            case Ready(task, protocol, context, device, cache_bytes=memory):
                 if protocol != PROTOCOL:
-                    self.broken = "the engine is of another version than the gateway"
+                    self.load_error = "the engine is of another version than the gateway"
                     return
                 self.ready = news
                 _log.info(
@@ -143,24 +143,24 @@ class Process:
                     memory >> 20,
                 )
             case Broken(text):
-                self.broken = text
+                self.load_error = text
             case Heartbeat(rows, waiting, busy, figures):
-                self.rows, self.waiting, self.figures = rows, waiting, figures
+                self.active, self.waiting, self.stats = rows, waiting, figures
                 if busy > LONGEST_STEP:
                     raise TimeoutError(f"a step has taken {busy:.0f} s")
             case _:
                 pass
 
-    def open(self) -> tuple[int, Inbox]:
+    def open_request(self) -> tuple[int, Inbox]:
         """A number for a new job, and where news of it will lie."""
-        number = next(self._numbers)
+        number = next(self._request_ids)
         inbox: Inbox = asyncio.Queue()
-        self._inboxes[number] = inbox
+        self._queues[number] = inbox
         return number, inbox
 
-    def close(self, number: int, *, cancel: bool) -> None:
+    def close_request(self, number: int, *, cancel: bool) -> None:
         """Nobody asks for this job any more."""
-        if self._inboxes.pop(number, None) is not None and cancel:
+        if self._queues.pop(number, None) is not None and cancel:
             self.send(Cancel(number))
 
     def send(self, order: Order) -> None:
@@ -168,23 +168,23 @@ class Process:
         if self._writer is not None and not self._writer.is_closing():
             self._writer.write(frame([order]))
 
-    async def end(self) -> None:
+    async def stop_process(self) -> None:
         """See to it that it ends, and tell all who wait."""
-        for inbox in self._inboxes.values():
+        for inbox in self._queues.values():
             inbox.put_nowait(None)
-        self._inboxes.clear()
+        self._queues.clear()
         if self._writer is not None:
             self._writer.close()
-        if self._child is None or self._child.returncode is not None:
+        if self._subprocess is None or self._subprocess.returncode is not None:
             return
         try:
-            async with asyncio.timeout(0 if self._given_up else _PATIENCE):
-                await self._child.wait()
+            async with asyncio.timeout(0 if self._unresponsive else _PATIENCE):
+                await self._subprocess.wait()
         except TimeoutError:
-            self._child.kill()
-            await self._child.wait()
+            self._subprocess.kill()
+            await self._subprocess.wait()
 
     @property
     def exit_code(self) -> int | None:
         """As the system gave it; negative is a signal."""
-        return None if self._child is None else self._child.returncode
+        return None if self._subprocess is None else self._subprocess.returncode

@@ -18,49 +18,49 @@ class _Lines:
     """The tenants' lines of one priority."""
 
     def __init__(self) -> None:
-        self._lines: dict[str | None, deque[Group]] = {}
-        self._may: dict[str | None, int] = {}
+        self._queues: dict[str | None, deque[Group]] = {}
+        self._deficits: dict[str | None, int] = {}
 
     def add(self, group: Group) -> None:
-        tenant = group.job.spec.tenant
+        tenant = group.request.command.tenant
         # Who comes to an empty line has his turn at once; the others when theirs begins.
-        self._may.setdefault(tenant, 0 if self._lines else TURN)
-        self._lines.setdefault(tenant, deque()).append(group)
+        self._deficits.setdefault(tenant, 0 if self._queues else TURN)
+        self._queues.setdefault(tenant, deque()).append(group)
 
     def head(self) -> Group:
         """Whose turn it is."""
         while True:
-            tenant, line = next(iter(self._lines.items()))
-            if len(line[0].prompt) <= self._may[tenant]:
+            tenant, line = next(iter(self._queues.items()))
+            if len(line[0].prompt) <= self._deficits[tenant]:
                 return line[0]
-            self._lines[tenant] = self._lines.pop(tenant)
-            self._next_turn()
+            self._queues[tenant] = self._queues.pop(tenant)
+            self._advance_turn()
 
-    def take(self) -> Group:
+    def pop(self) -> Group:
         group = self.head()
-        tenant = group.job.spec.tenant
-        self._lines[tenant].popleft()
-        self._may[tenant] -= len(group.prompt)
-        self._tidy()
+        tenant = group.request.command.tenant
+        self._queues[tenant].popleft()
+        self._deficits[tenant] -= len(group.prompt)
+        self._remove_empty()
         return group
 
-    def keep(self, wanted: Callable[[Group], bool]) -> None:
-        for tenant, line in self._lines.items():
-            self._lines[tenant] = deque(filter(wanted, line))
-        self._tidy()
+    def filter_groups(self, wanted: Callable[[Group], bool]) -> None:
+        for tenant, line in self._queues.items():
+            self._queues[tenant] = deque(filter(wanted, line))
+        self._remove_empty()
 
-    def _tidy(self) -> None:
-        first = next(iter(self._lines))
-        for tenant in [tenant for tenant, line in self._lines.items() if not line]:
-            del self._lines[tenant], self._may[tenant]
-        if self._lines and first not in self._lines:
-            self._next_turn()
+    def _remove_empty(self) -> None:
+        first = next(iter(self._queues))
+        for tenant in [tenant for tenant, line in self._queues.items() if not line]:
+            del self._queues[tenant], self._deficits[tenant]
+        if self._queues and first not in self._queues:
+            self._advance_turn()
 
-    def _next_turn(self) -> None:
-        self._may[next(iter(self._lines))] += TURN
+    def _advance_turn(self) -> None:
+        self._deficits[next(iter(self._queues))] += TURN
 
     def __len__(self) -> int:
-        return sum(map(len, self._lines.values()))
+        return sum(map(len, self._queues.values()))
 
 
 class Line:
@@ -75,28 +75,28 @@ class Line:
 
     def add(self, group: Group) -> None:
         """It waits from now on."""
-        self._by_priority.setdefault(group.job.spec.priority, _Lines()).add(group)
+        self._by_priority.setdefault(group.request.command.priority, _Lines()).add(group)
         self._count += 1
 
     def head(self) -> Group | None:
         """Whose turn it is."""
         return self._by_priority[min(self._by_priority)].head() if self._count else None
 
-    def take(self) -> Group:
+    def pop(self) -> Group:
         """The same, and it waits no more."""
-        group = self._by_priority[min(self._by_priority)].take()
+        group = self._by_priority[min(self._by_priority)].pop()
         self._count -= 1
-        self._tidy()
+        self._remove_empty()
         return group
 
     def remove(self, job: Job) -> None:
         """Nothing of this request waits any more."""
-        lines = self._by_priority.get(job.spec.priority)
+        lines = self._by_priority.get(job.command.priority)
         if lines is not None:
-            lines.keep(lambda group: group.job is not job)
-            self._tidy()
+            lines.filter_groups(lambda group: group.request is not job)
+            self._remove_empty()
             self._count = sum(map(len, self._by_priority.values()))
 
-    def _tidy(self) -> None:
+    def _remove_empty(self) -> None:
         for priority in [key for key, lines in self._by_priority.items() if not len(lines)]:
             del self._by_priority[priority]

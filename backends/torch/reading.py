@@ -19,14 +19,14 @@ class Refused(Exception):
 
     def __init__(self, kind: FailKind, message: str, *, param: str | None = None) -> None:
         super().__init__(message)
-        self.kind: FailKind = kind
+        self.failure_kind: FailKind = kind
         self.param = param
         self.tokens: int | None = None
         self.limit: int | None = None
 
-    def told(self, job: int) -> Failed:
+    def make_failed_event(self, job: int) -> Failed:
         """As a message."""
-        return Failed(job, self.kind, str(self), self.param, self.tokens, self.limit)
+        return Failed(job, self.failure_kind, str(self), self.param, self.tokens, self.limit)
 
 
 def too_long(tokens: int, limit: int, param: str) -> Refused:
@@ -45,45 +45,45 @@ class Reader:
         self, tokenizer: Any, *, context: int, vocabulary: int, defaults: Mapping[str, Any]
     ) -> None:
         self._tokenizer = tokenizer
-        self._context = context
-        self._vocabulary = vocabulary
+        self._context_length = context
+        self._vocabulary_size = vocabulary
         self._defaults = defaults
         """The model's own ``temperature``, ``top_p`` and ``top_k``."""
 
     # --- prompts --------------------------------------------------------------------------------
 
-    def prompts(self, asked: Input, ending: Ending) -> list[list[int]]:
+    def tokenize_prompts(self, asked: Input, ending: Ending) -> list[list[int]]:
         """The token ids of each prompt. Raises Refused."""
         if asked.turns:
-            found = [self._chat(asked, asked.turns)]
+            found = [self._tokenize_chat(asked, asked.turns)]
             param = "messages"
         else:
-            found = [self._prompt(asked, prompt) for prompt in asked.prompts]
+            found = [self._tokenize_prompt(asked, prompt) for prompt in asked.prompts]
             param = "prompt"
         if not found or not all(found):
             raise Refused("invalid", "the prompt is empty", param=param)
-        return [self._fitted(ids, asked, ending, param) for ids in found]
+        return [self._fit_context(ids, asked, ending, param) for ids in found]
 
-    def _prompt(self, asked: Input, prompt: str | tuple[int, ...]) -> list[int]:
+    def _tokenize_prompt(self, asked: Input, prompt: str | tuple[int, ...]) -> list[int]:
         if isinstance(prompt, tuple):
-            self._known(prompt, "prompt")
+            self._check_token_ids(prompt, "prompt")
             return list(prompt)
-        if asked.wrap and self._tokenizer.chat_template:
-            return self._chat(asked, [Turn("user", prompt)])
+        if asked.as_user_message and self._tokenizer.chat_template:
+            return self._tokenize_chat(asked, [Turn("user", prompt)])
         special = asked.special_tokens is not False
         ids: list[int] = self._tokenizer.encode(prompt, add_special_tokens=special)
-        return ids or self._begin()
+        return ids or self._get_start_tokens()
 
-    def _begin(self) -> list[int]:
+    def _get_start_tokens(self) -> list[int]:
         """An empty prompt is the beginning of a text, where the model has a token for that."""
         begin = self._tokenizer.bos_token_id
         return [] if begin is None else [begin]
 
-    def _chat(self, asked: Input, turns: Sequence[Turn]) -> list[int]:
+    def _tokenize_chat(self, asked: Input, turns: Sequence[Turn]) -> list[int]:
         try:
-            template = self.template(asked)
+            template = self.get_chat_template(asked)
             messages, tools = _conversation(turns, asked.functions, template)
-            arguments = msgspec.json.decode(asked.arguments, type=dict[str, Any])
+            arguments = msgspec.json.decode(asked.template_arguments, type=dict[str, Any])
             text = self._tokenizer.apply_chat_template(
                 messages,
                 tools=tools,
@@ -102,7 +102,7 @@ class Reader:
         ids: list[int] = self._tokenizer.encode(text, add_special_tokens=special)
         return ids
 
-    def template(self, asked: Input) -> str:
+    def get_chat_template(self, asked: Input) -> str:
         """The chat template for this input. Raises Refused when there is none."""
         if not asked.template and not self._tokenizer.chat_template:
             raise Refused(
@@ -112,24 +112,24 @@ class Reader:
         found: str = self._tokenizer.get_chat_template(asked.template, tools=tools)
         return found
 
-    def _fitted(self, ids: list[int], asked: Input, ending: Ending, param: str) -> list[int]:
-        room = self._context - (1 if ending.max_tokens != 0 else 0)
-        keep = asked.keep
+    def _fit_context(self, ids: list[int], asked: Input, ending: Ending, param: str) -> list[int]:
+        room = self._context_length - (1 if ending.max_tokens != 0 else 0)
+        keep = asked.truncate_to
         if keep is not None and keep < 0:
             wanted = 1 if ending.max_tokens is None else ending.max_tokens
-            keep = max(self._context - wanted, 1)
+            keep = max(self._context_length - wanted, 1)
         if keep:
             ids = ids[-min(keep, room) :]
         if len(ids) > room:
-            raise too_long(len(ids), self._context, param)
+            raise too_long(len(ids), self._context_length, param)
         return ids
 
     # --- parameters -----------------------------------------------------------------------------
 
-    def rules(self, asked: Picking) -> Rules:
+    def build_sampling_rules(self, asked: Picking) -> Rules:
         """The rules of a row, every default resolved. Raises Refused."""
-        self._known(tuple(asked.logit_bias), "logit_bias")
-        self._known(asked.allowed_token_ids or (), "allowed_token_ids")
+        self._check_token_ids(tuple(asked.logit_bias), "logit_bias")
+        self._check_token_ids(asked.allowed_token_ids or (), "allowed_token_ids")
         if asked.allowed_token_ids == ():
             raise Refused("invalid", "no token is allowed", param="allowed_token_ids")
         for token, bias in asked.logit_bias.items():
@@ -151,12 +151,12 @@ class Reader:
             presence_penalty=_first(asked.presence_penalty, 0.0),
             frequency_penalty=_first(asked.frequency_penalty, 0.0),
             bias=asked.logit_bias,
-            allowed=asked.allowed_token_ids,
-            bad=self._sequences(asked.bad_words),
+            allowed_tokens=asked.allowed_token_ids,
+            bad_sequences=self._tokenize_words(asked.bad_words),
             watermark=asked.watermark,
         )
 
-    def _sequences(self, words: Sequence[str]) -> tuple[tuple[int, ...], ...]:
+    def _tokenize_words(self, words: Sequence[str]) -> tuple[tuple[int, ...], ...]:
         """The ways in which tokens may spell each word, at a text's beginning and within it."""
         found: dict[tuple[int, ...], None] = {}
         for word in words:
@@ -166,12 +166,12 @@ class Reader:
                     found[ids] = None
         return tuple(found)
 
-    def _known(self, ids: Sequence[int], param: str) -> None:
+    def _check_token_ids(self, ids: Sequence[int], param: str) -> None:
         for token in ids:
-            if not 0 <= token < self._vocabulary:
+            if not 0 <= token < self._vocabulary_size:
                 raise Refused(
                     "invalid",
-                    f"token {token} is none of the model's {self._vocabulary}",
+                    f"token {token} is none of the model's {self._vocabulary_size}",
                     param=param,
                 )
 

@@ -49,19 +49,19 @@ class Recipe(Struct, frozen=True):
 
     pooling: tuple[Pooling, ...] = ("mean",)
     normalize: bool = True
-    length: int | None = None
+    max_length: int | None = None
     """The most tokens of one text."""
-    lower: bool = False
+    lowercase: bool = False
     prompts: Mapping[str, str] = {}
     """What stands before a text, by the name of what it is for."""
     default_prompt: str | None = None
-    prompt_counts: bool = True
+    includes_prompt: bool = True
     """Whether the prompt's own tokens are pooled with the text's."""
     dense: tuple[Dense, ...] = ()
-    sizes: tuple[int, ...] | None = None
+    matryoshka_sizes: tuple[int, ...] | None = None
     """The shorter vectors that the model was made for; empty: all; None: none."""
 
-    def prompt(self, instruction: str | None) -> str:
+    def get_prompt(self, instruction: str | None) -> str:
         """What stands before a text: the prompt of this name, or else the words themselves."""
         if instruction is None:
             return self.prompts.get(self.default_prompt or "", "")
@@ -75,11 +75,11 @@ def read_recipe(folder: Path) -> Recipe:
     bert = _read(folder / "sentence_bert_config.json", dict[str, Any]) or {}
     recipe = Recipe(
         pooling=("last",) if _writes(config) else ("mean",),
-        length=bert.get("max_seq_length"),
-        lower=bool(bert.get("do_lower_case")),
+        max_length=bert.get("max_seq_length"),
+        lowercase=bool(bert.get("do_lower_case")),
         prompts={name: text for name, text in (told.get("prompts") or {}).items() if text},
         default_prompt=told.get("default_prompt_name"),
-        sizes=_sizes(config),
+        matryoshka_sizes=_sizes(config),
     )
     modules = _read(folder / "modules.json", list[dict[str, Any]])
     return _stepped(recipe, modules, folder) if modules else recipe
@@ -109,7 +109,7 @@ def _stepped(recipe: Recipe, modules: Sequence[Mapping[str, Any]], folder: Path)
         recipe,
         pooling=_pooling(pooling, folder) if pooling else recipe.pooling,
         normalize="Normalize" in places,
-        prompt_counts=pooling.get("include_prompt", True),
+        includes_prompt=pooling.get("include_prompt", True),
         dense=tuple(_dense(folder / str(one["path"])) for name, one in named if name == "Dense"),
     )
 
@@ -157,7 +157,7 @@ class Layer:
         self._activation = _ACTIVATIONS[dense.activation]
 
     @property
-    def size(self) -> int:
+    def output_size(self) -> int:
         """Of the vectors it gives."""
         return self._weight.shape[0]
 

@@ -26,68 +26,68 @@ Told = Piece | Called | Argued | Thinking | Ended
 class Job:
     """One request. Its choices are spread over its prompts' groups."""
 
-    spec: Generate
-    rules: Rules
+    command: Generate
+    sampling_rules: Rules
     seed: int
-    arrived: float
+    arrived_at: float
     groups: list["Group"] = field(default_factory=list)
     credit: int = 0
     prompt_tokens: int = 0
     completion_tokens: int = 0
-    admitted: float | None = None
-    prefilled: float | None = None
-    batch: int = 1
-    guide: Guide | None = None
+    admitted_at: float | None = None
+    prefilled_at: float | None = None
+    max_batch: int = 1
+    grammar_state: Guide | None = None
     """The beginning of an answer after its form."""
-    voice: Voice | Ear | None = None
+    parser_rules: Voice | Ear | None = None
     """What an answer may call."""
 
     @property
     def deadline(self) -> float:
         """When it must be over."""
-        limit = self.spec.timeout
-        return float("inf") if limit is None else self.arrived + limit
+        limit = self.command.timeout
+        return float("inf") if limit is None else self.arrived_at + limit
 
     @property
-    def samples(self) -> int:
+    def sample_count(self) -> int:
         """How many samples, or beams, each prompt gets."""
-        if self.spec.beams is not None:
-            return self.spec.beams.width
-        return max(self.spec.n, self.spec.best_of)
+        if self.command.beams is not None:
+            return self.command.beams.width
+        return max(self.command.n, self.command.best_of)
 
     @property
-    def chooses(self) -> bool:
+    def returns_best_only(self) -> bool:
         """Whether it returns only the best of its samples, and so nothing before their end."""
-        return self.samples > self.spec.n or self.spec.beams is not None
+        return self.sample_count > self.command.n or self.command.beams is not None
 
     @property
-    def done(self) -> bool:
+    def is_done(self) -> bool:
         """Whether every choice has ended."""
-        return all(group.done for group in self.groups)
+        return all(group.is_done for group in self.groups)
 
 
 @dataclass(slots=True, eq=False)
 class Group:
     """One prompt of a job: read once, however many samples start from it."""
 
-    job: Job
+    request: Job
     number: int
     prompt: list[int]
-    kv: Kv
-    hashes: Sequence[bytes] = ()
+    cache: Kv
+    block_hashes: Sequence[bytes] = ()
     """Of the prompt's whole blocks."""
     arrival: int = 0
-    found: int | None = None
+    cached_tokens: int | None = None
     """So many of the prompt's tokens were known when it was first to be read."""
     logits: torch.Tensor | None = None
     """After the prompt's last token."""
-    scored: list[Token] = field(default_factory=list)
-    started: int = 0
-    ended: list["Row"] = field(default_factory=list)
-    searches: Sequence[Search["Row"]] = ()
+    prompt_logprobs: list[Token] = field(default_factory=list)
+    samples_started: int = 0
+    finished: list["Row"] = field(default_factory=list)
+    beam_searches: Sequence[Search["Row"]] = ()
     """Of beams, one for each of their groups."""
 
-    awaited = True
+    needs_logits = True
     """Somebody wants to know what comes after its last token."""
 
     @property
@@ -98,32 +98,32 @@ class Group:
     @property
     def rank(self) -> tuple[int, ...]:
         """Its place in the order of all."""
-        return self.job.spec.priority, self.arrival
+        return self.request.command.priority, self.arrival
 
     @property
-    def past(self) -> list[int]:
+    def context_tokens(self) -> list[int]:
         """The tokens whose keys and values it needs."""
         return self.prompt
 
     @property
-    def scores(self) -> bool:
+    def scores_prompt(self) -> bool:
         """Whether log probabilities of the prompt are wanted, so that all of it must be read."""
-        return self.job.spec.prompt_logprobs is not None
+        return self.request.command.prompt_logprobs is not None
 
     @property
-    def places(self) -> int:
+    def slots_needed(self) -> int:
         """How many must be free for its next sample: beams begin together."""
-        return self.job.samples - self.started if self.searches else 1
+        return self.request.sample_count - self.samples_started if self.beam_searches else 1
 
     @property
-    def done(self) -> bool:
+    def is_done(self) -> bool:
         """Whether all its samples have ended."""
-        return len(self.ended) >= self.job.samples
+        return len(self.finished) >= self.request.sample_count
 
-    def best(self) -> list["Row"]:
+    def select_best(self) -> list["Row"]:
         """The likeliest samples, by the sum of their tokens' log probabilities."""
-        ranked = sorted(self.ended, key=lambda row: -row.likelihood)
-        return ranked[: self.job.spec.n]
+        ranked = sorted(self.finished, key=lambda row: -row.cumulative_logprob)
+        return ranked[: self.request.command.n]
 
 
 @dataclass(slots=True, eq=False)
@@ -133,27 +133,27 @@ class Row:
     group: Group
     sample: int
     seed: int
-    kv: Kv
-    transcript: Transcript
-    limit: int
+    cache: Kv
+    output_text: Transcript
+    max_tokens: int
     """At most so many tokens."""
-    held: Sequence[int]
+    min_length_forbidden: Sequence[int]
     """What may not come before ``min_tokens``."""
     output: list[int] = field(default_factory=list)
-    likelihood: float = 0.0
+    cumulative_logprob: float = 0.0
     reason: Reason = "length"
     stop: str | int | None = None
-    kept: list[Release] = field(default_factory=list)
+    withheld_text: list[Release] = field(default_factory=list)
     """What is not sent before the best are known."""
-    guide: Guide | None = None
-    speech: Speech | Heard | None = None
-    shunned: Sequence[int] = ()
+    grammar_state: Guide | None = None
+    output_parser: Speech | Heard | None = None
+    discouraged_tokens: Sequence[int] = ()
     """What may come only where its form allows nothing else."""
-    refused: Refused | None = None
+    rejection: Refused | None = None
     """Why it can't go on, which is why its whole job can't."""
 
-    awaited = False
-    scores = False
+    needs_logits = False
+    scores_prompt = False
 
     @property
     def rank(self) -> tuple[int, ...]:
@@ -161,7 +161,7 @@ class Row:
         return (*self.group.rank, self.sample)
 
     @property
-    def past(self) -> list[int]:
+    def context_tokens(self) -> list[int]:
         """The tokens whose keys and values it needs: the last one's come with the next pass."""
         return self.group.prompt + self.output[:-1]
 
@@ -170,57 +170,65 @@ class Row:
         return replace(
             self,
             output=list(self.output),
-            transcript=self.transcript.copy(),
-            guide=None if self.guide is None else self.guide.copy(),
-            speech=copy.deepcopy(self.speech),
-            kept=list(self.kept),
+            output_text=self.output_text.copy(),
+            grammar_state=None if self.grammar_state is None else self.grammar_state.copy(),
+            output_parser=copy.deepcopy(self.output_parser),
+            withheld_text=list(self.withheld_text),
         )
 
-    def become(self, other: "Row") -> None:
+    def take_over(self, other: "Row") -> None:
         """Go on from another's text."""
-        self.output, self.transcript, self.guide = other.output, other.transcript, other.guide
+        self.output, self.output_text, self.grammar_state = (
+            other.output,
+            other.output_text,
+            other.grammar_state,
+        )
 
     @property
-    def choice(self) -> int:
+    def choice_index(self) -> int:
         """The index of its choice in the answer, unless the best are yet to be chosen."""
-        return self.group.number * self.group.job.spec.n + self.sample
+        return self.group.number * self.group.request.command.n + self.sample
 
-    def drawn(self) -> Drawn:
+    def make_sampling_input(self) -> Drawn:
         """Its part in the next draw."""
-        spec = self.group.job.spec
-        early = len(self.output) < spec.ending.min_tokens
-        held = (*self.shunned, *self.held) if early else self.shunned
+        spec = self.group.request.command
+        early = len(self.output) < spec.stopping.min_tokens
+        held = (
+            (*self.discouraged_tokens, *self.min_length_forbidden)
+            if early
+            else self.discouraged_tokens
+        )
         past = Past(self.group.prompt, self.output, held)
-        return Drawn(self.group.job.rules, self.seed, past)
+        return Drawn(self.group.request.sampling_rules, self.seed, past)
 
-    def told(self, release: Release, choice: int) -> Iterator[Told]:
+    def map_text(self, release: Release, choice: int) -> Iterator[Told]:
         """What is sent of a release: text, and the calls in it."""
-        said = [release] if self.speech is None else self.speech.add(release)
-        return (self._news(one, choice) for one in said)
+        said = [release] if self.output_parser is None else self.output_parser.feed(release)
+        return (self._map_output(one, choice) for one in said)
 
-    def last(self, choice: int) -> Iterator[Told]:
+    def map_end(self, choice: int) -> Iterator[Told]:
         """What is sent at the end: what was held back, and how it ended."""
         reason: Reason = self.reason
-        if self.speech is not None:
-            yield from (self._news(one, choice) for one in self.speech.close())
-            reason = "tool_calls" if reason == "eos" and self.speech.calls else reason
-        yield Ended(self.group.job.spec.job, choice, reason, self.stop)
+        if self.output_parser is not None:
+            yield from (self._map_output(one, choice) for one in self.output_parser.close())
+            reason = "tool_calls" if reason == "eos" and self.output_parser.calls else reason
+        yield Ended(self.group.request.command.request_id, choice, reason, self.stop)
 
-    def _news(self, said: Said, choice: int) -> Piece | Called | Argued | Thinking:
-        spec = self.group.job.spec
+    def _map_output(self, said: Said, choice: int) -> Piece | Called | Argued | Thinking:
+        spec = self.group.request.command
         match said:
             case Begun(call, number, name, tokens):
-                return Called(spec.job, choice, call, number, name, tokens)
+                return Called(spec.request_id, choice, call, number, name, tokens)
             case Argument(call, text, tokens):
-                return Argued(spec.job, choice, call, text, tokens)
+                return Argued(spec.request_id, choice, call, text, tokens)
             case Mused(text, tokens):
-                return Thinking(spec.job, choice, text, tokens)
+                return Thinking(spec.request_id, choice, text, tokens)
             case Release(text, tokens):
                 return Piece(
-                    spec.job,
+                    spec.request_id,
                     choice,
                     text,
                     len(tokens),
                     tuple(taken.id for taken in tokens) if spec.token_ids else (),
-                    tuple(taken.detail for taken in tokens if taken.detail is not None),
+                    tuple(taken.logprob for taken in tokens if taken.logprob is not None),
                 )

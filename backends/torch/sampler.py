@@ -46,18 +46,18 @@ class Rules(Struct, frozen=True):
     presence_penalty: float = 0.0
     frequency_penalty: float = 0.0
     bias: Mapping[int, float] = {}
-    allowed: tuple[int, ...] | None = None
-    bad: tuple[tuple[int, ...], ...] = ()
+    allowed_tokens: tuple[int, ...] | None = None
+    bad_sequences: tuple[tuple[int, ...], ...] = ()
     """Sequences of token ids that must not come about."""
     watermark: Watermark | None = None
 
     @property
-    def greedy(self) -> bool:
+    def is_greedy(self) -> bool:
         """Whether the likeliest token is taken."""
         return self.temperature < GREEDY_BELOW or (self.top_k == 1 and self.watermark is None)
 
     @property
-    def cuts(self) -> bool:
+    def truncates(self) -> bool:
         """Whether the unlikely tokens are left out of the draw."""
         return self.top_k > 0 or self.top_p < 1 or self.min_p > 0
 
@@ -67,7 +67,7 @@ class Past(NamedTuple):
 
     prompt: Sequence[int]
     output: Sequence[int]
-    held: Sequence[int] = ()
+    forbidden: Sequence[int] = ()
 
     def tail(self, count: int) -> list[int]:
         """The last ``count`` tokens, or all where there are fewer."""
@@ -81,7 +81,7 @@ class Drawn(NamedTuple):
 
     rules: Rules
     seed: int
-    past: Past
+    history: Past
 
 
 # --- chance -------------------------------------------------------------------------------------
@@ -111,7 +111,7 @@ def seed_of(seed: int, choice: int) -> int:
 
 def adjust(logits: Tensor, drawn: Drawn) -> None:
     """Bias, penalties and forbidden tokens, in place on one row's logits."""
-    rules, past = drawn.rules, drawn.past
+    rules, past = drawn.rules, drawn.history
     if rules.bias:
         ids = torch.tensor(list(rules.bias), device=logits.device)
         logits[ids] += torch.tensor(list(rules.bias.values()), device=logits.device)
@@ -125,12 +125,12 @@ def adjust(logits: Tensor, drawn: Drawn) -> None:
         ids = torch.tensor(list(counted), device=logits.device)
         counts = torch.tensor(list(counted.values()), device=logits.device)
         logits[ids] -= rules.presence_penalty + rules.frequency_penalty * counts
-    if rules.allowed is not None:
+    if rules.allowed_tokens is not None:
         kept = torch.full_like(logits, _NEVER)
-        ids = torch.tensor(rules.allowed, device=logits.device)
+        ids = torch.tensor(rules.allowed_tokens, device=logits.device)
         kept[ids] = logits[ids]
         logits.copy_(kept)
-    forbidden = [*past.held, *_completing(rules.bad, past)]
+    forbidden = [*past.forbidden, *_completing(rules.bad_sequences, past)]
     if forbidden:
         rest = logits.index_fill(0, torch.tensor(forbidden, device=logits.device), _NEVER)
         # Where nothing would be left they give way: some token must come.
@@ -186,12 +186,12 @@ def _typical(logits: Tensor, masses: Sequence[float]) -> Tensor:
 
 def truncate(logits: Tensor, rules: Sequence[Rules]) -> None:
     """Makes -inf of what is left out, in place; the logits are divided by temperature already."""
-    cut = [i for i, rule in enumerate(rules) if rule.cuts and not rule.greedy]
+    cut = [i for i, rule in enumerate(rules) if rule.truncates and not rule.is_greedy]
     if cut:
         floor = torch.full((len(rules), 1), _NEVER, device=logits.device)
         floor[cut] = _floor(logits[cut], [rules[i] for i in cut])
         logits.masked_fill_(logits < floor, _NEVER)
-    odd = [i for i, rule in enumerate(rules) if rule.typical_p < 1 and not rule.greedy]
+    odd = [i for i, rule in enumerate(rules) if rule.typical_p < 1 and not rule.is_greedy]
     if odd:
         logits[odd] = _typical(logits[odd], [rules[i].typical_p for i in odd])
 
@@ -203,14 +203,14 @@ def pick(logits: Tensor, rows: Sequence[Drawn]) -> list[int]:
     """The next token of each row. ``logits`` (rows, vocabulary) is changed on the way."""
     for line, drawn in zip(logits, rows, strict=True):
         adjust(line, drawn)
-    hot = [i for i, drawn in enumerate(rows) if not drawn.rules.greedy]
+    hot = [i for i, drawn in enumerate(rows) if not drawn.rules.is_greedy]
     if hot:
         rules = [drawn.rules for drawn in rows]
-        logits /= _column([1.0 if rule.greedy else rule.temperature for rule in rules], logits)
+        logits /= _column([1.0 if rule.is_greedy else rule.temperature for rule in rules], logits)
         truncate(logits, rules)
     for line, drawn in zip(logits, rows, strict=True):
         if drawn.rules.watermark is not None:
-            mark(line, drawn.rules.watermark, drawn.past.tail(drawn.rules.watermark.width))
+            mark(line, drawn.rules.watermark, drawn.history.tail(drawn.rules.watermark.width))
     chosen: list[int] = logits.argmax(-1).tolist()
     if hot:
         for i, token in zip(hot, _draw(logits[hot], [rows[i] for i in hot]), strict=True):
@@ -220,7 +220,7 @@ def pick(logits: Tensor, rows: Sequence[Drawn]) -> list[int]:
 
 def _draw(logits: Tensor, rows: Sequence[Drawn]) -> list[int]:
     ends = logits.softmax(-1).cumsum(-1, dtype=torch.float64)
-    chances = [chance(drawn.seed, len(drawn.past.output)) for drawn in rows]
+    chances = [chance(drawn.seed, len(drawn.history.output)) for drawn in rows]
     marks = _column(chances, logits, torch.float64) * ends[:, -1:]
     found = torch.searchsorted(ends, marks, right=True)[:, 0]
     # A model that has gone mad gives no numbers, and they have no order.

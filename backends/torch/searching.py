@@ -31,16 +31,16 @@ def searches(beams: Beams, ends: int) -> list[Search[Row]]:
 
 def longest(context: int, blocks: int, job: Job) -> int:
     """How many tokens a row may have; all beams together need their share of the memory."""
-    if job.spec.beams is None:
+    if job.command.beams is None:
         return context
-    return min(context, blocks // job.spec.beams.width * BLOCK)
+    return min(context, blocks // job.command.beams.width * BLOCK)
 
 
 def best(group: Group) -> list[Row]:
     """What was found, best first. Where there are fewer texts than choices they come again."""
-    pairs = (pair for search in group.searches for pair in search.finished)
+    pairs = (pair for search in group.beam_searches for pair in search.finished)
     found = [row for _, row in sorted(pairs, key=lambda pair: -pair[0])]
-    return [found[rank % len(found)].fork() for rank in range(group.job.spec.n)]
+    return [found[rank % len(found)].fork() for rank in range(group.request.command.n)]
 
 
 def step(logits: torch.Tensor, rows: Sequence[Row], extend: Extend) -> list[Row]:
@@ -53,29 +53,29 @@ def step(logits: torch.Tensor, rows: Sequence[Row], extend: Extend) -> list[Row]
     steered = own.clone()
     bar(steered, rows)
     for line, row in zip(steered, rows, strict=True):
-        drawn = row.drawn()
+        drawn = row.make_sampling_input()
         adjust(line, drawn)
         if drawn.rules.watermark is not None:
-            mark(line, drawn.rules.watermark, drawn.past.tail(drawn.rules.watermark.width))
+            mark(line, drawn.rules.watermark, drawn.history.tail(drawn.rules.watermark.width))
     taken: list[int] = []
     ended: list[Row] = []
     for search, slots in _parts(rows):
         beams = _Beams([rows[at] for at in slots], own[slots], extend)
         length = len(beams.rows[0].output) + 1
-        placed = search.step(steered[slots], length, beams.grow, taken)
-        beams.settle(placed)
+        placed = search.advance(steered[slots], length, beams.grow_beam, taken)
+        beams.apply_beams(placed)
         taken += [beam.text.output[-1] for beam in placed]
-        if search.over:
+        if search.is_done:
             ended += beams.rows
-        if search.over and not search.finished:
+        if search.is_done and not search.finished:
             stuck(beams.rows[0])
     return ended
 
 
 def _parts(rows: Sequence[Row]) -> Iterator[tuple[Search[Row], list[int]]]:
     """The searches that go on, and where their rows stand."""
-    for number, search in enumerate(rows[0].group.searches):
-        if not search.over:
+    for number, search in enumerate(rows[0].group.beam_searches):
+        if not search.is_done:
             yield search, [at for at, row in enumerate(rows) if row.sample // search.size == number]
 
 
@@ -85,20 +85,20 @@ class _Beams:
     def __init__(self, rows: list[Row], log_probs: torch.Tensor, extend: Extend) -> None:
         self.rows = rows
         self._log_probs = log_probs
-        self._extend = extend
-        self._top = rows[0].group.job.spec.logprobs
+        self._append_token = extend
+        self._top_logprobs = rows[0].group.request.command.logprobs
 
-    def grow(self, slot: int, token: int) -> tuple[Row, bool]:
+    def grow_beam(self, slot: int, token: int) -> tuple[Row, bool]:
         """See ``Search.step``."""
         row, likely = self.rows[slot].fork(), None
-        if self._top is not None:
-            (likely,) = likelihoods(self._log_probs[slot : slot + 1], [token], [self._top])
-        return row, self._extend(row, token, likely)
+        if self._top_logprobs is not None:
+            (likely,) = likelihoods(self._log_probs[slot : slot + 1], [token], [self._top_logprobs])
+        return row, self._append_token(row, token, likely)
 
-    def settle(self, placed: Sequence[Beam[Row]]) -> None:
+    def apply_beams(self, placed: Sequence[Beam[Row]]) -> None:
         """Give each row its beam. Whose beam comes from elsewhere takes over its past, too."""
         for slot, (row, beam) in enumerate(zip(self.rows, placed, strict=False)):
             if beam.parent != slot:
-                row.kv.free()
-                row.kv = self.rows[beam.parent].kv.copy()
-            row.become(beam.text)
+                row.cache.free()
+                row.cache = self.rows[beam.parent].cache.fork()
+            row.take_over(beam.text)

@@ -54,10 +54,10 @@ class Generate(Struct, frozen=True, omit_defaults=True, tag="generate"):
     looked at.
     """
 
-    job: int
+    request_id: int
     input: Input
-    picking: Picking = Picking()
-    ending: Ending = Ending()
+    sampling: Picking = Picking()
+    stopping: Ending = Ending()
     n: int = 1
     best_of: int = 1
     logprobs: int | None = None
@@ -68,24 +68,24 @@ class Generate(Struct, frozen=True, omit_defaults=True, tag="generate"):
     echo: bool = False
     priority: int = 128
     timeout: float | None = None
-    credit: int = 512
+    initial_credit: int = 512
     """So many tokens may be on their way; Credit adds to it."""
     tenant: str | None = None
     """Who asks: waiting requests take turns between tenants."""
     beams: Beams | None = None
-    form: Form | None = None
-    calling: Calling | None = None
+    output_format: Form | None = None
+    function_choice: Calling | None = None
 
 
 class Embed(Struct, frozen=True, omit_defaults=True, tag="embed"):
     """One vector for each input."""
 
-    job: int
+    request_id: int
     inputs: tuple[str | tuple[int, ...], ...]
     instruction: str | None = None
     dimensions: int | None = None
     normalize: bool | None = None
-    keep: int | None = None
+    max_tokens: int | None = None
     """So many of the first tokens stay (-1: as many as fit); without it too long a text fails."""
     timeout: float | None = None
 
@@ -93,20 +93,20 @@ class Embed(Struct, frozen=True, omit_defaults=True, tag="embed"):
 class Tokenize(Struct, frozen=True, tag="tokenize"):
     """The tokens of a text."""
 
-    job: int
+    request_id: int
     text: str
 
 
 class Cancel(Struct, frozen=True, tag="cancel"):
     """Nobody waits for this job any more."""
 
-    job: int
+    request_id: int
 
 
 class Credit(Struct, frozen=True, tag="credit"):
     """So many tokens of the job were taken."""
 
-    job: int
+    request_id: int
     tokens: int
 
 
@@ -114,11 +114,11 @@ class Ready(Struct, frozen=True, tag="ready"):
     """The model is loaded. ``context`` is its longest prompt and answer together, in tokens."""
 
     task: Literal["generate", "embed"]
-    protocol: int
-    context: int
+    ipc_version: int
+    context_length: int
     device: str
     dimensions: int | None = None
-    memory: int = 0
+    cache_bytes: int = 0
     """Bytes that keys and values may take."""
 
 
@@ -139,40 +139,40 @@ class Figures(Struct, frozen=True, gc=False, array_like=True):
 
     blocks: int = 0
     """Blocks of keys and values."""
-    used: int = 0
+    used_blocks: int = 0
     """Those that rows hold."""
-    preempted: int = 0
+    preemptions: int = 0
     """How often a row or prompt gave its blocks up, to be read again later."""
     steps: int = 0
     seconds: float = 0.0
     """In steps."""
-    batch: int = 0
+    batched_sequences: int = 0
     """Rows and prompts in the last step."""
-    read: int = 0
+    prompt_tokens: int = 0
     """Prompt tokens that went through the model."""
-    made: int = 0
+    completion_tokens: int = 0
     """Tokens that were given to rows."""
-    found: int = 0
+    cached_tokens: int = 0
     """Prompt tokens whose keys and values were known, so that they were not read."""
-    queue: float = 0.0
+    queue_seconds: float = 0.0
     """Of all finished requests: how long they waited, were read, and were answered."""
-    prefill: float = 0.0
-    decode: float = 0.0
+    prefill_seconds: float = 0.0
+    decode_seconds: float = 0.0
 
 
 class Heartbeat(Struct, frozen=True, omit_defaults=True, tag="heartbeat"):
     """The process lives. ``busy`` is how many seconds the present step has taken so far."""
 
-    rows: int
+    active: int
     waiting: int
-    busy: float = 0.0
-    figures: Figures = Figures()
+    step_seconds: float = 0.0
+    stats: Figures = Figures()
 
 
 class Started(Struct, frozen=True, tag="started"):
     """The first prompt is read; no piece came before. The count is of all prompts."""
 
-    job: int
+    request_id: int
     prompt_tokens: int
 
 
@@ -199,7 +199,7 @@ class Token(Struct, frozen=True, gc=False, array_like=True):
 class Echo(Struct, frozen=True, gc=False, omit_defaults=True, tag="prompt"):
     """The prompt of a choice; with its logprobs where asked for."""
 
-    job: int
+    request_id: int
     choice: int
     text: str
     tokens: tuple[Token, ...] = ()
@@ -208,10 +208,10 @@ class Echo(Struct, frozen=True, gc=False, omit_defaults=True, tag="prompt"):
 class Piece(Struct, frozen=True, gc=False, omit_defaults=True, tag="piece"):
     """Text of a choice, and how many tokens it took; ids and logprobs where asked for."""
 
-    job: int
+    request_id: int
     choice: int
     text: str
-    count: int
+    token_count: int
     ids: tuple[int, ...] = ()
     tokens: tuple[Token, ...] = ()
 
@@ -219,38 +219,38 @@ class Piece(Struct, frozen=True, gc=False, omit_defaults=True, tag="piece"):
 class Called(Struct, frozen=True, gc=False, omit_defaults=True, tag="called"):
     """The model calls a function: its ``call``-th in this choice."""
 
-    job: int
+    request_id: int
     choice: int
     call: int
     id: str
     name: str
-    count: int = 0
+    token_count: int = 0
     """How many tokens it took."""
 
 
 class Argued(Struct, frozen=True, gc=False, omit_defaults=True, tag="argued"):
     """A piece of a call's arguments, which are JSON text, and how many tokens it took."""
 
-    job: int
+    request_id: int
     choice: int
     call: int
     text: str
-    count: int = 0
+    token_count: int = 0
 
 
 class Thinking(Struct, frozen=True, gc=False, omit_defaults=True, tag="thinking"):
     """A piece of what the model thinks before it answers, and how many tokens it took."""
 
-    job: int
+    request_id: int
     choice: int
     text: str
-    count: int = 0
+    token_count: int = 0
 
 
 class Ended(Struct, frozen=True, gc=False, tag="ended"):
     """A choice is complete; ``stop`` is the string or token id that ended it."""
 
-    job: int
+    request_id: int
     choice: int
     reason: Literal["eos", "stop", "length", "tool_calls"]
     stop: str | int | None = None
@@ -259,8 +259,8 @@ class Ended(Struct, frozen=True, gc=False, tag="ended"):
 class Vectors(Struct, frozen=True, gc=False, tag="vectors"):
     """Vectors from input ``first`` on: little-endian float32, ``dimensions`` each."""
 
-    job: int
-    first: int
+    request_id: int
+    first_index: int
     dimensions: int
     data: bytes
 
@@ -268,7 +268,7 @@ class Vectors(Struct, frozen=True, gc=False, tag="vectors"):
 class Tokens(Struct, frozen=True, gc=False, tag="tokens"):
     """All tokens of a text, and the text that each completes."""
 
-    job: int
+    request_id: int
     ids: tuple[int, ...]
     texts: tuple[str, ...]
 
@@ -276,22 +276,22 @@ class Tokens(Struct, frozen=True, gc=False, tag="tokens"):
 class Finished(Struct, frozen=True, gc=False, tag="finished"):
     """The job is done: what it took, in tokens and in seconds."""
 
-    job: int
+    request_id: int
     prompt_tokens: int
     completion_tokens: int = 0
-    queue: float = 0.0
-    prefill: float = 0.0
-    decode: float = 0.0
-    batch: int = 1
+    queue_seconds: float = 0.0
+    prefill_seconds: float = 0.0
+    decode_seconds: float = 0.0
+    max_batch: int = 1
     """The most rows that were computed together with it."""
-    cached: int = 0
+    cached_tokens: int = 0
     """So many of the prompt tokens were known, and not read again."""
 
 
 class Failed(Struct, frozen=True, gc=False, tag="failed"):
     """The job came to nothing, or broke off."""
 
-    job: int
+    request_id: int
     kind: FailKind
     message: str
     param: str | None = None

@@ -48,101 +48,113 @@ class Speech:
     """
 
     def __init__(self, family: Family, names: Sequence[str], *, anywhere: bool) -> None:
-        rest = {f"{family.opens}{name}{family.middle}": name for name in names}
-        self._heads = {family.before + head: name for head, name in rest.items()}
-        self._nexts = {family.closes + family.between + head: name for head, name in rest.items()}
-        self._mark = family.mark
+        rest = {f"{family.call_prefix}{name}{family.name_separator}": name for name in names}
+        self._first_call_heads = {family.section_prefix + head: name for head, name in rest.items()}
+        self._next_call_heads = {
+            family.call_suffix + family.call_separator + head: name for head, name in rest.items()
+        }
+        self._trigger = family.trigger
         self._anywhere = anywhere
         self._text = ""
-        self._tokens: list[Taken] = []
-        self._json = _Json()
-        self._told = False
+        self._pending_tokens: list[Taken] = []
+        self._json_scanner = _Json()
+        self._has_emitted = False
         """Some text was sent."""
         self.calls = 0
         """How many have begun."""
 
-    def add(self, release: Release) -> Iterator[Said]:
+    def feed(self, release: Release) -> Iterator[Said]:
         """What may be told of it."""
         self._text += release.text
-        self._tokens += release.tokens
+        self._pending_tokens += release.tokens
         before = ""
         while self._text not in ("", before):
             before = self._text
-            yield from self._look() if not self.calls or self._json.whole else self._argue()
+            yield from (
+                self._find_next_call()
+                if not self.calls or self._json_scanner.complete
+                else self._emit_arguments()
+            )
 
     def close(self) -> Iterator[Said]:
         """What is left when nothing follows: of text, the part that did not become a call."""
         if self.calls:
             return
         text = self._text
-        if self._mark and (at := text.find(self._mark)) >= 0 and self._heads_begin(text[at:]):
+        if (
+            self._trigger
+            and (at := text.find(self._trigger)) >= 0
+            and self._may_begin_head(text[at:])
+        ):
             text = text[:at].rstrip()
-        if text or self._tokens:
-            yield self._release(text)
+        if text or self._pending_tokens:
+            yield self._make_ready_text(text)
 
-    def _look(self) -> Iterator[Said]:
+    def _find_next_call(self) -> Iterator[Said]:
         """For the next call."""
-        heads = self._nexts if self.calls else self._heads
-        found = self._find(heads)
+        heads = self._next_call_heads if self.calls else self._first_call_heads
+        found = self._find_head(heads)
         if found is not None:
             at, head = found
             text = self._text[:at].rstrip()
             self._text = self._text[at + len(head) :]
             if text and not self.calls:
-                yield self._release(text)
-            yield Begun(self.calls, new_id(), heads[head], self._spent())
+                yield self._make_ready_text(text)
+            yield Begun(self.calls, new_id(), heads[head], self._pop_token_count())
             self.calls += 1
-            self._json = _Json()
-        elif not self.calls and (free := len(self._text) - self._uncertain()) > 0:
+            self._json_scanner = _Json()
+        elif not self.calls and (free := len(self._text) - self._count_uncertain()) > 0:
             text, self._text = self._text[:free], self._text[free:]
-            yield self._release(text)
+            yield self._make_ready_text(text)
 
-    def _find(self, heads: dict[str, str]) -> tuple[int, str] | None:
+    def _find_head(self, heads: dict[str, str]) -> tuple[int, str] | None:
         """Where a call's head stands, and which."""
         if self._anywhere and not self.calls:
             places = [(self._text.find(head), head) for head in heads]
             return min((place for place in places if place[0] >= 0), default=None)
         return next(((0, head) for head in heads if self._text.startswith(head)), None)
 
-    def _uncertain(self) -> int:
+    def _count_uncertain(self) -> int:
         """How many letters at the end may yet belong to a head, or stand in front of one."""
         if not self._anywhere:
-            return len(self._text) if not self._told and self._heads_begin(self._text) else 0
-        size = max(overlap(self._text, head) for head in self._heads)
+            return (
+                len(self._text) if not self._has_emitted and self._may_begin_head(self._text) else 0
+            )
+        size = max(overlap(self._text, head) for head in self._first_call_heads)
         before = self._text[: len(self._text) - size]
         return len(self._text) - len(before.rstrip())
 
-    def _heads_begin(self, text: str) -> bool:
-        return any(head.startswith(text) for head in self._heads)
+    def _may_begin_head(self, text: str) -> bool:
+        return any(head.startswith(text) for head in self._first_call_heads)
 
-    def _argue(self) -> Iterator[Said]:
-        size = self._json.add(self._text)
+    def _emit_arguments(self) -> Iterator[Said]:
+        size = self._json_scanner.scan(self._text)
         text, self._text = self._text[:size], self._text[size:]
-        yield Argument(self.calls - 1, text, self._spent())
+        yield Argument(self.calls - 1, text, self._pop_token_count())
 
-    def _release(self, text: str) -> Release:
-        tokens, self._tokens = self._tokens, []
-        self._told = True
+    def _make_ready_text(self, text: str) -> Release:
+        tokens, self._pending_tokens = self._pending_tokens, []
+        self._has_emitted = True
         return Release(text, tokens)
 
-    def _spent(self) -> int:
+    def _pop_token_count(self) -> int:
         """The tokens since anything was told; nothing else is told of them."""
-        tokens, self._tokens = self._tokens, []
+        tokens, self._pending_tokens = self._pending_tokens, []
         return len(tokens)
 
 
 class Voice(Struct, frozen=True):
     """What the choices of a request may call, and how."""
 
-    family: Family
+    call_format: Family
     names: tuple[str, ...]
     anywhere: bool
-    marks: frozenset[int]
+    marker_tokens: frozenset[int]
     """Special tokens that are a part of calls: as text they are there to be read."""
 
-    def speech(self) -> Speech:
+    def make_parser(self) -> Speech:
         """For one choice."""
-        return Speech(self.family, self.names, anywhere=self.anywhere)
+        return Speech(self.call_format, self.names, anywhere=self.anywhere)
 
 
 class _Json:
@@ -152,9 +164,9 @@ class _Json:
         self._depth = 0
         self._quoted = False
         self._escaped = False
-        self.whole = False
+        self.complete = False
 
-    def add(self, text: str) -> int:
+    def scan(self, text: str) -> int:
         """How many of these letters belong to it."""
         for at, letter in enumerate(text):
             if self._escaped:
@@ -169,7 +181,7 @@ class _Json:
             elif letter in "}]":
                 self._depth -= 1
                 if not self._depth:
-                    self.whole = True
+                    self.complete = True
                     return at + 1
         return len(text)
 

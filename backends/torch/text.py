@@ -23,12 +23,12 @@ _PROMPT_TAIL = 5
 class Detokenizer:
     """Text that grows by whole characters."""
 
-    __slots__ = ("_decode", "_ids", "_known", "_pending")
+    __slots__ = ("_decode", "_ids", "_decoded", "_pending")
 
     def __init__(self, decode: Decode, prompt: Sequence[int]) -> None:
         self._decode = decode
         self._ids = list(prompt[-_PROMPT_TAIL:])
-        self._known = decode(self._ids)
+        self._decoded = decode(self._ids)
         self._pending = 0
 
     def add(self, token: int) -> str:
@@ -38,11 +38,13 @@ class Detokenizer:
         text = self._decode(self._ids)
         if text.endswith(_REPLACEMENT) and self._pending < _PATIENCE:
             return ""
-        return self._settle(text)
+        return self._accept_text(text)
 
     def close(self) -> str:
         """What is left, less the beginning of a character."""
-        return self._settle(self._decode(self._ids).rstrip(_REPLACEMENT)) if self._pending else ""
+        return (
+            self._accept_text(self._decode(self._ids).rstrip(_REPLACEMENT)) if self._pending else ""
+        )
 
     def copy(self) -> "Detokenizer":
         """The same text, to go on otherwise."""
@@ -50,10 +52,10 @@ class Detokenizer:
         other._ids = list(self._ids)  # noqa: SLF001 - one of the same kind
         return other
 
-    def _settle(self, text: str) -> str:
-        new = text[len(self._known) :]
+    def _accept_text(self, text: str) -> str:
+        new = text[len(self._decoded) :]
         self._ids = self._ids[-max(self._pending, 1) :]
-        self._known = self._decode(self._ids)
+        self._decoded = self._decode(self._ids)
         self._pending = 0
         return new
 
@@ -62,7 +64,7 @@ class Taken(NamedTuple):
     """A token as it goes out: its id, and its log probability where that was asked for."""
 
     id: int
-    detail: Token | None
+    logprob: Token | None
 
 
 class Release(NamedTuple):
@@ -75,14 +77,14 @@ class Release(NamedTuple):
 class Transcript:
     """One choice's text on its way out."""
 
-    __slots__ = ("_detokenizer", "_held", "_include", "_stops", "_text", "stopped")
+    __slots__ = ("_detokenizer", "_pending_tokens", "_include_stop", "_stops", "_text", "stopped")
 
     def __init__(self, detokenizer: Detokenizer, stops: Sequence[str], *, include: bool) -> None:
         self._detokenizer = detokenizer
         self._stops = tuple(stop for stop in stops if stop)
-        self._include = include
+        self._include_stop = include
         self._text = ""
-        self._held: list[tuple[int, int, Taken]] = []
+        self._pending_tokens: list[tuple[int, int, Taken]] = []
         self.stopped: str | None = None
         """The stop string that was found."""
 
@@ -90,22 +92,22 @@ class Transcript:
         """The same text, to go on otherwise."""
         other = copy.copy(self)
         other._detokenizer = self._detokenizer.copy()  # noqa: SLF001 - one of the same kind
-        other._held = list(self._held)  # noqa: SLF001
+        other._pending_tokens = list(self._pending_tokens)  # noqa: SLF001
         return other
 
-    def add(self, token: Taken, *, scan: bool) -> None:
+    def add_token(self, token: Taken, *, scan: bool) -> None:
         """One more token; with ``scan`` its text is searched for stop strings."""
-        self._grow(self._detokenizer.add(token.id), token, scan=scan)
+        self._append_text(self._detokenizer.add(token.id), token, scan=scan)
 
-    def _grow(self, new: str, token: Taken | None, *, scan: bool) -> None:
+    def _append_text(self, new: str, token: Taken | None, *, scan: bool) -> None:
         start = len(self._text)
         self._text += new
         if token is not None:
-            self._held.append((start, len(self._text), token))
+            self._pending_tokens.append((start, len(self._text), token))
         if scan and new:
-            self._search(start)
+            self._find_stop(start)
 
-    def _search(self, start: int) -> None:
+    def _find_stop(self, start: int) -> None:
         """The match that ends first is the one: so it would be if letters came one by one."""
         best: tuple[int, int, str] | None = None
         for stop in self._stops:
@@ -114,25 +116,25 @@ class Transcript:
                 best = (at + len(stop), at, stop)
         if best is not None:
             end, at, self.stopped = best
-            cut = end if self._include else at
+            cut = end if self._include_stop else at
             self._text = self._text[:cut]
-            self._held = [held for held in self._held if held[0] < cut]
+            self._pending_tokens = [held for held in self._pending_tokens if held[0] < cut]
 
-    def take(self) -> Release | None:
+    def pop_ready(self) -> Release | None:
         """What may be sent now."""
-        size = len(self._text) - self._uncertain()
+        size = len(self._text) - self._count_uncertain()
         if size <= 0:
             return None
         text, self._text = self._text[:size], self._text[size:]
-        tokens = [taken for _, end, taken in self._held if end <= size]
-        self._held = [
+        tokens = [taken for _, end, taken in self._pending_tokens if end <= size]
+        self._pending_tokens = [
             (max(0, start - size), end - size, taken)
-            for start, end, taken in self._held
+            for start, end, taken in self._pending_tokens
             if end > size
         ]
         return Release(text, tokens)
 
-    def _uncertain(self) -> int:
+    def _count_uncertain(self) -> int:
         """The length of the longest end of the text that may yet become a stop string."""
         if self.stopped is not None:
             return 0
@@ -141,10 +143,10 @@ class Transcript:
     def close(self) -> Release | None:
         """All that is left, once no token follows."""
         if self.stopped is None:
-            self._grow(self._detokenizer.close(), None, scan=True)
+            self._append_text(self._detokenizer.close(), None, scan=True)
         text, self._text = self._text, ""
-        tokens = [taken for _, _, taken in self._held]
-        self._held = []
+        tokens = [taken for _, _, taken in self._pending_tokens]
+        self._pending_tokens = []
         return Release(text, tokens) if text or tokens else None
 
 
@@ -161,27 +163,29 @@ class TokenBytes:
 
     def __init__(self, tokenizer: Any) -> None:
         self._tokenizer = tokenizer
-        self._known: dict[int, bytes] = {}
-        self._added = {int(i): str(token) for i, token in tokenizer.added_tokens_decoder.items()}
+        self._cache: dict[int, bytes] = {}
+        self._added_tokens = {
+            int(i): str(token) for i, token in tokenizer.added_tokens_decoder.items()
+        }
         backend = getattr(tokenizer, "backend_tokenizer", None)
-        self._byte_level = backend is not None and "ByteLevel" in repr(backend.decoder)
-        self._letters = {letter: byte for byte, letter in enumerate(_byte_letters())}
+        self._byte_level = backend is not None and "ByteLevel" in repr(backend.create_decoder)
+        self._byte_by_letter = {letter: byte for byte, letter in enumerate(_byte_letters())}
 
     def __call__(self, token: int) -> bytes:
-        found = self._known.get(token)
+        found = self._cache.get(token)
         if found is None:
-            found = self._known[token] = self._bytes(token)
+            found = self._cache[token] = self._get_bytes(token)
         return found
 
-    def _bytes(self, token: int) -> bytes:
-        if token in self._added:
-            return self._added[token].encode()
+    def _get_bytes(self, token: int) -> bytes:
+        if token in self._added_tokens:
+            return self._added_tokens[token].encode()
         name = self._tokenizer.convert_ids_to_tokens(token)
         if name is None:
             return b""
         if self._byte_level:
-            if all(letter in self._letters for letter in name):
-                return bytes(self._letters[letter] for letter in name)
+            if all(letter in self._byte_by_letter for letter in name):
+                return bytes(self._byte_by_letter[letter] for letter in name)
             return str(name).encode()
         if len(name) == len("<0x00>") and name.startswith("<0x") and name.endswith(">"):
             return bytes([int(name[3:5], 16)])

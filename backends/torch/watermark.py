@@ -47,7 +47,7 @@ def _green_for_themselves(scores: Tensor, how: Watermark, past: Sequence[int]) -
         seen = table[torch.cat([before, torch.tensor([token])]) % _TABLE] + 1
         # The product is meant to wrap around: so it does there.
         seed = int((how.key * seen * seen[-1]).min())
-        if (_green(seed, how, scores.shape[0]) == token).any():
+        if (_green(seed, how, scores.shape[0]) == token).has_values():
             found.append(token)
     return torch.tensor(found, dtype=torch.long)
 

@@ -95,7 +95,7 @@ class Calling(Struct, frozen=True, omit_defaults=True):
 
     names: tuple[str, ...]
     required: bool = False
-    several: bool = True
+    parallel: bool = True
 
 
 class Call(Struct, frozen=True, omit_defaults=True):
@@ -127,12 +127,12 @@ class Input(Struct, frozen=True, omit_defaults=True):
     functions: tuple[Function, ...] = ()
     """Told to the model."""
     prompts: tuple[str | tuple[int, ...], ...] = ()
-    wrap: bool = False
+    as_user_message: bool = False
     template: str | None = None
-    arguments: bytes = b"{}"
+    template_arguments: bytes = b"{}"
     """The template's further variables: a JSON object."""
     continue_final: bool = False
     generation_prompt: bool = True
     special_tokens: bool | None = None
     """Those of the tokenizer around a text; None: around prompts, not around conversations."""
-    keep: int | None = None
+    truncate_to: int | None = None

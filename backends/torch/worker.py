@@ -47,11 +47,11 @@ class _Loop(Protocol):
     """What Engine and Embedder have in common."""
 
     @property
-    def rows(self) -> int: ...
+    def active_count(self) -> int: ...
     @property
-    def waiting(self) -> int: ...
+    def waiting_count(self) -> int: ...
     @property
-    def figures(self) -> Figures: ...
+    def stats(self) -> Figures: ...
     def cancel(self, number: int) -> None: ...
     def credit(self, number: int, tokens: int) -> None: ...
     def step(self) -> bool: ...
@@ -62,50 +62,50 @@ class Link:
 
     def __init__(self, connection: socket.socket) -> None:
         self._socket = connection
-        self._inbox: queue.SimpleQueue[list[Order]] = queue.SimpleQueue()
-        self._outbox: list[News] = []
-        self._sending = threading.Lock()
-        threading.Thread(target=self._listen, daemon=True, name="orders").start()
+        self._commands: queue.SimpleQueue[list[Order]] = queue.SimpleQueue()
+        self._events: list[News] = []
+        self._send_lock = threading.Lock()
+        threading.Thread(target=self._read_commands, daemon=True, name="orders").start()
 
-    def tell(self, news: News) -> None:
+    def queue_event(self, news: News) -> None:
         """To be sent with the next ``flush``."""
-        self._outbox.append(news)
+        self._events.append(news)
 
-    def flush(self) -> None:
+    def send_queued(self) -> None:
         """Send what was told, in one frame. The gateway gone is the end of this process."""
-        if not self._outbox:
+        if not self._events:
             return
-        news, self._outbox = self._outbox, []
-        self.say(*news)
+        news, self._events = self._events, []
+        self.send_now(*news)
 
-    def say(self, *news: News) -> None:
+    def send_now(self, *news: News) -> None:
         """Send this now; may be called from any thread."""
         data = frame(news)
         try:
-            with self._sending:
+            with self._send_lock:
                 self._socket.sendall(data)
         except OSError:
             os._exit(0)
 
-    def wake(self) -> None:
+    def wake_reader(self) -> None:
         """End a wait for orders; may be called from any thread."""
-        self._inbox.put([])
+        self._commands.put([])
 
-    def orders(self, wait: float) -> list[Order]:
+    def receive_commands(self, wait: float) -> list[Order]:
         """What has come in; waits so long for the first."""
         found: list[Order] = []
         try:
-            found.extend(self._inbox.get(timeout=wait) if wait else self._inbox.get_nowait())
+            found.extend(self._commands.get(timeout=wait) if wait else self._commands.get_nowait())
             while True:
-                found.extend(self._inbox.get_nowait())
+                found.extend(self._commands.get_nowait())
         except queue.Empty:
             return found
 
-    def _listen(self) -> None:
+    def _read_commands(self) -> None:
         try:
             while True:
-                length = body_length(self._exactly(4))
-                self._inbox.put(read_orders(self._exactly(length)))
+                length = body_length(self._read_exactly(4))
+                self._commands.put(read_orders(self._read_exactly(length)))
         except (OSError, EOFError):
             pass
         except (ValueError, msgspec.MsgspecError):
@@ -113,7 +113,7 @@ class Link:
         # Even in the middle of a step: nobody is left to read its outcome.
         os._exit(0)
 
-    def _exactly(self, size: int) -> bytes:
+    def _read_exactly(self, size: int) -> bytes:
         data = bytearray()
         while len(data) < size:
             piece = self._socket.recv(size - len(data))
@@ -127,16 +127,18 @@ class _Pulse:
     """Tells that the process lives, and how long the present step has taken, from a thread."""
 
     def __init__(self, link: Link, loop: _Loop) -> None:
-        self._link = link
+        self._channel = link
         self._loop = loop
-        self.began: float | None = None
-        threading.Thread(target=self._beat, daemon=True, name="pulse").start()
+        self.step_started_at: float | None = None
+        threading.Thread(target=self._send_heartbeats, daemon=True, name="pulse").start()
 
-    def _beat(self) -> None:
+    def _send_heartbeats(self) -> None:
         while True:
-            began, loop = self.began, self._loop
+            began, loop = self.step_started_at, self._loop
             busy = 0.0 if began is None else time.monotonic() - began
-            self._link.say(Heartbeat(loop.rows, loop.waiting, busy, loop.figures))
+            self._channel.send_now(
+                Heartbeat(loop.active_count, loop.waiting_count, busy, loop.stats)
+            )
             time.sleep(HEARTBEAT)
 
 
@@ -144,13 +146,13 @@ def serve(link: Link, loop: Any) -> None:
     """Step for ever. ``loop`` is an Engine or an Embedder."""
     pulse, busy = _Pulse(link, loop), False
     while True:
-        orders = link.orders(0.0 if busy else HEARTBEAT)
-        pulse.began = time.monotonic()
+        orders = link.receive_commands(0.0 if busy else HEARTBEAT)
+        pulse.step_started_at = time.monotonic()
         for order in orders:
             _obey(link, loop, order)
         busy = loop.step()
-        link.flush()
-        pulse.began = None
+        link.send_queued()
+        pulse.step_started_at = None
 
 
 def _obey(link: Link, loop: _Loop, order: Order) -> None:
@@ -171,12 +173,16 @@ def _submit(link: Link, loop: Any, order: Generate | Embed | Tokenize) -> None:
             loop.tokenize(order)
         elif isinstance(loop, Embedder) != isinstance(order, Embed):
             does = "gives vectors" if isinstance(loop, Embedder) else "makes text"
-            link.tell(Failed(order.job, "unsupported", f"this model {does} only", "model"))
+            link.queue_event(
+                Failed(order.request_id, "unsupported", f"this model {does} only", "model")
+            )
         else:
             loop.submit(order)
     except Exception as error:  # noqa: BLE001 - one request must not take the others with it
         _log.exception("a request could not be taken")
-        link.tell(Failed(order.job, "failed", f"the local model failed: {type(error).__name__}"))
+        link.queue_event(
+            Failed(order.request_id, "failed", f"the local model failed: {type(error).__name__}")
+        )
 
 
 def _open(settings: Settings, link: Link) -> Any:
@@ -195,8 +201,8 @@ def _open(settings: Settings, link: Link) -> Any:
         torch.set_num_threads(min(torch.get_num_threads(), len(os.sched_getaffinity(0))))
 
     def report(text: str) -> None:
-        link.tell(Progress(text))
-        link.flush()
+        link.queue_event(Progress(text))
+        link.send_queued()
 
     tasks: dict[str | None, Task] = {"generate": "generate", "embedding": "embed"}
     found = find(settings.path, report, tasks.get(settings.task))
@@ -204,16 +210,22 @@ def _open(settings: Settings, link: Link) -> Any:
     if found.task == "embed":
         encoder = load_encoder(found, settings)
         device, dimensions = str(encoder.model.device), encoder.dimensions
-        link.tell(Ready("embed", PROTOCOL, encoder.length, device, dimensions))
-        return Embedder(encoder, settings.queue, link.tell, time.monotonic)
+        link.queue_event(Ready("embed", PROTOCOL, encoder.max_length, device, dimensions))
+        return Embedder(encoder, settings.queue, link.queue_event, time.monotonic)
     how = (settings.device, settings.dtype, settings.context, settings.template)
     model = load_model(found, *how)
-    limits = Limits(settings.max_concurrency, settings.queue, memory=settings.memory)
-    engine = Engine(model, limits, link.tell, time.monotonic, link.wake)
-    engine.prepare()
-    forward = model.forward
-    ready = Ready("generate", PROTOCOL, forward.context, str(forward.device), memory=engine.memory)
-    link.tell(ready)
+    limits = Limits(settings.max_concurrency, settings.queue, cache_bytes=settings.memory)
+    engine = Engine(model, limits, link.queue_event, time.monotonic, link.wake_reader)
+    engine.warm_up()
+    forward = model.runner
+    ready = Ready(
+        "generate",
+        PROTOCOL,
+        forward.context_length,
+        str(forward.device),
+        cache_bytes=engine.cache_bytes,
+    )
+    link.queue_event(ready)
     return engine
 
 
@@ -230,15 +242,15 @@ def main(arguments: list[str]) -> None:
     try:
         loop = _open(settings, link)
     except ModelError as error:
-        link.tell(Broken(str(error)))
-        link.flush()
+        link.queue_event(Broken(str(error)))
+        link.send_queued()
         return
     except ImportError as error:
         text = f"a local model needs more than is installed ({error}): "
-        link.tell(Broken(text + "pip install 'interlingua[torch]'"))
-        link.flush()
+        link.queue_event(Broken(text + "pip install 'interlingua[torch]'"))
+        link.send_queued()
         return
-    link.flush()
+    link.send_queued()
     serve(link, loop)
 
 

@@ -51,7 +51,11 @@ def generate_pages() -> Mapping[str, str]:
     registry = Dialects(DIALECTS)
     every = [
         ProtocolProfiles(
-            name, {profile: registry.make(name, profile, {}) for profile in registry.profiles(name)}
+            name,
+            {
+                profile: registry.create_adapter(name, profile, {})
+                for profile in registry.get_profiles(name)
+            },
         )
         for name in registry.names
     ]
@@ -60,7 +64,7 @@ def generate_pages() -> Mapping[str, str]:
         for one in every
         for profile, adapter in one.profiles.items()
     }
-    clients = [one for one in every if registry.speaks_to_clients(one.name)]
+    clients = [one for one in every if registry.serves_clients(one.name)]
     tables = worker_tables(clients, {**workers, **_local_backends()})
     return {
         "dialects.md": parameters_page(clients) + "\n" + tables,

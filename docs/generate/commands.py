@@ -70,5 +70,5 @@ def metrics_page(parts: Mapping[str, Sequence[Told]]) -> str:
 
 
 def _metric_row(one: Told) -> tuple[str, ...]:
-    labels = ", ".join(map(code, one.labels))
-    return code(one.shown), one.kind, labels, one.help, _MERGED[one.merged]
+    labels = ", ".join(map(code, one.label_names))
+    return code(one.sample_name), one.kind, labels, one.help, _MERGED[one.merge_mode]

@@ -131,10 +131,10 @@ def _default(field: types.Field) -> str:
         return ""
     unit = (field.type.extra or {}).get("unit") if isinstance(field.type, types.Metadata) else None
     if unit:
-        return code(UNITS[unit].write(default))
+        return code(UNITS[unit].format_value(default))
     return code(msgspec.json.encode(default).decode().strip('"'))
 
 
 def _units() -> Iterator[tuple[str, str]]:
     for name, unit in UNITS.items():
-        yield code(name), " ".join((inspect.getdoc(unit.read) or "").replace("``", "`").split())
+        yield code(name), " ".join((inspect.getdoc(unit.parse) or "").replace("``", "`").split())

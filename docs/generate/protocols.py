@@ -65,7 +65,7 @@ class ProtocolProfiles(Struct, frozen=True):
         """Profile, kind and rows of each table."""
         for profile, adapter in self.profiles.items():
             assert isinstance(adapter, Tabled), self.name  # noqa: S101 - every adapter has tables
-            for kind, rows in adapter.tables.items():
+            for kind, rows in adapter.param_tables.items():
                 yield profile, kind, rows
 
 
@@ -118,7 +118,7 @@ def _endpoints(protocol: ProtocolProfiles, kinds: Mapping[str, Sequence[str]]) -
 
 
 def _endpoints_of(protocol: ProtocolProfiles, variants: set[str]) -> list[Endpoint]:
-    return [one for one in protocol.default.endpoints if one.variant in variants]
+    return [one for one in protocol.default.endpoints if one.operation in variants]
 
 
 def parameter_row(param: Param) -> tuple[str, ...]:
@@ -204,7 +204,9 @@ Kind = Literal["chat", "completion"]
 class LossReporter(Protocol):
     """Reports the losses of a request: an upstream adapter or a backend."""
 
-    def losses(self, request: Request, names: Mapping[str, str]) -> tuple[Loss, ...]:
+    def unsupported_parameters(
+        self, request: Request, names: Mapping[str, str]
+    ) -> tuple[Loss, ...]:
         """See ``gateway.core.ports``."""
 
 
@@ -262,7 +264,7 @@ def _client_names(protocol: ProtocolProfiles) -> Mapping[Path, str]:
     for adapter in protocol.profiles.values():
         for endpoint in adapter.endpoints:
             if endpoint.task == "generate":
-                for path, wire in _names(adapter.names, endpoint).items():
+                for path, wire in _names(adapter.field_names, endpoint).items():
                     wires.setdefault(path, {})[wire] = None
     return {path: ", ".join(map(code, several)) for path, several in wires.items()}
 
@@ -411,7 +413,9 @@ def _with(sample: FieldSample, value: int) -> Request:
 def _find_loss(request: Request, path: Path, reporter: LossReporter) -> Loss | None:
     """The loss of this path, for a client that names every field by its path."""
     names = {one: one for one in (path, *_EXCLUDED)}
-    losses = planned(request, reporter.losses(request, names)).losses
+    losses = planned(
+        request, reporter.unsupported_parameters(request, names)
+    ).unsupported_parameters
     return next((loss for loss in losses if loss.field == path), None)
 
 
@@ -468,7 +472,7 @@ def _error_classes(kind: type[GatewayError]) -> Iterator[type[GatewayError]]:
 
 def _error_meaning(kind: type[GatewayError]) -> tuple[str, ...]:
     meaning = " ".join(prose(kind).split())
-    return code(kind.__name__), kind.blame, "yes" if kind.retryable else "no", meaning
+    return code(kind.__name__), kind.origin, "yes" if kind.retryable else "no", meaning
 
 
 def _error_heading(adapter: Dialect) -> str:
@@ -477,7 +481,9 @@ def _error_heading(adapter: Dialect) -> str:
 
 
 def _error_table(adapter: Dialect, kinds: Sequence[type[GatewayError]]) -> str:
-    replies = {kind: adapter.refuse(_build_error(kind), _sample_call(adapter)) for kind in kinds}
+    replies = {
+        kind: adapter.encode_error(_build_error(kind), _sample_call(adapter)) for kind in kinds
+    }
     shared = set.intersection(*(set(reply.headers) for reply in replies.values()))
     head = ("error", "status", "body", "headers")
     return table(head, (_error_row(kind, reply, shared) for kind, reply in replies.items()))

@@ -36,15 +36,17 @@ class Admin:
 
     def __init__(self, address: str, behind: Behind, *, sha256: str | None = None) -> None:
         self._host, self._port = split_address(address)
-        self._here = _is_here(self._host)
-        if sha256 is None and not self._here:
+        self._is_local = _is_here(self._host)
+        if sha256 is None and not self._is_local:
             raise ValueError(f"the admin listener at {address} is beyond this machine: give a key")
-        self._sha256 = sha256.lower() if sha256 is not None else None
-        self._behind = behind
-        self._door: Door | None = None
-        self._open: frozenset[Serve] = frozenset({self._live, self._ready, page.lead, page.give})
+        self._key_sha256 = sha256.lower() if sha256 is not None else None
+        self._services = behind
+        self._sockets: Door | None = None
+        self._public_handlers: frozenset[Serve] = frozenset(
+            {self._get_live, self._get_ready, page.lead, page.give}
+        )
         self._runner = web.AppRunner(
-            self.application(),
+            self.build_application(),
             handle_signals=False,
             handler_cancellation=True,
             access_log=None,
@@ -53,26 +55,26 @@ class Admin:
             shutdown_timeout=1.0,
         )
 
-    def application(self) -> web.Application:
+    def build_application(self) -> web.Application:
         """Its paths, and what stands before them."""
-        made = web.Application(middlewares=[tell, self._guard], client_max_size=BODY)
-        paths, behind = made.router, self._behind
-        paths.add_get("/-/live", self._live)
-        paths.add_get("/-/ready", self._ready)
-        paths.add_get("/metrics", self._count)
-        Workers(behind.pools).mount(paths)
-        if behind.reload is not None:
-            paths.add_post("/-/reload", partial(_renew, behind.reload))
-        if behind.explain is not None:
-            paths.add_post("/-/explain", partial(_foretell, behind.explain))
-            paths.add_get("/-/explain/{id:.+}", partial(_recall, behind.explain))
-        if behind.overview is not None:
-            _mount(paths, behind.overview)
+        made = web.Application(middlewares=[tell, self._authorize], client_max_size=BODY)
+        paths, behind = made.router, self._services
+        paths.add_get("/-/live", self._get_live)
+        paths.add_get("/-/ready", self._get_ready)
+        paths.add_get("/metrics", self._get_metrics)
+        Workers(behind.worker_sets).add_routes(paths)
+        if behind.reload_config is not None:
+            paths.add_post("/-/reload", partial(_renew, behind.reload_config))
+        if behind.explain_service is not None:
+            paths.add_post("/-/explain", partial(_foretell, behind.explain_service))
+            paths.add_get("/-/explain/{id:.+}", partial(_recall, behind.explain_service))
+        if behind.status_service is not None:
+            _mount(paths, behind.status_service)
         return made
 
-    def rekey(self, sha256: str | None) -> None:
+    def set_key(self, sha256: str | None) -> None:
         """Ask for another key from now on."""
-        self._sha256 = sha256.lower() if sha256 is not None else None
+        self._key_sha256 = sha256.lower() if sha256 is not None else None
 
     async def listen(self, path: str = "", given: Sequence[socket.socket] = ()) -> str:
         """Bind; gives the URL, with the port that the system chooses for 0.
@@ -85,34 +87,34 @@ class Admin:
             await web.UnixSite(self._runner, path).start()
             return ""
         assert self._runner.server is not None  # noqa: S101 - it was set up
-        self._door = Door(self._runner.server)
-        bound = await self._door.open(self._host, self._port, given=given)
+        self._sockets = Door(self._runner.server)
+        bound = await self._sockets.listen(self._host, self._port, given=given)
         host = f"[{self._host}]" if ":" in self._host else self._host
         return f"http://{host}:{bound}"
 
     @property
-    def listening(self) -> Sequence[int]:
+    def socket_fds(self) -> Sequence[int]:
         """The descriptors of its listening sockets."""
-        return () if self._door is None else self._door.descriptors
+        return () if self._sockets is None else self._sockets.fds
 
-    def shut(self) -> None:
+    def stop_accepting(self) -> None:
         """Take no more connections. Those that are there go on."""
-        if self._door is not None:
-            self._door.shut()
+        if self._sockets is not None:
+            self._sockets.stop_accepting()
 
     async def close(self) -> None:
         """Take no more requests, and let go of those that run."""
-        if self._door is not None:
-            await self._door.closed()
+        if self._sockets is not None:
+            await self._sockets.wait_closed()
         await self._runner.cleanup()
 
     @web.middleware
-    async def _guard(self, request: web.Request, handler: Serve) -> web.StreamResponse:
+    async def _authorize(self, request: web.Request, handler: Serve) -> web.StreamResponse:
         asked = request.headers.get(hdrs.HOST, "")
         host = _HOST.fullmatch(asked)
-        if self._here and not (host and _is_here(host[1].strip("[]"))):
+        if self._is_local and not (host and _is_here(host[1].strip("[]"))):
             raise Refused(HTTPStatus.FORBIDDEN, "ask for this machine: localhost or 127.0.0.1")
-        if request.match_info.handler not in self._open:
+        if request.match_info.handler not in self._public_handlers:
             self._check_key(request.headers.get(hdrs.AUTHORIZATION, ""))
         origin = request.headers.get(hdrs.ORIGIN, "")
         if origin and request.method not in _HARMLESS and origin.partition("://")[2] != asked:
@@ -121,27 +123,29 @@ class Admin:
         return await handler(request)
 
     def _check_key(self, given: str) -> None:
-        if self._sha256 is None:
+        if self._key_sha256 is None:
             return
         scheme, _, key = given.partition(" ")
         digest = hashlib.sha256(key.strip().encode("utf-8", "surrogateescape")).hexdigest()
-        if scheme.lower() != "bearer" or not hmac.compare_digest(digest, self._sha256):
+        if scheme.lower() != "bearer" or not hmac.compare_digest(digest, self._key_sha256):
             message = "give the admin's key as Authorization: Bearer"
             raise Refused(HTTPStatus.UNAUTHORIZED, message, **{hdrs.WWW_AUTHENTICATE: "Bearer"})
 
-    async def _live(self, request: web.Request) -> web.Response:
+    async def _get_live(self, request: web.Request) -> web.Response:
         del request
         return reply(HTTPStatus.OK, {"status": "live"})
 
-    async def _ready(self, request: web.Request) -> web.Response:
+    async def _get_ready(self, request: web.Request) -> web.Response:
         del request
-        if (why := self._behind.obstacle()) is not None:
+        if (why := self._services.get_unready_reason()) is not None:
             raise Refused(HTTPStatus.SERVICE_UNAVAILABLE, why)
         return reply(HTTPStatus.OK, {"status": "ready"})
 
-    async def _count(self, request: web.Request) -> web.Response:
+    async def _get_metrics(self, request: web.Request) -> web.Response:
         del request
-        return web.Response(body=self._behind.metrics(), headers={hdrs.CONTENT_TYPE: _EXPOSITION})
+        return web.Response(
+            body=self._services.render_metrics(), headers={hdrs.CONTENT_TYPE: _EXPOSITION}
+        )
 
 
 def _mount(paths: web.UrlDispatcher, overview: Telling) -> None:
@@ -160,52 +164,52 @@ def _mount(paths: web.UrlDispatcher, overview: Telling) -> None:
 
 async def _config(overview: Telling, request: web.Request) -> web.Response:
     del request
-    return reply(HTTPStatus.OK, await overview.config())
+    return reply(HTTPStatus.OK, await overview.get_config())
 
 
 async def _status(overview: Telling, request: web.Request) -> web.Response:
     del request
-    return reply(HTTPStatus.OK, overview.status())
+    return reply(HTTPStatus.OK, overview.get_status())
 
 
 async def _requests(overview: Telling, request: web.Request) -> web.Response:
     del request
-    return reply(HTTPStatus.OK, {"requests": overview.requests()})
+    return reply(HTTPStatus.OK, {"requests": overview.list_requests()})
 
 
 async def _cancel(overview: Telling, request: web.Request) -> web.Response:
-    if not (count := overview.cancel(request.match_info["id"])):
+    if not (count := overview.cancel_request(request.match_info["id"])):
         raise Refused(HTTPStatus.NOT_FOUND, "no request of this id runs", "id")
     return reply(HTTPStatus.OK, {"cancelled": count})
 
 
 async def _drain(overview: Telling, request: web.Request, *, on: bool) -> web.Response:
     del request
-    overview.drain(on=on)
+    overview.set_draining(on=on)
     return reply(HTTPStatus.OK, {"draining": on})
 
 
 async def _renew(reload: Callable[[], Awaitable[Reloaded]], request: web.Request) -> web.Response:
     del request
     told = await reload()
-    if not told.complaints:
+    if not told.issues:
         return reply(HTTPStatus.OK, {"hash": told.hash})
     message = f"{told.filename} is wrong; the configuration stays as it was"
     wrong = {"message": message, "field": None}
-    given = {"error": wrong, "complaints": told.complaints, "hash": told.hash}
+    given = {"error": wrong, "complaints": told.issues, "hash": told.hash}
     return reply(HTTPStatus.UNPROCESSABLE_ENTITY, given)
 
 
 async def _foretell(explain: Explaining, request: web.Request) -> web.Response:
     question = await read(request, Question)
     try:
-        return reply(HTTPStatus.OK, await explain.explain(question))
+        return reply(HTTPStatus.OK, await explain.explain_request(question))
     except LookupError as error:
         raise Refused(HTTPStatus.BAD_REQUEST, str(error.args[0])) from None
 
 
 async def _recall(explain: Explaining, request: web.Request) -> web.Response:
-    found = explain.find(request.match_info["id"])
+    found = explain.find_explanation(request.match_info["id"])
     if found is None:
         message = "no request of this id is among the last that were explained"
         raise Refused(HTTPStatus.NOT_FOUND, message, "id")

@@ -29,7 +29,7 @@ class Answered(Protocol):
     """What serves a listener."""
 
     @property
-    def answers(self) -> Answers:
+    def dispatcher(self) -> Answers:
         """With the exchanges that run there."""
 
 
@@ -39,14 +39,14 @@ class Served(Protocol):
     @property
     def config(self) -> c.Config: ...
     @property
-    def digest(self) -> str: ...
+    def config_hash(self) -> str: ...
     @property
     def backends(self) -> Mapping[str, Backend]: ...
     @property
     def router(self) -> Router: ...
     @property
-    def servers(self) -> Mapping[c.ListenerId, Answered]: ...
-    def entrance(self, listener_id: c.ListenerId) -> Serve:
+    def handlers(self) -> Mapping[c.ListenerId, Answered]: ...
+    def get_handler(self, listener_id: c.ListenerId) -> Serve:
         """What a listener's requests go through."""
 
 
@@ -55,7 +55,7 @@ class Queueing(Protocol):
     """A backend at which requests wait for a place."""
 
     @property
-    def queued(self) -> Sequence[str]:
+    def queued_request_ids(self) -> Sequence[str]:
         """The ids of those that do."""
 
 
@@ -63,14 +63,14 @@ class House(Protocol):
     """The running gateway."""
 
     @property
-    def living(self) -> Sequence[Served]:
+    def active_snapshots(self) -> Sequence[Served]:
         """What has exchanges, or may have; the last is what is served."""
 
     @property
-    def urls(self) -> Mapping[c.ListenerId, str]:
+    def listener_urls(self) -> Mapping[c.ListenerId, str]:
         """Where each listener is bound."""
 
-    def drain(self, *, on: bool) -> None:
+    def set_draining(self, *, on: bool) -> None:
         """See ``gateway.admin.ports.Telling``."""
 
 
@@ -99,80 +99,86 @@ class Overview:
     """
 
     def __init__(self, house: House, filename: str, figures: Window, clock: Clock) -> None:
-        self._house = house
+        self._gateway = house
         self._filename = filename
-        self._window = figures
+        self._recent_stats = figures
         self._clock = clock
-        self._began = clock()
+        self._started_at = clock()
 
-    async def config(self) -> Any:
+    async def get_config(self) -> Any:
         """See ``gateway.admin.ports.Telling``."""
-        now = self._now
-        return await shown(now.config, now.digest, self._filename)
+        now = self._current
+        return await shown(now.config, now.config_hash, self._filename)
 
-    def status(self) -> Status:
+    def get_status(self) -> Status:
         """See ``gateway.admin.ports.Telling``."""
-        now = self._now
-        seconds, figures = self._window.look()
+        now = self._current
+        seconds, figures = self._recent_stats.sample()
         return Status(
             version=__version__,
             python=platform.python_version(),
-            config=now.digest,
-            uptime=self._clock() - self._began,
+            config=now.config_hash,
+            uptime=self._clock() - self._started_at,
             draining=not now.router.ready,
-            running=len(self._running()),
+            running=len(self._collect_running()),
             recent=seconds,
-            listeners=[*self._listeners()],
+            listeners=[*self._list_listeners()],
             models=[*_models(now)],
             figures=figures,
             backends={name: one.ready for name, one in now.backends.items()},
             workers={
-                name: one.snapshot()
+                name: one.report_workers()
                 for name, one in now.backends.items()
                 if isinstance(one, WorkerSet)
             },
         )
 
-    def requests(self) -> Sequence[Running]:
+    def list_requests(self) -> Sequence[Running]:
         """See ``gateway.admin.ports.Telling``."""
         queued = {
             waiter
-            for made in self._house.living
+            for made in self._gateway.active_snapshots
             for one in made.backends.values()
             if isinstance(one, Queueing)
-            for waiter in one.queued
+            for waiter in one.queued_request_ids
         }
-        told = (_told(one, queued=one.record.id in queued) for one in self._running())
+        told = (_told(one, queued=one.record.id in queued) for one in self._collect_running())
         return sorted(told, key=lambda one: -one.age)
 
-    def cancel(self, id: str) -> int:  # noqa: A002 - what it is called everywhere
+    def cancel_request(self, id: str) -> int:  # noqa: A002 - what it is called everywhere
         """See ``gateway.admin.ports.Telling``."""
-        found = [one for one in self._running() if one.record.id == id]
+        found = [one for one in self._collect_running() if one.record.id == id]
         for one in found:
             one.stop()
         return len(found)
 
-    def drain(self, *, on: bool) -> None:
+    def set_draining(self, *, on: bool) -> None:
         """See ``gateway.admin.ports.Telling``."""
-        self._house.drain(on=on)
+        self._gateway.set_draining(on=on)
 
-    def play(self, number: int) -> Serve | None:
+    def get_listener_handler(self, number: int) -> Serve | None:
         """See ``gateway.admin.ports.Telling``."""
-        listener_ids = [*self._now.servers]
-        return self._now.entrance(listener_ids[number]) if number < len(listener_ids) else None
+        listener_ids = [*self._current.handlers]
+        return (
+            self._current.get_handler(listener_ids[number]) if number < len(listener_ids) else None
+        )
 
     @property
-    def _now(self) -> Served:
-        return self._house.living[-1]
+    def _current(self) -> Served:
+        return self._gateway.active_snapshots[-1]
 
-    def _running(self) -> set[Exchange]:
-        answers = (one.answers for made in self._house.living for one in made.servers.values())
-        return {exchange for one in answers for exchange in one.live}
+    def _collect_running(self) -> set[Exchange]:
+        answers = (
+            one.dispatcher
+            for made in self._gateway.active_snapshots
+            for one in made.handlers.values()
+        )
+        return {exchange for one in answers for exchange in one.running_requests}
 
-    def _listeners(self) -> Iterator[Listener]:
-        for listener_id, one in c.listeners_by_id(self._now.config).items():
+    def _list_listeners(self) -> Iterator[Listener]:
+        for listener_id, one in c.listeners_by_id(self._current.config).items():
             dialects = [Mounted(it.name, it.profile or "", it.prefix) for it in one.dialects]
-            yield Listener(self._house.urls.get(listener_id, ""), dialects)
+            yield Listener(self._gateway.listener_urls.get(listener_id, ""), dialects)
 
 
 async def shown(config: c.Config, digest: str, filename: str) -> Mapping[str, Any]:
@@ -200,10 +206,10 @@ def _masked(node: Any) -> Any:
 
 
 def _models(now: Served) -> Iterator[Model]:
-    for info in now.router.models():
-        targets = now.config.models[info.name].targets()
+    for info in now.router.list_models():
+        targets = now.config.models[info.name].resolve_targets()
         versions = [
-            Version(one.name, targets[one.name].backend, one.served_model, one.share, one.ready)
+            Version(one.name, targets[one.name].backend, one.backend_model, one.share, one.ready)
             for one in info.versions
         ]
         yield Model(info.name, info.task, info.aliases, versions)

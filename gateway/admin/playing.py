@@ -51,56 +51,56 @@ class _Request:
 class _Sink:
     """A ``gateway.seam.Sink``."""
 
-    pressure = True
+    needs_drain = True
 
     def __init__(self, raw: web.Request) -> None:
         self._raw = raw
-        self._answer = web.StreamResponse()
-        self._pending: list[bytes] = []
+        self._response = web.StreamResponse()
+        self._buffer: list[bytes] = []
         self.started = False
         self._finished = False
 
-    def whole(self, status: int, headers: Headers, body: bytes) -> None:
+    def send_response(self, status: int, headers: Headers, body: bytes) -> None:
         self.start(status, headers)
         self.write(body)
         self.finish()
 
     def start(self, status: int, headers: Headers) -> None:
         self.started = True
-        self._answer.set_status(status)
+        self._response.set_status(status)
         for name, text in headers:
             if name.lower() not in _FRAMING:
-                self._answer.headers[name] = text
-        self._answer.headers.update(HEADERS)
-        self._answer.headers[hdrs.CONTENT_SECURITY_POLICY] = "default-src 'none'; sandbox"
+                self._response.headers[name] = text
+        self._response.headers.update(HEADERS)
+        self._response.headers[hdrs.CONTENT_SECURITY_POLICY] = "default-src 'none'; sandbox"
 
     def write(self, data: bytes) -> None:
         if self._raw.method != hdrs.METH_HEAD:  # it would be the next answer's beginning
-            self._pending.append(data)
+            self._buffer.append(data)
 
     def finish(self) -> None:
         self._finished = True
 
     async def drain(self) -> None:
-        if not self._answer.prepared:
-            await self._answer.prepare(self._raw)
-        data = b"".join(self._pending)
-        self._pending.clear()
-        await self._answer.write(data)
+        if not self._response.prepared:
+            await self._response.prepare(self._raw)
+        data = b"".join(self._buffer)
+        self._buffer.clear()
+        await self._response.write(data)
 
     async def close(self) -> web.StreamResponse:
         """Send what is left. The connection is cut where the answer was not finished."""
         await self.drain()
         if self._finished:
-            await self._answer.write_eof()
+            await self._response.write_eof()
         elif self._raw.transport is not None:
             self._raw.transport.abort()
-        return self._answer
+        return self._response
 
 
 async def play(overview: Telling, request: web.Request) -> web.StreamResponse:
     """Answer as that listener would."""
-    serve = overview.play(int(request.match_info["listener"]))
+    serve = overview.get_listener_handler(int(request.match_info["listener"]))
     if serve is None:
         raise Refused(HTTPStatus.NOT_FOUND, "there is no such listener", "listener")
     sink = _Sink(request)

@@ -18,16 +18,16 @@ Serve = Callable[[Request, Sink], Awaitable[None]]
 class WorkerSet(Protocol):
     """The workers of one backend, which may change while it runs."""
 
-    def snapshot(self) -> Any:
+    def report_workers(self) -> Any:
         """What is known of each worker now, as JSON can say it: never a key."""
 
-    def add(self, worker: Worker) -> bool:
+    def add_worker(self, worker: Worker) -> bool:
         """Add a worker, or put it in the place of the one with its URL; whether it is a new one.
 
         Raises ValueError with why it can't be.
         """
 
-    def remove(self, url: str) -> bool:
+    def remove_worker(self, url: str) -> bool:
         """Remove a worker; whether there was one. Raises ValueError with why it can't be."""
 
 
@@ -43,39 +43,39 @@ class Reloaded(Protocol):
         """What was read."""
 
     @property
-    def complaints(self) -> Sequence[Any]:
+    def issues(self) -> Sequence[Any]:
         """What is wrong with it, each with its line and column; nothing where it is served."""
 
 
 class Explaining(Protocol):
     """Who can tell what becomes of requests."""
 
-    def find(self, id: str, /) -> Any | None:  # noqa: A002 - what it is called everywhere
+    def find_explanation(self, id: str, /) -> Any | None:  # noqa: A002 - what it is called everywhere
         """What is known of one that asked for it."""
 
-    async def explain(self, question: Question) -> Any:
+    async def explain_request(self, question: Question) -> Any:
         """What would become of one. Raises LookupError with what is wrong with the question."""
 
 
 class Telling(Protocol):
     """Who knows how the gateway is."""
 
-    async def config(self) -> Any:
+    async def get_config(self) -> Any:
         """What is served, as JSON can say it: never a secret."""
 
-    def status(self) -> Any:
+    def get_status(self) -> Any:
         """How everything is."""
 
-    def requests(self) -> Sequence[Any]:
+    def list_requests(self) -> Sequence[Any]:
         """The exchanges that run, the oldest first."""
 
-    def cancel(self, id: str) -> int:  # noqa: A002 - what it is called everywhere
+    def cancel_request(self, id: str) -> int:  # noqa: A002 - what it is called everywhere
         """End those of this id; how many there were."""
 
-    def drain(self, *, on: bool) -> None:
+    def set_draining(self, *, on: bool) -> None:
         """Say that no more requests should come, or that they may again."""
 
-    def play(self, number: int) -> Serve | None:
+    def get_listener_handler(self, number: int) -> Serve | None:
         """What serves the listener of this place in the configuration."""
 
 
@@ -86,12 +86,12 @@ class Behind(Struct, frozen=True, kw_only=True):
     what Prometheus reads.
     """
 
-    obstacle: Callable[[], str | None]
-    pools: Mapping[str, WorkerSet]
-    metrics: Callable[[], bytes] = bytes
-    reload: Callable[[], Awaitable[Reloaded]] | None = None
-    explain: Explaining | None = None
-    overview: Telling | None = None
+    get_unready_reason: Callable[[], str | None]
+    worker_sets: Mapping[str, WorkerSet]
+    render_metrics: Callable[[], bytes] = bytes
+    reload_config: Callable[[], Awaitable[Reloaded]] | None = None
+    explain_service: Explaining | None = None
+    status_service: Telling | None = None
 
 
 class Answering(Protocol):

@@ -64,7 +64,7 @@ class Figures(Struct, kw_only=True):
     first_token_p95: float | None = None
     first_token_counts: Sequence[int]
 
-    def measured(self) -> "Figures":
+    def compute_quantiles(self) -> "Figures":
         """With the times that the counts come to."""
         self.first_token_p50 = bucket_quantile(FIRST_TOKEN, self.first_token_counts, 0.5)
         self.first_token_p95 = bucket_quantile(FIRST_TOKEN, self.first_token_counts, 0.95)
@@ -133,4 +133,4 @@ def _together(one: Figures, other: Figures) -> Figures:
         requests_per_second=one.requests_per_second + other.requests_per_second,
         tokens_per_second=one.tokens_per_second + other.tokens_per_second,
         first_token_counts=summed(one.first_token_counts, other.first_token_counts),
-    ).measured()
+    ).compute_quantiles()

@@ -35,18 +35,18 @@ class Window:
     """Over the figures that ``arms`` gives, which were all 0 when it was made."""
 
     def __init__(self, arms: Callable[[], Mapping[Arm, Figures[Histogram]]], clock: Clock) -> None:
-        self._arms = arms
+        self._get_stats = arms
         self._clock = clock
-        self._looks = deque[tuple[float, Mapping[Target, _Count]]]([(clock(), {})])
+        self._samples = deque[tuple[float, Mapping[Target, _Count]]]([(clock(), {})])
 
-    def look(self) -> tuple[float, list[Told]]:
+    def sample(self) -> tuple[float, list[Told]]:
         """Each version's figures, and the seconds over which what is recent was counted."""
-        now, counts = self._clock(), _counts(self._arms())
-        while len(self._looks) > 1 and now - self._looks[1][0] >= _LENGTH:
-            self._looks.popleft()
-        then, before = self._looks[0]
-        if now - self._looks[-1][0] >= _STEP:
-            self._looks.append((now, counts))
+        now, counts = self._clock(), _counts(self._get_stats())
+        while len(self._samples) > 1 and now - self._samples[1][0] >= _LENGTH:
+            self._samples.popleft()
+        then, before = self._samples[0]
+        if now - self._samples[-1][0] >= _STEP:
+            self._samples.append((now, counts))
         seconds = now - then
         none = _Count()
         return seconds, [
@@ -84,4 +84,4 @@ def _told(target: Target, count: _Count, before: _Count, seconds: float) -> Told
     if seconds > 0:
         told.requests_per_second = (count.requests - before.requests) / seconds
         told.tokens_per_second = (count.completion_tokens - before.completion_tokens) / seconds
-    return told.measured()
+    return told.compute_quantiles()

@@ -26,28 +26,28 @@ class Workers:
     """Those of ``pools``, each by its backend's name."""
 
     def __init__(self, pools: Mapping[str, WorkerSet]) -> None:
-        self._pools = pools
+        self._worker_sets = pools
 
-    def mount(self, paths: web.UrlDispatcher) -> None:
+    def add_routes(self, paths: web.UrlDispatcher) -> None:
         """Give them their paths."""
-        paths.add_get("/-/workers", self._list)
-        paths.add_post("/-/workers", self._add)
-        paths.add_delete("/-/workers", self._remove)
+        paths.add_get("/-/workers", self._list_workers)
+        paths.add_post("/-/workers", self._add_worker)
+        paths.add_delete("/-/workers", self._remove_worker)
 
-    async def _list(self, request: web.Request) -> web.Response:
+    async def _list_workers(self, request: web.Request) -> web.Response:
         del request
-        known = {name: pool.snapshot() for name, pool in self._pools.items()}
+        known = {name: pool.report_workers() for name, pool in self._worker_sets.items()}
         return reply(HTTPStatus.OK, {"backends": known})
 
-    async def _add(self, request: web.Request) -> web.Response:
+    async def _add_worker(self, request: web.Request) -> web.Response:
         wanted = await read(request, _Addition)
-        pool = self._pool(wanted.backend)
+        pool = self._get_worker_set(wanted.backend)
         try:
             worker = Worker(check_url(wanted.url), wanted.weight, wanted.max_concurrency)
         except ValueError as error:
             raise Refused(HTTPStatus.BAD_REQUEST, f"the URL {error}", "url") from None
         try:
-            new = pool.add(worker)
+            new = pool.add_worker(worker)
         except ValueError as error:
             raise Refused(HTTPStatus.CONFLICT, str(error), "url") from None
         told = {
@@ -58,7 +58,7 @@ class Workers:
         }
         return reply(HTTPStatus.CREATED if new else HTTPStatus.OK, told)
 
-    async def _remove(self, request: web.Request) -> web.Response:
+    async def _remove_worker(self, request: web.Request) -> web.Response:
         asked = request.query
         for name in asked:
             if name not in ("backend", "url"):
@@ -66,18 +66,18 @@ class Workers:
         for name in ("backend", "url"):
             if len(asked.getall(name, [])) != 1:
                 raise Refused(HTTPStatus.BAD_REQUEST, "it must be given, once", name)
-        pool = self._pool(asked["backend"])
+        pool = self._get_worker_set(asked["backend"])
         try:
-            found = pool.remove(asked["url"])
+            found = pool.remove_worker(asked["url"])
         except ValueError as error:
             raise Refused(HTTPStatus.CONFLICT, str(error), "url") from None
         if not found:
             raise Refused(HTTPStatus.NOT_FOUND, "the backend has no such worker", "url")
         return web.Response(status=HTTPStatus.NO_CONTENT)
 
-    def _pool(self, name: str) -> WorkerSet:
-        if name not in self._pools:
-            known = ", ".join(self._pools) or "none"
+    def _get_worker_set(self, name: str) -> WorkerSet:
+        if name not in self._worker_sets:
+            known = ", ".join(self._worker_sets) or "none"
             message = f"there is no such backend with workers; known: {known}"
             raise Refused(HTTPStatus.NOT_FOUND, message, "backend")
-        return self._pools[name]
+        return self._worker_sets[name]

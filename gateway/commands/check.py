@@ -47,7 +47,7 @@ def check(file: str, *, connect: bool, as_json: bool, insecure: bool) -> None:
         raise click.UsageError(f"{file} can't be read: {error.strerror}") from None
     except ConfigError as error:
         if as_json:
-            click.echo(msgspec.json.encode({"file": file, "complaints": error.complaints}))
+            click.echo(msgspec.json.encode({"file": file, "complaints": error.issues}))
         else:
             click.echo(str(error), err=True)
         sys.exit(1)

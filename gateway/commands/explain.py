@@ -111,16 +111,16 @@ def _read(file: str) -> Config:
 def _foretold(config: Config, question: Question, wish: Wish) -> Explanation:
     outside = Surroundings(
         clock=lambda: 0.0,
-        now=lambda: 0.0,
+        wall_clock=lambda: 0.0,
         new_id=lambda: "explained",
         draw=lambda: question.draw,
-        observe=silent,
-        shadows=Shadows(lambda: 0.0),
-        accounts=Accounts(lambda: 0.0, lambda: 0.0),
+        observe_request=silent,
+        shadow_manager=Shadows(lambda: 0.0),
+        counter_registry=Accounts(lambda: 0.0, lambda: 0.0),
     )
 
     async def run() -> Explanation:
-        servers = Snapshot(config, outside).by_address
+        servers = Snapshot(config, outside).handlers_by_address
         return await explain(complete(question, wish, servers), servers, outside.clock)
 
     try:
@@ -139,7 +139,7 @@ def _asked(
     client = AdminClient(f"{url}/-/explain", key, "explanation")
     if id_ is not None:
         answer = client.get(f"/{quote(id_)}")
-    elif wish.path is None or wish.model or wish.dialect or wish.stream:
+    elif wish.path is None or wish.model or wish.protocol or wish.stream:
         raise click.UsageError("of a running gateway, give --id, or --path and --body")
     else:
         answer = client.post(msgspec.json.encode(question))

@@ -22,12 +22,12 @@ if TYPE_CHECKING:
 class Life(Struct, frozen=True):
     """What it begins with: see ``gateway.commands.serve.served``."""
 
-    first: Loaded
-    source: Source
-    watched: str | None
-    lines: Lines
-    warmed: bool
-    handover: str | None
+    initial_config: Loaded
+    load_config: Source
+    watched_file: str | None
+    access_log: Lines
+    wait_for_warmup: bool
+    handover_path: str | None
 
     async def run(self) -> int:
         """Serve until told to stop; gives the command's exit code. A second signal ends at once."""
@@ -36,14 +36,14 @@ class Life(Struct, frozen=True):
         from gateway.processes.following import Following  # noqa: PLC0415 - as above
         from gateway.reload import Origin  # noqa: PLC0415 - as above
 
-        origin = Origin(self.first, self.source)
-        app = App(self.first.config, surroundings(self.lines), origin=origin)
+        origin = Origin(self.initial_config, self.load_config)
+        app = App(self.initial_config.config, surroundings(self.access_log), origin=origin)
         assert app.reloader is not None  # noqa: S101 - it was made with its origin
-        stopping, following = Stopping(), Following(app.reloader, self.watched)
-        asyncio.get_running_loop().add_signal_handler(signal.SIGHUP, following.changed.set)
-        heir = Handover(self.handover, lambda: app.listening) if self.handover else None
+        stopping, following = Stopping(), Following(app.reloader, self.watched_file)
+        asyncio.get_running_loop().add_signal_handler(signal.SIGHUP, following.reload_requested.set)
+        heir = Handover(self.handover_path, lambda: app.socket_fds) if self.handover_path else None
         try:
-            urls = await self._start(app, heir, stopping)
+            urls = await self._start_gateway(app, heir, stopping)
         except (OSError, WorkerError) as error:
             what = "listen" if isinstance(error, OSError) else "serve"
             click.echo(f"interlingua can't {what}: {error}", err=True)
@@ -52,22 +52,24 @@ class Life(Struct, frozen=True):
         if not urls:
             await app.stop()
             return 0
-        models = ", ".join(info.name for info in app.router.models()) or "any"
+        models = ", ".join(info.name for info in app.router.list_models()) or "any"
         click.echo(f"interlingua serves {models} on {' and '.join(urls)}", err=True)
         async with asyncio.TaskGroup() as tasks:
             running = [tasks.create_task(following.run())]
             if heir is not None:
                 running.append(tasks.create_task(_left(app, heir, stopping.event)))
-            await stopping.come()
+            await stopping.wait()
             for task in running:
                 task.cancel()
-        self.lines.say("interlingua stops when what runs has ended; signal again to stop at once")
-        await app.stop(lame_duck=stopping.lame_duck)
+        self.access_log.write_text(
+            "interlingua stops when what runs has ended; signal again to stop at once"
+        )
+        await app.stop(lame_duck=stopping.use_shutdown_delay)
         if heir is not None:
             heir.close()
         return 0
 
-    async def _start(
+    async def _start_gateway(
         self, app: "App", heir: "Handover | None", stopping: Stopping
     ) -> Sequence[str]:
         """Take the place of the gateway that runs, if one does; gives the URLs.
@@ -77,22 +79,22 @@ class Life(Struct, frozen=True):
         from gateway.handover import Inherited  # noqa: PLC0415 - as above
 
         loop = asyncio.get_running_loop()
-        with Inherited(self.handover) as inherited:
-            starting = loop.create_task(app.start(inherited, warmed=self.warmed))
+        with Inherited(self.handover_path) as inherited:
+            starting = loop.create_task(app.start(inherited, warmed=self.wait_for_warmup))
             if not await _first(starting, stopping.event):
                 return ()
             urls = starting.result()
             settle()
             if heir is not None:
                 heir.listen()
-            inherited.serves()
+            inherited.confirm_serving()
         return urls
 
 
 async def _left(app: "App", heir: "Handover", stopping: asyncio.Event) -> None:
     """Leave the listeners to another once it serves, and stop."""
-    await heir.given()
-    app.shut()
+    await heir.wait_for_successor()
+    app.stop_accepting()
     stopping.set()
 
 

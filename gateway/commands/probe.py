@@ -112,11 +112,11 @@ def check_url(url: str) -> None:
 def parse_options(protocol: str, profile: str | None, pairs: Sequence[str]) -> dict[str, Any]:
     """The settings of a protocol from ``NAME=VALUE``. Raises BadParameter, also for the profile."""
     registry = Dialects(DIALECTS)
-    profiles = registry.profiles(protocol)
+    profiles = registry.get_profiles(protocol)
     if profile not in (None, *profiles):
         names = ", ".join(profiles)
         raise click.BadParameter(f"{protocol} has no profile {profile}; it has {names}")
-    types = registry.options(protocol)
+    types = registry.get_options(protocol)
     options: dict[str, Any] = {}
     for pair in pairs:
         name, _, text = pair.partition("=")
@@ -136,11 +136,11 @@ def _make_adapter(
     """The adapter that a pool would use. Raises BadParameter."""
     registry = Dialects(DIALECTS)
     if fields:
-        if not registry.takes(protocol, "fields"):
+        if not registry.accepts_param(protocol, "fields"):
             raise click.BadParameter(f"{protocol} has no use for --field")
         options = options | {"fields": dict(one.partition("=")[::2] for one in fields)}
     try:
-        return cast("WorkerDialect", registry.make(protocol, profile, options))
+        return cast("WorkerDialect", registry.create_adapter(protocol, profile, options))
     except ValueError as error:
         raise click.BadParameter(str(error)) from None
 
@@ -204,7 +204,7 @@ def _report(
                 click.echo(report.format_row(result, width))
 
     asyncio.run(collect())
-    profile = given["profile"] or Dialects(DIALECTS).profiles(protocol)[0]
+    profile = given["profile"] or Dialects(DIALECTS).get_profiles(protocol)[0]
     worker = report.ProbedWorker(given["url"].rstrip("/"), protocol, profile, given["model"])
     if given["write"] is not None:
         given["write"].write_text(report.encode_unsupported_parameters(worker, results), "utf-8")

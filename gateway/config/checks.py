@@ -45,7 +45,7 @@ def _check_pool(pool: Pool, path: Steps, ground: Ground) -> None:
     health = pool.health.path if known(pool.health) else None
     if known(health) and health is not None and not health.startswith("/"):
         message = "is no path; write it as /health, as it follows a worker's URL"
-        ground.say((*path, "health", "path"), message)
+        ground.add_issue((*path, "health", "path"), message)
     if known(pool.workers):
         _check_workers(pool.workers, (*path, "workers"), ground)
         _check_pool_tls(pool, (*path, "tls"), ground)
@@ -59,18 +59,18 @@ def _check_workers(workers: Sequence[Worker], path: Steps, ground: Ground) -> No
         at = (*path, n)
         where = [name for name in _SOURCES if getattr(worker, name) is not None]
         if len(where) != 1:
-            ground.say(at, f"a worker is told by one of {listed(_SOURCES)}; give exactly one")
+            ground.add_issue(at, f"a worker is told by one of {listed(_SOURCES)}; give exactly one")
         elif known(worker.url) and worker.url is not None:
             first = seen.setdefault(worker.url, n)
             if first != n:
                 message = f"this is workers[{first}] again; give that one a greater weight"
-                ground.say((*at, "url"), message)
+                ground.add_issue((*at, "url"), message)
             for name in _DISCOVERY:
                 if getattr(worker, name) != getattr(_DEFAULT_WORKER, name):
                     message = "has no meaning beside url, which nobody looks up; remove it"
-                    ground.say((*at, name), message, key=True)
+                    ground.add_issue((*at, name), message, key=True)
         elif worker.dns is not None and worker.scheme == "https":
-            ground.say(
+            ground.add_issue(
                 (*at, "scheme"),
                 "https needs a name to verify, and dns gives addresses; list the workers by url, "
                 "or find them by srv",
@@ -82,7 +82,7 @@ def check_listed_workers(workers: Sequence[Worker], ground: Ground) -> None:
     _check_workers(workers, (), ground)
     for n, worker in enumerate(workers):
         if known(worker) and worker.url is None:
-            ground.say((n,), "a file lists workers by url, and nothing else; give it one")
+            ground.add_issue((n,), "a file lists workers by url, and nothing else; give it one")
 
 
 def _check_pool_tls(pool: Pool, path: Steps, ground: Ground) -> None:
@@ -94,7 +94,7 @@ def _check_pool_tls(pool: Pool, path: Steps, ground: Ground) -> None:
     ]  # fmt: skip
     if pool.tls is not None and plain and all(plain):
         message = "no worker is spoken to over TLS, so this has no effect"
-        ground.say(path, f"{message}; write https:// or remove it", key=True)
+        ground.add_issue(path, f"{message}; write https:// or remove it", key=True)
 
 
 # --- models --------------------------------------------------------------------------------------
@@ -111,7 +111,9 @@ def _check_aliases(models: Mapping[str, Model], ground: Ground) -> None:
             at = ("models", name, "aliases", n)
             if alias in owners:
                 what = "a model" if alias in models else f"an alias of {quoted(owners[alias])}"
-                ground.say(at, f"{quoted(ground.text(at))} is {what} already; choose another name")
+                ground.add_issue(
+                    at, f"{quoted(ground.get_raw_text(at))} is {what} already; choose another name"
+                )
             owners.setdefault(alias, name)
 
 
@@ -120,15 +122,17 @@ def _check_model(model: Model, path: Steps, backends: list[str] | None, ground: 
     _check_options(model.options, path, ground)
     single, several = model.backend is not None, model.versions is not None
     if single and several:
-        ground.say(
+        ground.add_issue(
             (*path, "versions"), "give either backend and model, or versions; not both", key=True
         )
     elif several:
         if model.model is not None:
             message = "each version has its own model; move this into the versions"
-            ground.say((*path, "model"), message, key=True)
+            ground.add_issue((*path, "model"), message, key=True)
     elif not single:
-        ground.say(path, "the model leads nowhere; give it a backend, or versions with backends")
+        ground.add_issue(
+            path, "the model leads nowhere; give it a backend, or versions with backends"
+        )
     if model.backend is not None:
         _check_backend(model.backend, (*path, "backend"), backends, ground)
     if known(model.versions) and model.versions is not None:
@@ -141,8 +145,8 @@ def _check_model(model: Model, path: Steps, backends: list[str] | None, ground: 
 
 def _check_backend(name: str, path: Steps, backends: list[str] | None, ground: Ground) -> None:
     if known(name) and backends is not None and name not in backends:
-        shown = quoted(ground.text(path))
-        ground.say(path, f"there is no backend {shown}; {instead(name, backends)}")
+        shown = quoted(ground.get_raw_text(path))
+        ground.add_issue(path, f"there is no backend {shown}; {instead(name, backends)}")
 
 
 def _check_split(model: Model, path: Steps, ground: Ground) -> None:
@@ -154,11 +158,11 @@ def _check_split(model: Model, path: Steps, ground: Ground) -> None:
             weights = ", ".join(f'"{version}": 1' for version in versions)
             mend = f"give one a number, or add split: {{weights: {{{weights}}}}}"
             message = f"nothing says which version gets the traffic; {mend}"
-            ground.say((*path, "versions"), message, key=True)
+            ground.add_issue((*path, "versions"), message, key=True)
         return
     if not versions:
         message = "there is nothing to split; it shares the traffic among versions"
-        ground.say((*path, "split"), message, key=True)
+        ground.add_issue((*path, "split"), message, key=True)
     elif known(model.split.weights):
         _check_weights(model.split, versions, (*path, "split", "weights"), ground)
     if known(model.split.sticky) and model.split.sticky is not None:
@@ -170,44 +174,46 @@ def _check_sticky(sticky: Sequence[str], path: Steps, ground: Ground) -> None:
         if not known(source):
             continue
         if source in sticky[:n]:
-            ground.say((*path, n), "stands here already; remove one of the two")
+            ground.add_issue((*path, n), "stands here already; remove one of the two")
         elif "address" in sticky[:n]:
             message = "is never asked for, since every request has an address; put it before that"
-            ground.say((*path, n), message)
+            ground.add_issue((*path, n), message)
 
 
 def _check_weights(split: Split, versions: list[str], path: Steps, ground: Ground) -> None:
     for version in split.weights:
         if version not in versions:
             message = f"there is no version {quoted(version)}; {instead(version, versions)}"
-            ground.say((*path, version), message, key=True)
+            ground.add_issue((*path, version), message, key=True)
     weights = list(split.weights.values())
     if not all(map(known, weights)):
         return
-    percent = [ground.text((*path, version)).endswith("%") for version in split.weights]
+    percent = [ground.get_raw_text((*path, version)).endswith("%") for version in split.weights]
     if not any(weights):
-        ground.say(path, "every weight is 0, so no request gets anywhere; give one a weight")
+        ground.add_issue(path, "every weight is 0, so no request gets anywhere; give one a weight")
     elif all(percent) and sum(weights) != _WHOLE:
-        ground.say(path, f"the shares make {sum(weights)}%; they must make 100%")
+        ground.add_issue(path, f"the shares make {sum(weights)}%; they must make 100%")
     elif any(percent) and not all(percent):
-        ground.say(path, "some weights are percentages and some are not; write all in one way")
+        ground.add_issue(
+            path, "some weights are percentages and some are not; write all in one way"
+        )
 
 
 def _check_options(options: Mapping[str, Any], path: Steps, ground: Ground) -> None:
     """What only one dialect asks of a model."""
     for name, given in options.items():
-        if not known(given) or not ground.check_dialect(name, None, (*path, name)):
+        if not known(given) or not ground.check_protocol(name, None, (*path, name)):
             continue
-        takes = ground.dialects.model_options(name)
+        takes = ground.protocols.get_model_options(name)
         if takes is None:
             continue
         for key, value in given.items():
             at = (*path, name, key)
             if key not in takes:
                 message = f"{name} asks no {quoted(key)} of a model; {instead(key, takes)}"
-                ground.say(at, message, key=True)
+                ground.add_issue(at, message, key=True)
             elif known(value) and (wrong := mismatch(value, takes[key])):
-                ground.say(at, wrong)
+                ground.add_issue(at, wrong)
 
 
 # --- keys ----------------------------------------------------------------------------------------
@@ -221,7 +227,7 @@ def _check_keys(config: Config, ground: Ground) -> None:
             value = getattr(key, field)
             if known(value) and seen.setdefault(value, n) != n:
                 message = f"keys[{seen[value]}] has the same {field}; each key has its own"
-                ground.say(("keys", n, field), message)
+                ground.add_issue(("keys", n, field), message)
     if not known(config.models):
         return
     names = [*config.models]
@@ -235,7 +241,7 @@ def _check_keys(config: Config, ground: Ground) -> None:
 
 def _check_spoken(holder: Key | Model, path: Steps, ground: Ground) -> None:
     if known(holder.dialect) and holder.dialect is not None:
-        ground.check_spoken(holder.dialect, None, (*path, "dialect"))
+        ground.check_client_protocol(holder.dialect, None, (*path, "dialect"))
 
 
 def _check_key_models(key: Key, path: Steps, names: list[str], ground: Ground) -> None:
@@ -243,5 +249,5 @@ def _check_key_models(key: Key, path: Steps, names: list[str], ground: Ground) -
         return
     for n, name in enumerate(key.models or ()):
         if known(name) and name not in names:
-            shown = quoted(ground.text((*path, n)))
-            ground.say((*path, n), f"there is no model {shown}; {instead(name, names)}")
+            shown = quoted(ground.get_raw_text((*path, n)))
+            ground.add_issue((*path, n), f"there is no model {shown}; {instead(name, names)}")

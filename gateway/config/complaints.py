@@ -43,11 +43,11 @@ class ConfigError(Exception):
         self, filename: str, complaints: Iterable[Complaint], files: Iterable[str] = ()
     ) -> None:
         self.filename = filename
-        self.complaints = sorted(set(complaints))
+        self.issues = sorted(set(complaints))
         self.files = frozenset(files)
-        super().__init__("\n".join(map(self.line, self.complaints)))
+        super().__init__("\n".join(map(self.format_issue, self.issues)))
 
-    def line(self, complaint: Complaint) -> str:
+    def format_issue(self, complaint: Complaint) -> str:
         """``file:line:column: what is wrong, and what would be right (at path)``."""
         at = f" (at {complaint.path})" if complaint.path else ""
         place = f"{self.filename}:{complaint.line}:{complaint.column}"
@@ -59,16 +59,16 @@ class Complaints:
 
     def __init__(self, filename: str) -> None:
         self.filename = filename
-        self.found: list[Complaint] = []
+        self.issues: list[Complaint] = []
 
     def add(self, mark: Mark, message: str, path: Steps = ()) -> None:
         """Take one more."""
-        self.found.append(Complaint(mark.line, mark.column, message, written(path)))
+        self.issues.append(Complaint(mark.line, mark.column, message, written(path)))
 
-    def fail(self, mark: Mark, message: str) -> ConfigError:
+    def build_error(self, mark: Mark, message: str) -> ConfigError:
         """What to raise where nothing further can be read."""
         self.add(mark, message)
-        return ConfigError(self.filename, self.found)
+        return ConfigError(self.filename, self.issues)
 
 
 def written(path: Steps) -> str:

@@ -26,30 +26,30 @@ class Dialects:
 
     def __init__(self, registry: Mapping[str, str]) -> None:
         self.names = tuple(registry)
-        self._registry = registry
+        self._references = registry
 
-    def made_by(self, name: str) -> type:
+    def load_adapter_class(self, name: str) -> type:
         """The class of a registered dialect."""
-        module, _, attribute = self._registry[name].partition(":")
+        module, _, attribute = self._references[name].partition(":")
         found: type = getattr(importlib.import_module(module), attribute)
         return found
 
-    def profiles(self, name: str) -> tuple[str, ...]:
+    def get_profiles(self, name: str) -> tuple[str, ...]:
         """Its profiles, the default one first."""
-        found: tuple[str, ...] = self.made_by(name).profiles  # type: ignore[attr-defined]
+        found: tuple[str, ...] = self.load_adapter_class(name).profiles  # type: ignore[attr-defined]
         return found
 
-    def speaks_to_clients(self, name: str) -> bool:
+    def serves_clients(self, name: str) -> bool:
         """Whether a listener may have it."""
-        return hasattr(self.made_by(name), "peek")
+        return hasattr(self.load_adapter_class(name), "peek")
 
-    def takes(self, name: str, parameter: str) -> bool:
+    def accepts_param(self, name: str, parameter: str) -> bool:
         """Whether its class takes a parameter."""
-        return parameter in inspect.signature(self.made_by(name)).parameters
+        return parameter in inspect.signature(self.load_adapter_class(name)).parameters
 
-    def options(self, name: str) -> Mapping[str, Any]:
+    def get_options(self, name: str) -> Mapping[str, Any]:
         """The types of its own settings, by name: what its class takes beside a profile."""
-        init = self.made_by(name).__init__  # type: ignore[misc]
+        init = self.load_adapter_class(name).__init__  # type: ignore[misc]
         hints = typing.get_type_hints(init)
         return {
             one.name: hints.get(one.name, Any)
@@ -57,9 +57,9 @@ class Dialects:
             if one.name not in _OURS and one.kind is not one.VAR_KEYWORD
         }
 
-    def model_options(self, name: str) -> Mapping[str, Any] | None:
+    def get_model_options(self, name: str) -> Mapping[str, Any] | None:
         """The types of what it asks of a model, by name; None where it does not say."""
-        return getattr(self.made_by(name), "model_options", None)
+        return getattr(self.load_adapter_class(name), "model_options", None)
 
     def endpoints(
         self, name: str, profile: str | None, options: Mapping[str, Any]
@@ -69,15 +69,15 @@ class Dialects:
         Raises ValueError for settings that it refuses.
         """
         found = set()
-        for endpoint in self.make(name, profile, options).endpoints:
+        for endpoint in self.create_adapter(name, profile, options).endpoints:
             steps = endpoint.path.split("/")
             path = "/".join("{}" if step.startswith("{") else step for step in steps)
             found.add((endpoint.method, path))
         return frozenset(found)
 
-    def make(self, name: str, profile: str | None, options: Mapping[str, Any]) -> Dialect:
+    def create_adapter(self, name: str, profile: str | None, options: Mapping[str, Any]) -> Dialect:
         """The dialect itself."""
-        made: Dialect = self.made_by(name)(profile, **options)
+        made: Dialect = self.load_adapter_class(name)(profile, **options)
         return made
 
 

@@ -113,7 +113,7 @@ def _names(config: Config) -> Mapping[str, Mapping[str, Any]]:
         "versions": {
             f"{name}@{version}": target
             for name, model in config.models.items()
-            for version, target in model.targets().items()
+            for version, target in model.resolve_targets().items()
         },
         "aliases": {alias: name for name, one in config.models.items() for alias in one.aliases},
         "routes": {rule.name: rule for rule in config.routes},
@@ -194,7 +194,7 @@ class _EffectiveSplit(Struct, frozen=True):
 
 
 def _effective_split(name: str, model: Model) -> _EffectiveSplit:
-    weights = {version: weight for version, weight in model.weights().items() if weight}
+    weights = {version: weight for version, weight in model.resolve_weights().items() if weight}
     divisor = math.gcd(*weights.values())
     weights = {version: weight // divisor for version, weight in weights.items()}
     split = model.split

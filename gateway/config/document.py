@@ -40,7 +40,7 @@ _MENDS = {
 class _Open(Struct):
     """A list or mapping that has begun."""
 
-    mark: Mark
+    position: Mark
     anchor: str | None
     size: int = 1
     height: int = 1
@@ -54,9 +54,9 @@ def compose(text: str, complaints: Complaints) -> yaml.Node:
         root = yaml.compose(text, Loader=_LOADER)
     except yaml.YAMLError as error:
         mark = getattr(error, "problem_mark", None)
-        raise complaints.fail(at(mark) if mark else START, _syntax(error)) from None
+        raise complaints.build_error(at(mark) if mark else START, _syntax(error)) from None
     if root is None:
-        raise complaints.fail(START, _EMPTY)
+        raise complaints.build_error(START, _EMPTY)
     return root
 
 
@@ -77,7 +77,7 @@ def decode(data: bytes, filename: str) -> str:
     except UnicodeDecodeError as error:
         before = data[: error.start].decode("utf-8-sig", "replace")
         message = f"the byte 0x{data[error.start]:02x} is not UTF-8; save the file as UTF-8"
-        raise Complaints(filename).fail(spot(before, len(before)), message) from None
+        raise Complaints(filename).build_error(spot(before, len(before)), message) from None
 
 
 def _syntax(error: yaml.YAMLError) -> str:
@@ -93,7 +93,7 @@ def _syntax(error: yaml.YAMLError) -> str:
 def _refuse_characters(text: str, complaints: Complaints) -> None:
     bad = yaml.reader.Reader.NON_PRINTABLE.search(text)
     if bad:
-        raise complaints.fail(
+        raise complaints.build_error(
             spot(text, bad.start()),
             f"the character U+{ord(bad[0]):04X} has no place in a configuration; remove it",
         )
@@ -119,7 +119,7 @@ def _guard(text: str, complaints: Complaints) -> None:
                 mark = at(event.start_mark)
                 if any(one.anchor == event.anchor for one in stack):
                     message = f"*{event.anchor} stands within what it names; write the value out"
-                    raise complaints.fail(mark, message)
+                    raise complaints.build_error(mark, message)
                 _close(_Open(mark, None, *anchors.get(str(event.anchor), (1, 1))), stack, anchors)
             case _:
                 continue
@@ -139,10 +139,10 @@ def _measure(stack: list[_Open], complaints: Complaints) -> None:
     inner = stack[-1]
     if len(stack) - 2 + inner.height > DEPTH:
         message = f"this is nested deeper than {DEPTH}; a configuration needs less than ten"
-        raise complaints.fail(inner.mark, message)
+        raise complaints.build_error(inner.position, message)
     if sum(one.size for one in stack) > NODES:
         message = f"there are more than {NODES} values, aliases written out; use fewer aliases"
-        raise complaints.fail(inner.mark, message)
+        raise complaints.build_error(inner.position, message)
 
 
 def _no_tag(tag: str) -> str:

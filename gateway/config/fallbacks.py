@@ -19,15 +19,17 @@ def check(models: Mapping[str, Model], ground: Ground) -> None:
             if not known(after) or after in versions:
                 continue
             if after not in names:
-                shown = quoted(ground.text(path))
-                ground.say(
+                shown = quoted(ground.get_raw_text(path))
+                ground.add_issue(
                     path,
                     f"{shown} is neither a version of this model nor another model; "
                     f"{instead(after, [*versions, *names])}",
                 )
             elif circle := _circle(names[after], name, models, names):
                 way = " to ".join([name, *circle])
-                ground.say(path, f"the fallbacks lead in a circle: {way}; leave one of them out")
+                ground.add_issue(
+                    path, f"the fallbacks lead in a circle: {way}; leave one of them out"
+                )
             else:
                 check_task(model, models[names[after]], path, ground)
 
@@ -37,9 +39,11 @@ def check_task(model: Model, other: Model, path: Steps, ground: Ground) -> None:
     if not known(other) or not known(model.task) or not known(other.task):
         return
     if model.task != other.task:
-        shown = quoted(ground.text(path))
+        shown = quoted(ground.get_raw_text(path))
         message = f"{shown} has the task {other.task}, and this model has {model.task}"
-        ground.say(path, f"{message}; name a model of the same task, or correct one of the two")
+        ground.add_issue(
+            path, f"{message}; name a model of the same task, or correct one of the two"
+        )
 
 
 def _has_targets(model: Model) -> bool:
@@ -76,4 +80,4 @@ def _circle(
 
 def versions_of(model: Model) -> list[str]:
     """The names of a model's versions, where they could be read."""
-    return list(model.targets()) if _has_targets(model) else []
+    return list(model.resolve_targets()) if _has_targets(model) else []

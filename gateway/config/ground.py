@@ -28,59 +28,61 @@ class Ground:
         dialects: Dialects,
         files: Mapping[Steps, str] = MappingProxyType({}),
     ) -> None:
-        self._complaints = complaints
-        self._places = places
+        self._issues = complaints
+        self._locations = places
         self._files = files
-        self.dialects = dialects
+        self.protocols = dialects
 
-    def say(self, path: Steps, message: str, *, key: bool = False) -> None:
+    def add_issue(self, path: Steps, message: str, *, key: bool = False) -> None:
         """Complain of the value at a path, or of its key. What is not there is said further up."""
-        place = self._places.get(path)
+        place = self._locations.get(path)
         steps = path
         while place is None:
             steps = steps[:-1]
-            place = self._places.get(steps)
-        self._complaints.add((key and place.key) or place.value, message, path)
+            place = self._locations.get(steps)
+        self._issues.add((key and place.key_position) or place.value_position, message, path)
 
-    def text(self, path: Steps) -> str:
+    def get_raw_text(self, path: Steps) -> str:
         """The scalar at a path as it is written: what the environment put in may be a secret."""
-        return self._places[path].text
+        return self._locations[path].raw_text
 
     def is_present(self, path: Steps) -> bool:
         """Whether something stands at a path."""
-        return path in self._places
+        return path in self._locations
 
     def file(self, path: Steps) -> str | None:
         """The file that is named at a path, as seen from here; None where there is none."""
         return self._files.get(path)
 
-    def check_dialect(
+    def check_protocol(
         self, name: str, profile: str | None, path: Steps, profile_path: Steps = ()
     ) -> bool:
         """Complain of an unknown dialect, named at ``path``, or profile. False if there is none."""
-        names = self.dialects.names
+        names = self.protocols.names
         if name not in names:
-            self.say(path, f"{quoted(self.text(path))} is no dialect; {instead(name, names)}")
+            self.add_issue(
+                path, f"{quoted(self.get_raw_text(path))} is no dialect; {instead(name, names)}"
+            )
             return False
         try:
-            profiles = self.dialects.profiles(name)
+            profiles = self.protocols.get_profiles(name)
         except ImportError as error:
-            self.say(path, f"the dialect {name} can't be used here: {error}")
+            self.add_issue(path, f"the dialect {name} can't be used here: {error}")
             return False
         if profile is not None and known(profile) and profile not in profiles:
-            shown = quoted(self.text(profile_path))
+            shown = quoted(self.get_raw_text(profile_path))
             message = f"{shown} is no profile of {name}; {instead(profile, profiles)}"
-            self.say(profile_path, message)
+            self.add_issue(profile_path, message)
             return False
         return known(profile)
 
-    def check_spoken(
+    def check_client_protocol(
         self, name: str, profile: str | None, path: Steps, profile_path: Steps = ()
     ) -> bool:
         """``check_dialect`` for one that clients speak."""
-        if not self.check_dialect(name, profile, path, profile_path):
+        if not self.check_protocol(name, profile, path, profile_path):
             return False
-        if not self.dialects.speaks_to_clients(name):
-            self.say(path, f"no client is answered in {name}; it is for workers alone")
+        if not self.protocols.serves_clients(name):
+            self.add_issue(path, f"no client is answered in {name}; it is for workers alone")
             return False
         return True

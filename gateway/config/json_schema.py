@@ -92,9 +92,9 @@ def _finished(part: Any) -> Any:
     match part:
         case {"x-unit": str(name), **more}:
             unit = UNITS[name]
-            written: dict[str, Any] = {"anyOf": [unit.schema, _REFERENCE]}
+            written: dict[str, Any] = {"anyOf": [unit.json_schema, _REFERENCE]}
             if more.get("default") is not None:
-                written["default"] = unit.write(more["default"])
+                written["default"] = unit.format_value(more["default"])
             return written
         case {"type": "integer"} | {"enum": _}:
             return {"anyOf": [part, _REFERENCE]}
@@ -112,7 +112,7 @@ def _finished(part: Any) -> Any:
 def _entry(key: str, value: Any) -> Any:
     match key, value:
         case "propertyNames", {"x-unit": str(name)}:
-            return UNITS[name].schema
+            return UNITS[name].json_schema
         case "description", str():
             return " ".join(value.split())
         case _:

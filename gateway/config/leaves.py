@@ -25,7 +25,7 @@ class Leaves:
     """Reads what has no parts. Whatever can't be read is UNSET, after a complaint."""
 
     def __init__(self, complaints: Complaints, env: Mapping[str, str]) -> None:
-        self._complaints = complaints
+        self._issues = complaints
         self._env = env
         self._folder = os.path.dirname(complaints.filename)  # noqa: PTH120 - "" is to stay ""
         if self._folder and not os.path.isabs(self._folder):  # noqa: PTH117
@@ -33,110 +33,112 @@ class Leaves:
         self.files: dict[Steps, str] = {}
         """The files that are named, by where."""
 
-    def plain(self, node: yaml.Node, kind: types.Type, path: Steps) -> Any:
+    def decode_plain(self, node: yaml.Node, kind: types.Type, path: Steps) -> Any:
         """A text, a whole number, or one of several words."""
-        scalar = self._scalar(node, _wanted(kind), path)
+        scalar = self._read_scalar(node, _wanted(kind), path)
         if scalar is None:
             return UNSET
         try:
             return _converted(scalar, kind)
         except ValueError as error:
-            return self._complain(node, str(error), path)
+            return self._add_issue(node, str(error), path)
 
-    def option(self, node: yaml.Node, path: Steps) -> Any:
+    def decode_option(self, node: yaml.Node, path: Steps) -> Any:
         """A text, a number or a truth: whichever it says."""
-        scalar = self._scalar(node, "a text, a number, true or false", path)
+        scalar = self._read_scalar(node, "a text, a number, true or false", path)
         if scalar is None:
             return UNSET
-        if not scalar.plain:
+        if not scalar.is_plain:
             return scalar.text
         try:
             return scalars.value(scalar.text)
         except ValueError as error:
-            return self._complain(node, f"{scalar.shown} {error}", path)
+            return self._add_issue(node, f"{scalar.quoted_raw} {error}", path)
 
-    def unit(self, node: yaml.Node, unit: Unit, path: Steps) -> Any:
+    def decode_scalar(self, node: yaml.Node, unit: Unit, path: Steps) -> Any:
         """A value with a form of its own."""
-        scalar = self._scalar(node, "a text or number", path)
+        scalar = self._read_scalar(node, "a text or number", path)
         if scalar is None:
             return UNSET
         text = scalar.text
-        if unit.path in ("always", "written") or (unit.path == "dotted" and text.startswith(".")):
-            text = self._placed(text)
-        if unit.path == "always":
+        if unit.path_kind in ("always", "written") or (
+            unit.path_kind == "dotted" and text.startswith(".")
+        ):
+            text = self._resolve_path(text)
+        if unit.path_kind == "always":
             self.files[path] = text
         try:
-            return unit.read(text)
+            return unit.parse(text)
         except ValueError as error:
-            what = "this" if unit.hidden else scalar.shown
-            return self._complain(node, f"{what} {error}", path)
+            what = "this" if unit.is_secret else scalar.quoted_raw
+            return self._add_issue(node, f"{what} {error}", path)
 
     def former_file(self, node: yaml.Node, path: Steps) -> None:
         """Note the file that a former key names, whether or not there is one."""
         if isinstance(node, yaml.ScalarNode) and node.value:
-            self.files[path] = self._placed(node.value)
+            self.files[path] = self._resolve_path(node.value)
 
-    def secret(self, node: yaml.Node, path: Steps) -> Any:
+    def decode_secret(self, node: yaml.Node, path: Steps) -> Any:
         """A text, ``{env: NAME}`` or ``{file: PATH}``. No complaint shows it."""
         if isinstance(node, yaml.ScalarNode):
-            scalar = self._scalar(node, "a text", path)
+            scalar = self._read_scalar(node, "a text", path)
             text, where = None if scalar is None else scalar.text, "this secret"
         else:
-            text, where = self._fetched(node, path)
+            text, where = self._read_external_secret(node, path)
         if text is None:
             return UNSET
         try:
             return bearer(text)
         except ValueError as error:
-            return self._complain(node, f"{where} {error}", path)
+            return self._add_issue(node, f"{where} {error}", path)
 
-    def _fetched(self, node: yaml.Node, path: Steps) -> tuple[str | None, str]:
+    def _read_external_secret(self, node: yaml.Node, path: Steps) -> tuple[str | None, str]:
         """A secret that is kept elsewhere, and where."""
-        found = pairs(node, "a text, {env: NAME} or {file: PATH}", self._complaints, path)
+        found = pairs(node, "a text, {env: NAME} or {file: PATH}", self._issues, path)
         if found is None:
             return None, ""
         if len(found) != 1 or not found.keys() <= {"env", "file"}:
-            return self._complain(node, _ELSEWHERE, path) or None, ""
+            return self._add_issue(node, _ELSEWHERE, path) or None, ""
         ((source, (_, value)),) = found.items()
         steps = (*path, source)
-        named = self.plain(value, types.StrType(min_length=1), steps)
+        named = self.decode_plain(value, types.StrType(min_length=1), steps)
         if named is UNSET:
             return None, ""
         if source == "env":
             if named not in self._env:
-                self._complain(value, f"{named} is not set in the environment; set it", steps)
+                self._add_issue(value, f"{named} is not set in the environment; set it", steps)
             return self._env.get(named), f"what {named} holds"
-        where = self.files[steps] = self._placed(named)
+        where = self.files[steps] = self._resolve_path(named)
         try:
             with open(where, encoding="utf-8") as file:  # noqa: PTH123
                 return file.read(_LONGEST).rstrip("\r\n"), f"what the file {quoted(named)} holds"
         except (OSError, ValueError) as error:
             why = getattr(error, "strerror", None) or "it is not a text"
-            self._complain(value, f"the file {quoted(named)} can't be read: {why}", steps)
+            self._add_issue(value, f"the file {quoted(named)} can't be read: {why}", steps)
         return None, ""
 
-    def _placed(self, path: str) -> str:
+    def _resolve_path(self, path: str) -> str:
         """A path as seen from where the configuration lies."""
         return os.path.join(self._folder, os.path.expanduser(path))  # noqa: PTH111, PTH118
 
-    def _scalar(self, node: yaml.Node, wanted: str, path: Steps) -> Scalar | None:
+    def _read_scalar(self, node: yaml.Node, wanted: str, path: Steps) -> Scalar | None:
         """A scalar with the environment put in. None after a complaint, and for null."""
         if not isinstance(node, yaml.ScalarNode):
-            self._complain(node, f"must be {wanted}, not {told(node)}", path)
+            self._add_issue(node, f"must be {wanted}, not {told(node)}", path)
             return None
         try:
             text = scalars.replace(node.value, self._env)
         except ValueError as error:
-            self._complain(node, str(error), path)
+            self._add_issue(node, str(error), path)
             return None
         scalar = Scalar(node.value, text, not node.style)
-        if scalar.null:
-            self._complain(node, _EMPTY, path)
+        if scalar.is_null:
+            self._add_issue(node, _EMPTY, path)
             return None
         return scalar
 
-    def _complain(self, node: yaml.Node, message: str, path: Steps) -> Any:
-        self._complaints.add(at(node.start_mark), message, path)
+    def _add_issue(self, node: yaml.Node, message: str, path: Steps) -> Any:
+        self._issues.add(at(node.start_mark), message, path)
         return UNSET
 
 
@@ -172,7 +174,7 @@ def _converted(scalar: Scalar, kind: types.Type) -> Any:
 
 
 def _text(scalar: Scalar, kind: types.StrType) -> str:
-    if not scalar.replaced and scalar.kind in _KINDS:
+    if not scalar.has_env and scalar.kind in _KINDS:
         raise ValueError(
             f'must be a text, not {_KINDS[scalar.kind]}; write it in quotes: "{scalar.text}"'
         )
@@ -182,44 +184,46 @@ def _text(scalar: Scalar, kind: types.StrType) -> str:
 
 
 def _whole(scalar: Scalar, kind: types.IntType) -> int:
-    if not scalar.plain and not scalar.replaced:
-        raise ValueError(f"must be a whole number, not the text {scalar.shown}; remove the quotes")
+    if not scalar.is_plain and not scalar.has_env:
+        raise ValueError(
+            f"must be a whole number, not the text {scalar.quoted_raw}; remove the quotes"
+        )
     try:
         found = scalars.integer(scalar.text)
     except ValueError as error:
-        raise ValueError(f"{error}, not {scalar.shown}") from None
+        raise ValueError(f"{error}, not {scalar.quoted_raw}") from None
     low, high = kind.ge, kind.le
     if (low is not None and found < low) or (high is not None and found > high):
-        raise ValueError(f"must be from {low} to {high}, not {scalar.shown}")
+        raise ValueError(f"must be from {low} to {high}, not {scalar.quoted_raw}")
     return found
 
 
 def _number(scalar: Scalar, kind: types.FloatType) -> float:
-    if not scalar.plain and not scalar.replaced:
-        raise ValueError(f"must be a number, not the text {scalar.shown}; remove the quotes")
+    if not scalar.is_plain and not scalar.has_env:
+        raise ValueError(f"must be a number, not the text {scalar.quoted_raw}; remove the quotes")
     found = scalars.value(scalar.text)
     if isinstance(found, bool) or not isinstance(found, int | float):
-        raise ValueError(f"must be a number, not {scalar.shown}")  # noqa: TRY004 - a complaint
+        raise ValueError(f"must be a number, not {scalar.quoted_raw}")  # noqa: TRY004 - a complaint
     if found < (kind.ge or 0) or found > (kind.le or found) or found == kind.gt:
         low = f"from {kind.ge:g}" if kind.gt is None else f"more than {kind.gt:g}, up"
-        raise ValueError(f"must be {low} to {kind.le:g}, not {scalar.shown}")
+        raise ValueError(f"must be {low} to {kind.le:g}, not {scalar.quoted_raw}")
     return float(found)
 
 
 def _truth(scalar: Scalar) -> bool:
     found = {"true": True, "false": False}.get(scalar.text)
-    if found is None or not (scalar.plain or scalar.replaced):
-        raise ValueError(f"must be true or false, not {scalar.shown}")
+    if found is None or not (scalar.is_plain or scalar.has_env):
+        raise ValueError(f"must be true or false, not {scalar.quoted_raw}")
     return found
 
 
 def _word(scalar: Scalar, values: tuple[Any, ...]) -> Any:
     for one in values:
-        if scalar.text == str(one) and (isinstance(one, str) or scalar.plain or scalar.replaced):
+        if scalar.text == str(one) and (isinstance(one, str) or scalar.is_plain or scalar.has_env):
             return one
     known = [str(one) for one in values]
     if len(known) == 1:
-        raise ValueError(f"must be {known[0]}, not {scalar.shown}")
+        raise ValueError(f"must be {known[0]}, not {scalar.quoted_raw}")
     meant = nearest(scalar.text, known)
     hint = f"; did you mean {meant}?" if meant else ""
-    raise ValueError(f"must be one of {listed(known)}, not {scalar.shown}{hint}")
+    raise ValueError(f"must be one of {listed(known)}, not {scalar.quoted_raw}{hint}")

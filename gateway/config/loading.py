@@ -36,15 +36,15 @@ class Loaded(Struct, frozen=True):
     filename: str
     hash: str
     files: frozenset[str]
-    places: Mapping[Steps, Place]
+    locations: Mapping[Steps, Place]
 
-    def refusal(self, *wrong: tuple[Steps, str]) -> ConfigError:
+    def build_error(self, *wrong: tuple[Steps, str]) -> ConfigError:
         """What to raise where it can't be used, for what is at each path, or nearest above it."""
-        return ConfigError(self.filename, [self._complaint(*one) for one in wrong], self.files)
+        return ConfigError(self.filename, [self._locate_issue(*one) for one in wrong], self.files)
 
-    def _complaint(self, path: Steps, message: str) -> Complaint:
-        near = next(at for n in range(len(path), -1, -1) if (at := path[:n]) in self.places)
-        mark = self.places[near].value
+    def _locate_issue(self, path: Steps, message: str) -> Complaint:
+        near = next(at for n in range(len(path), -1, -1) if (at := path[:n]) in self.locations)
+        mark = self.locations[near].value_position
         return Complaint(mark.line, mark.column, message, written(path))
 
 
@@ -71,17 +71,17 @@ def loaded(data: bytes, filename: str, *, env: Mapping[str, str], insecure: bool
 def _loaded(text: str, filename: str, env: Mapping[str, str], *, insecure: bool) -> Loaded:
     complaints = Complaints(filename)
     reader = Reader(complaints, env)
-    config: Config = reader.document(compose(text, complaints), _SHAPE)
+    config: Config = reader.decode_document(compose(text, complaints), _SHAPE)
     files = frozenset(file for path, file in reader.files.items() if not _is_watched(path))
     dialects = Dialects(DIALECTS)
     if known(config):
         checks.check(
-            config, Ground(complaints, reader.places, dialects, reader.files), insecure=insecure
+            config, Ground(complaints, reader.locations, dialects, reader.files), insecure=insecure
         )
-    if complaints.found:
-        raise ConfigError(filename, complaints.found, files)
-    config = resolve(config, reader.places, dialects)
-    return Loaded(config, filename, "", files, reader.places)
+    if complaints.issues:
+        raise ConfigError(filename, complaints.issues, files)
+    config = resolve(config, reader.locations, dialects)
+    return Loaded(config, filename, "", files, reader.locations)
 
 
 def read(path: str, *, env: Mapping[str, str], insecure: bool = False) -> Config:
@@ -95,7 +95,7 @@ def opened(path: str, *, env: Mapping[str, str], insecure: bool = False) -> Load
         data = Path(path).read_bytes()
     except OSError as error:
         message = f"the file can't be read: {error.strerror}"
-        raise Complaints(path).fail(START, message) from None
+        raise Complaints(path).build_error(START, message) from None
     return loaded(data, path, env=env, insecure=insecure)
 
 
@@ -108,11 +108,11 @@ def workers(data: bytes, filename: str, *, env: Mapping[str, str]) -> tuple[Work
     """The workers that a file lists, each by its URL. Raises ConfigError."""
     complaints = Complaints(filename)
     reader = Reader(complaints, env)
-    found: tuple[Worker, ...] = reader.document(
+    found: tuple[Worker, ...] = reader.decode_document(
         compose(decode(data, filename), complaints), _WORKERS
     )
     if known(found):
-        checks.check_listed_workers(found, Ground(complaints, reader.places, Dialects(DIALECTS)))
-    if complaints.found:
-        raise ConfigError(filename, complaints.found)
+        checks.check_listed_workers(found, Ground(complaints, reader.locations, Dialects(DIALECTS)))
+    if complaints.issues:
+        raise ConfigError(filename, complaints.issues)
     return found

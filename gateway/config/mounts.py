@@ -15,7 +15,7 @@ def check(config: Config, ground: Ground, *, insecure: bool) -> None:
         address, where = config.admin.address, ("admin", "address")
         _check_address(address, where, seen, ground)
         if config.admin.sha256 is None and not is_loopback(address):
-            ground.say(
+            ground.add_issue(
                 where,
                 "whoever reaches this address could change the workers; "
                 "give the admin listener the sha256 of a key, or let it listen on 127.0.0.1",
@@ -29,7 +29,7 @@ def check(config: Config, ground: Ground, *, insecure: bool) -> None:
         if known(listener.address):
             _check_address(listener.address, (*path, "address"), seen, ground)
             if not insecure and _open(config) and not is_loopback(listener.address):
-                ground.say(
+                ground.add_issue(
                     (*path, "address"),
                     "whoever reaches this address may use every model, since there are no keys; "
                     "add keys, listen on 127.0.0.1, or start with --insecure-no-auth",
@@ -46,7 +46,7 @@ def _check_address(address: str, path: Steps, seen: list[tuple[str, int]], groun
     for other, other_port in seen:
         same = host == other or not _EVERYWHERE.isdisjoint((host, other))
         if port and port == other_port and same:
-            ground.say(
+            ground.add_issue(
                 path,
                 f"another listener has {other}:{other_port} already; "
                 "choose another port, or mount the dialects on one listener",

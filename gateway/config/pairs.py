@@ -59,4 +59,4 @@ def told(node: yaml.Node) -> str:
 
 def says_nothing(node: yaml.Node) -> bool:
     """Whether it is null."""
-    return isinstance(node, yaml.ScalarNode) and Scalar(node.value, "", not node.style).null
+    return isinstance(node, yaml.ScalarNode) and Scalar(node.value, "", not node.style).is_null

@@ -25,7 +25,7 @@ def check(config: Config, ground: Ground) -> None:
             for name in good:
                 if owners.get(name, name) not in asks:
                     message = "the key may not ask for this model; remove it, or add it to models"
-                    ground.say((*path, "models", name), message, key=True)
+                    ground.add_issue((*path, "models", name), message, key=True)
 
 
 def _owners(models: Mapping[str, Model]) -> Mapping[str, str]:
@@ -48,10 +48,10 @@ def _check(
         at = (*path, "models", name)
         if name not in owners and "*" not in owners:
             message = f"there is no model {quoted(name)}; {instead(name, owners)}"
-            ground.say(at, message, key=True)
+            ground.add_issue(at, message, key=True)
         elif (owner := owners.get(name, name)) in good:
             message = f"is {quoted(good[owner])} again, which has limits already; keep one"
-            ground.say(at, message, key=True)
+            ground.add_issue(at, message, key=True)
         else:
             good[owner] = name
     return list(good.values())

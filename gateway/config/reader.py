@@ -32,9 +32,9 @@ Kinds = Sequence[types.StructType]
 class Place(Struct, frozen=True):
     """Where a value stands, and its key; ``text`` is a scalar's as it is written."""
 
-    value: Mark
-    key: Mark | None = None
-    text: str = ""
+    value_position: Mark
+    key_position: Mark | None = None
+    raw_text: str = ""
 
 
 class Reader:
@@ -44,92 +44,101 @@ class Reader:
     """
 
     def __init__(self, complaints: Complaints, env: Mapping[str, str]) -> None:
-        self._complaints = complaints
-        self._leaves = Leaves(complaints, env)
-        self.places: dict[Steps, Place] = {}
-        self.files: Mapping[Steps, str] = self._leaves.files
+        self._issues = complaints
+        self._scalars = Leaves(complaints, env)
+        self.locations: dict[Steps, Place] = {}
+        self.files: Mapping[Steps, str] = self._scalars.files
 
-    def document(self, root: yaml.Node, kind: types.Type) -> Any:
+    def decode_document(self, root: yaml.Node, kind: types.Type) -> Any:
         """The value of the whole document."""
-        self.places[()] = Place(START)
-        return self._read(root, kind, ())
+        self.locations[()] = Place(START)
+        return self._decode_node(root, kind, ())
 
-    def _at(self, node: yaml.Node, kind: types.Type, path: Steps, key: yaml.Node | None) -> Any:
+    def _decode_at(
+        self, node: yaml.Node, kind: types.Type, path: Steps, key: yaml.Node | None
+    ) -> Any:
         text = node.value if isinstance(node, yaml.ScalarNode) else ""
         mark = at(key.start_mark) if key is not None else None
-        self.places[path] = Place(at(node.start_mark), mark, text)
-        return self._read(node, kind, path)
+        self.locations[path] = Place(at(node.start_mark), mark, text)
+        return self._decode_node(node, kind, path)
 
-    def _read(self, node: yaml.Node, kind: types.Type, path: Steps) -> Any:
+    def _decode_node(self, node: yaml.Node, kind: types.Type, path: Steps) -> Any:
         match kind:
             case types.Metadata():
-                return self._leaves.unit(node, _unit(kind), path)
+                return self._scalars.decode_scalar(node, _unit(kind), path)
             case types.UnionType():
-                return self._union(node, kind.types, path)
+                return self._decode_union(node, kind.types, path)
             case types.StructType():
-                return self._struct(node, kind, path)
+                return self._decode_struct(node, kind, path)
             case types.DictType():
-                return self._mapping(node, kind, path)
+                return self._decode_mapping(node, kind, path)
             case types.VarTupleType():
-                return self._list(node, kind, path)
+                return self._decode_list(node, kind, path)
             case types.CustomType(cls) if cls is Secret:
-                return self._leaves.secret(node, path)
+                return self._scalars.decode_secret(node, path)
             case _:
-                return self._leaves.plain(node, kind, path)
+                return self._scalars.decode_plain(node, kind, path)
 
-    def _union(self, node: yaml.Node, kinds: tuple[types.Type, ...], path: Steps) -> Any:
+    def _decode_union(self, node: yaml.Node, kinds: tuple[types.Type, ...], path: Steps) -> Any:
         some = [kind for kind in kinds if not isinstance(kind, types.NoneType)]
         if len(some) < len(kinds) and says_nothing(node):
             return None
         if len(some) == 1:
-            return self._read(node, some[0], path)
+            return self._decode_node(node, some[0], path)
         structs = [kind for kind in some if isinstance(kind, types.StructType)]
-        return self._tagged(node, structs, path) if structs else self._leaves.option(node, path)
-
-    def _list(self, node: yaml.Node, kind: types.VarTupleType, path: Steps) -> Any:
-        if not isinstance(node, yaml.SequenceNode):
-            return self._complain(node, f"must be a list, not {told(node)}; write [one, two]", path)
-        if len(node.value) < (kind.min_length or 0):
-            return self._complain(node, "is empty; give at least one, or remove the key", path)
-        return tuple(
-            self._at(one, kind.item_type, (*path, n), None) for n, one in enumerate(node.value)
+        return (
+            self._decode_tagged(node, structs, path)
+            if structs
+            else self._scalars.decode_option(node, path)
         )
 
-    def _mapping(self, node: yaml.Node, kind: types.DictType, path: Steps) -> Any:
-        found = pairs(node, "a mapping", self._complaints, path)
+    def _decode_list(self, node: yaml.Node, kind: types.VarTupleType, path: Steps) -> Any:
+        if not isinstance(node, yaml.SequenceNode):
+            return self._add_issue(
+                node, f"must be a list, not {told(node)}; write [one, two]", path
+            )
+        if len(node.value) < (kind.min_length or 0):
+            return self._add_issue(node, "is empty; give at least one, or remove the key", path)
+        return tuple(
+            self._decode_at(one, kind.item_type, (*path, n), None)
+            for n, one in enumerate(node.value)
+        )
+
+    def _decode_mapping(self, node: yaml.Node, kind: types.DictType, path: Steps) -> Any:
+        found = pairs(node, "a mapping", self._issues, path)
         if found is None:
             return UNSET
         if len(found) < (kind.min_length or 0):
-            return self._complain(node, "is empty; give at least one", path)
+            return self._add_issue(node, "is empty; give at least one", path)
         for key, (key_node, _) in found.items():
             self._check_key(key, key_node, kind.key_type, (*path, key))
         return {
-            key: self._at(value, kind.value_type, (*path, key), key_node)
+            key: self._decode_at(value, kind.value_type, (*path, key), key_node)
             for key, (key_node, value) in found.items()
         }
 
     def _check_key(self, key: str, node: yaml.Node, kind: types.Type, path: Steps) -> None:
         if isinstance(kind, types.Metadata):
             try:
-                _unit(kind).read(key)
+                _unit(kind).parse(key)
             except ValueError as error:
-                self._complain(node, f"{quoted(key)} {error}", path)
+                self._add_issue(node, f"{quoted(key)} {error}", path)
 
     # --- structs ---------------------------------------------------------------------------------
 
-    def _struct(self, node: yaml.Node, kind: types.StructType, path: Steps) -> Any:
+    def _decode_struct(self, node: yaml.Node, kind: types.StructType, path: Steps) -> Any:
         short = getattr(kind.cls, "short", None)
         if short and isinstance(node, yaml.ScalarNode) and not says_nothing(node):
-            self.places[*path, short] = self.places[path]
+            self.locations[*path, short] = self.locations[path]
             field = next(one for one in kind.fields if one.name == short)
-            return kind.cls(**{short: self._read(node, field.type, path)})
+            return kind.cls(**{short: self._decode_node(node, field.type, path)})
         wanted = f"a {short}, or a mapping" if short else "a mapping"
-        found = pairs(node, wanted, self._complaints, path)
-        return UNSET if found is None else self._fields(node, kind, found, path)
+        found = pairs(node, wanted, self._issues, path)
+        return UNSET if found is None else self._decode_fields(node, kind, found, path)
 
-    def _tagged(self, node: yaml.Node, kinds: Kinds, path: Steps) -> Any:
+    def _decode_tagged(self, node: yaml.Node, kinds: Kinds, path: Steps) -> Any:
         """One of several Structs: told by its tag, or by a key that implies it."""
-        found = pairs(node, "a mapping", self._complaints, path)
+        found = pairs(node, "a mapping", self._issues, path)
         if found is None:
             return UNSET
         field = str(kinds[0].tag_field)
@@ -137,18 +146,18 @@ class Reader:
         if field not in found:
             for kind in kinds:
                 if kind.cls.implied_by in found:  # type: ignore[attr-defined]
-                    return self._fields(node, kind, found, path, kinds)
-            return self._complain(node, _untagged(field, by_tag, found), path)
+                    return self._decode_fields(node, kind, found, path, kinds)
+            return self._add_issue(node, _untagged(field, by_tag, found), path)
         key, value = found[field]
-        tag = self._at(value, types.StrType(), (*path, field), key)
+        tag = self._decode_at(value, types.StrType(), (*path, field), key)
         if tag in by_tag:
-            return self._fields(node, by_tag[tag], found, path, kinds)
+            return self._decode_fields(node, by_tag[tag], found, path, kinds)
         if tag is not UNSET:
             message = f"{quoted(str(value.value))} is no {field}; {instead(tag, by_tag)}"
-            self._complain(value, message, (*path, field))
+            self._add_issue(value, message, (*path, field))
         return UNSET
 
-    def _fields(
+    def _decode_fields(
         self, node: yaml.Node, kind: types.StructType, found: Pairs, path: Steps, others: Kinds = ()
     ) -> Any:
         rest = getattr(kind.cls, "rest", None)
@@ -159,26 +168,26 @@ class Reader:
         for key, (key_node, value) in found.items():
             steps = (*path, key)
             if key in fields:
-                given[key] = self._at(value, fields[key].type, steps, key_node)
+                given[key] = self._decode_at(value, fields[key].type, steps, key_node)
             elif rest and key in (getattr(kind.cls, "rest_keys", None) or {key}):
-                more[key] = self._at(value, _rest_type(kind), steps, key_node)
+                more[key] = self._decode_at(value, _rest_type(kind), steps, key_node)
             elif key in getattr(kind.cls, "former_files", ()):
-                self.places[steps] = Place(at(value.start_mark), at(key_node.start_mark))
-                self._leaves.former_file(value, steps)
+                self.locations[steps] = Place(at(value.start_mark), at(key_node.start_mark))
+                self._scalars.former_file(value, steps)
             elif key != kind.tag_field and (path or not key.startswith("x-")):
-                self._complain(key_node, _unknown(key, kind, others), steps)
+                self._add_issue(key_node, _unknown(key, kind, others), steps)
                 meant.add(nearest(key, keys(kind)))
         for name, field in fields.items():
             if field.required and name not in given:
                 given[name] = UNSET
                 if name not in meant:
-                    self._complain(node, f"{name!r} is missing; add it", path)
+                    self._add_issue(node, f"{name!r} is missing; add it", path)
         if rest:
             given[rest] = more
         return kind.cls(**given)
 
-    def _complain(self, node: yaml.Node, message: str, path: Steps) -> Any:
-        self._complaints.add(at(node.start_mark), message, path)
+    def _add_issue(self, node: yaml.Node, message: str, path: Steps) -> Any:
+        self._issues.add(at(node.start_mark), message, path)
         return UNSET
 
 

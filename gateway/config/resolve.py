@@ -46,7 +46,7 @@ def everything(dialects: Dialects) -> Listener:
     """A listener with every dialect: at its own paths, or below its name where those are taken."""
     mounts = []
     claimed: set[tuple[str, str]] = set()
-    for name in filter(dialects.speaks_to_clients, dialects.names):
+    for name in filter(dialects.serves_clients, dialects.names):
         endpoints = dialects.endpoints(name, None, {})
         prefix = "" if claimed.isdisjoint(endpoints) else f"/{name}"
         claimed.update((method, prefix + path) for method, path in endpoints)

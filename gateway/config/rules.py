@@ -17,15 +17,15 @@ def check(config: Config, ground: Ground) -> None:
     for n, rule in enumerate(config.routes):
         if known(rule) and known(rule.name) and seen.setdefault(rule.name, n) != n:
             message = f"routes[{seen[rule.name]}] has the same name; each rule has its own"
-            ground.say(("routes", n, "name"), message)
+            ground.add_issue(("routes", n, "name"), message)
     rules = _Rules(config, ground)
     earlier: list[tuple[int, When]] = []
     for n, rule in enumerate(config.routes):
         if not known(rule):
             continue
-        rules.check_use(rule, ("routes", n, "use"))
-        if known(rule.when) and rules.check_when(rule.when, ("routes", n, "when")):
-            rules.check_reached(rule.when, earlier, ("routes", n))
+        rules.check_target(rule, ("routes", n, "use"))
+        if known(rule.when) and rules.check_match(rule.when, ("routes", n, "when")):
+            rules.check_reachable(rule.when, earlier, ("routes", n))
             if rule.when.share in (None, 1):
                 earlier.append((n, rule.when))
 
@@ -34,47 +34,49 @@ class _Rules:
     """What the rules may name. What could not be read is None, and stays silent."""
 
     def __init__(self, config: Config, ground: Ground) -> None:
-        self._ground = ground
+        self._context = ground
         self._models = _models(config)
         self._owners = _owners(self._models)
         self._keys = _keys(config)
-        self._spoken = _spoken(config)
+        self._listener_protocols = _spoken(config)
 
-    def check_use(self, rule: Rule, path: Steps) -> None:
+    def check_target(self, rule: Rule, path: Steps) -> None:
         """Complain of where it leads to."""
         use = rule.use
         if not known(use):
             return
         if use.model is None and use.version is None:
-            self._ground.say(path, "the rule leads nowhere; give it a model, a version, or both")
+            self._context.add_issue(
+                path, "the rule leads nowhere; give it a model, a version, or both"
+            )
         elif use.model == _UNNAMED:
             message = "it takes names that no model has, and here there is none; name a model"
-            self._ground.say((*path, "model"), message)
-        elif self._is_there(use.model, self._owners, "there is no model", (*path, "model")):
+            self._context.add_issue((*path, "model"), message)
+        elif self._check_name(use.model, self._owners, "there is no model", (*path, "model")):
             asked = rule.when.model if known(rule.when) else ""
             if use.version is not None and known(use.version):
                 self._check_version(use.version, use.model or asked, (*path, "version"))
 
-    def check_when(self, when: When, path: Steps) -> bool:
+    def check_match(self, when: When, path: Steps) -> bool:
         """Complain of what can't hold. False where there is anything to complain of."""
         good = [
-            self._is_there(when.model, self._owners, "there is no model", (*path, "model")),
-            self._is_there(when.key, self._keys, "there is no key", (*path, "key")),
-            self._is_there(when.tag, _tags(self._keys), "no key has the tag", (*path, "tag")),
-            self._check_dialect(when.dialect, (*path, "dialect")),
+            self._check_name(when.model, self._owners, "there is no model", (*path, "model")),
+            self._check_name(when.key, self._keys, "there is no key", (*path, "key")),
+            self._check_name(when.tag, _tags(self._keys), "no key has the tag", (*path, "tag")),
+            self._check_protocol(when.dialect, (*path, "dialect")),
             self._check_headers(when.header, (*path, "header")),
             known(when.body) and all(map(known, when.body.values())),
             known(when.share),
         ]
-        return all(good) and self._check_holders(when, path)
+        return all(good) and self._check_key_match(when, path)
 
-    def check_reached(self, when: When, earlier: list[tuple[int, When]], path: Steps) -> None:
+    def check_reachable(self, when: When, earlier: list[tuple[int, When]], path: Steps) -> None:
         """Complain of a rule for which those before leave no request over."""
         asked = [when.model] if when.model is not None else list(self._models or ())
         takers: set[int] = set()
         for model in asked:
             takes = (
-                n for n, one in earlier if self._is_for(one, model) and self._covers(one, when)
+                n for n, one in earlier if self._applies_to(one, model) and self._covers(one, when)
             )
             taker = next(takes, None)
             if taker is None:
@@ -83,7 +85,7 @@ class _Rules:
         if not takers:  # of models that could not be read
             return
         names = " and ".join(f"routes[{n}]" for n in sorted(takers))
-        self._ground.say(
+        self._context.add_issue(
             path,
             f"the rule is never followed: all that it is for goes by {names} before; "
             "move it up, or remove it",
@@ -91,38 +93,40 @@ class _Rules:
 
     # --- names ------------------------------------------------------------------------------------
 
-    def _is_there(
+    def _check_name(
         self, name: str | None, names: Mapping[str, object] | None, what: str, path: Steps
     ) -> bool:
         """Whether a name is one of these, if it is given. Complains where it is none."""
         if name is None or names is None or not known(name):
             return name is None
         if name not in names:
-            shown = quoted(self._ground.text(path))
-            self._ground.say(path, f"{what} {shown}; {instead(name, names)}")
+            shown = quoted(self._context.get_raw_text(path))
+            self._context.add_issue(path, f"{what} {shown}; {instead(name, names)}")
         return name in names
 
     def _check_version(self, version: str, name: str | None, path: Steps) -> None:
         if name is None:
             message = "whose version? say for which model the rule is: when: {model: NAME}"
-            self._ground.say(path, message)
+            self._context.add_issue(path, message)
             return
         model = (self._models or {}).get((self._owners or {}).get(name, ""))
         if model is None or not known(model.versions) or not known(model.backend):
             return
         versions = list(model.versions or ("1",))
         if version not in versions:
-            shown = quoted(self._ground.text(path))
-            self._ground.say(path, f"there is no version {shown}; {instead(version, versions)}")
+            shown = quoted(self._context.get_raw_text(path))
+            self._context.add_issue(
+                path, f"there is no version {shown}; {instead(version, versions)}"
+            )
 
-    def _check_dialect(self, name: str | None, path: Steps) -> bool:
+    def _check_protocol(self, name: str | None, path: Steps) -> bool:
         if name is None or not known(name):
             return name is None
-        if not self._ground.check_spoken(name, None, path):
+        if not self._context.check_client_protocol(name, None, path):
             return False
-        if self._spoken is not None and name not in self._spoken:
+        if self._listener_protocols is not None and name not in self._listener_protocols:
             message = f"no listener speaks {name}, so the rule is never followed"
-            self._ground.say(path, f"{message}; {instead(name, self._spoken)}")
+            self._context.add_issue(path, f"{message}; {instead(name, self._listener_protocols)}")
             return False
         return True
 
@@ -134,17 +138,17 @@ class _Rules:
             first = seen.setdefault(name.lower(), name)
             if first != name:
                 message = f"is {quoted(first)} again, since headers have no case; keep one"
-                self._ground.say((*path, name), message, key=True)
+                self._context.add_issue((*path, name), message, key=True)
         return len(seen) == len(headers) and all(map(known, headers.values()))
 
-    def _check_holders(self, when: When, path: Steps) -> bool:
+    def _check_key_match(self, when: When, path: Steps) -> bool:
         """Whether there is a key that all of it can hold for."""
         key = (self._keys or {}).get(when.key or "")
         if key is None or self._owners is None:
             return True
         if when.tag is not None and when.tag not in key.tags:
             message = f"the key {quoted(key.name)} has no such tag, so the rule is never followed"
-            self._ground.say((*path, "tag"), message)
+            self._context.add_issue((*path, "tag"), message)
             return False
         asks = {self._owners.get(one, one) for one in key.models or ()}
         if (
@@ -153,13 +157,13 @@ class _Rules:
             and self._owners[when.model] not in asks
         ):
             message = f"the key {quoted(key.name)} may not ask for this model, so the rule is "
-            self._ground.say((*path, "model"), message + "never followed")
+            self._context.add_issue((*path, "model"), message + "never followed")
             return False
         return True
 
     # --- what takes what --------------------------------------------------------------------------
 
-    def _is_for(self, when: When, model: str) -> bool:
+    def _applies_to(self, when: When, model: str) -> bool:
         owners = self._owners or {}
         return when.model is None or owners[when.model] == owners[model]
 
@@ -170,12 +174,15 @@ class _Rules:
         headers = {name.lower(): text for name, text in narrow.header.items()}
         return (
             wide.dialect in (None, narrow.dialect)
-            and (anybody or (keyed and self._holders(narrow) <= self._holders(wide)))
+            and (
+                anybody
+                or (keyed and self._find_matching_keys(narrow) <= self._find_matching_keys(wide))
+            )
             and all(headers.get(name.lower()) == text for name, text in wide.header.items())
             and all(_is_same(narrow.body.get(name), one) for name, one in wide.body.items())
         )
 
-    def _holders(self, when: When) -> set[str]:
+    def _find_matching_keys(self, when: When) -> set[str]:
         """The keys that a rule can hold for."""
         return {
             name

@@ -31,26 +31,26 @@ class Scalar(Struct, frozen=True):
 
     raw: str
     text: str
-    plain: bool
+    is_plain: bool
     """Not in quotes."""
 
     @property
-    def replaced(self) -> bool:
+    def has_env(self) -> bool:
         """Whether the environment had a part in it, so that its type is the field's choice."""
         return self.raw != self.text
 
     @property
     def kind(self) -> Kind:
         """The type by YAML 1.2."""
-        return kind(self.text) if self.plain else "str"
+        return kind(self.text) if self.is_plain else "str"
 
     @property
-    def null(self) -> bool:
+    def is_null(self) -> bool:
         """Whether nothing is said."""
-        return self.plain and self.raw in _NULL
+        return self.is_plain and self.raw in _NULL
 
     @property
-    def shown(self) -> str:
+    def quoted_raw(self) -> str:
         """As a complaint shows it: what the environment holds may be a secret, and is not shown."""
         return quoted(self.raw)
 

@@ -20,15 +20,15 @@ def check(config: Config, ground: Ground) -> None:
         if to in versions:
             _check_version(to, model, config, path, ground)
         elif to not in names:
-            shown = quoted(ground.text(path))
-            ground.say(
+            shown = quoted(ground.get_raw_text(path))
+            ground.add_issue(
                 path,
                 f"{shown} is neither a version of this model nor another model; "
                 f"{instead(to, [*versions, *names])}",
             )
         elif names[to] == name:
             message = "is this model itself; name one of its versions, or another model"
-            ground.say(path, message)
+            ground.add_issue(path, message)
         else:
             check_task(model, models[names[to]], path, ground)
 
@@ -36,10 +36,10 @@ def check(config: Config, ground: Ground) -> None:
 def _check_version(to: str, model: Model, config: Config, path: Steps, ground: Ground) -> None:
     """Complain of a version that takes all of the traffic, if no rule could send some elsewhere."""
     split = model.split
-    if not known(split) or (len(model.targets()) > 1 and config.routes != ()):
+    if not known(split) or (len(model.resolve_targets()) > 1 and config.routes != ()):
         return
     if split is not None and not (known(split.weights) and all(map(known, split.weights.values()))):
         return
-    if {version for version, weight in model.weights().items() if weight} == {to}:
+    if {version for version, weight in model.resolve_weights().items() if weight} == {to}:
         message = "every request goes to this version already, and none of those is copied"
-        ground.say(path, f"{message}; name another, or share the traffic with a split")
+        ground.add_issue(path, f"{message}; name another, or share the traffic with a split")

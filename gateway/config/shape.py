@@ -234,15 +234,19 @@ class ModelDefaults(Section, frozen=True):
     repetition_penalty: Annotated[float, Meta(gt=0, le=10)] | None = None
     max_tokens: Tokens | None = None
 
-    def sampling(self) -> Mapping[str, float | int]:
+    def get_sampling_defaults(self) -> Mapping[str, float | int]:
         """Those that say how a token is picked."""
-        return {name: value for name, value in self._said().items() if name != "max_tokens"}
+        return {
+            name: value for name, value in self._get_set_values().items() if name != "max_tokens"
+        }
 
-    def stopping(self) -> Mapping[str, float | int]:
+    def get_stopping_defaults(self) -> Mapping[str, float | int]:
         """Those that say when to stop."""
-        return {name: value for name, value in self._said().items() if name == "max_tokens"}
+        return {
+            name: value for name, value in self._get_set_values().items() if name == "max_tokens"
+        }
 
-    def _said(self) -> dict[str, float | int]:
+    def _get_set_values(self) -> dict[str, float | int]:
         return {name: value for name, value in asdict(self).items() if value is not None}
 
 
@@ -273,18 +277,18 @@ class Model(Section, frozen=True):
     shadow: Shadow | None = None
     options: Mapping[str, Mapping[str, Option]] = {}
 
-    def targets(self) -> Mapping[str, Target]:
+    def resolve_targets(self) -> Mapping[str, Target]:
         """Every version's target, by the version's name; a lone target is version 1."""
         if self.versions is not None:
             return self.versions
         assert self.backend is not None  # noqa: S101 - the loader refuses a model without a target
         return {"1": Target(backend=self.backend, model=self.model)}
 
-    def weights(self) -> Mapping[str, int]:
+    def resolve_weights(self) -> Mapping[str, int]:
         """Each version's share of the traffic; without a split, one takes it all."""
         if self.split is not None:
             return self.split.weights
-        targets = self.targets()
+        targets = self.resolve_targets()
         numbers = [name for name in targets if numbered(name)]
         return {max(numbers, key=int) if numbers else next(iter(targets)): 1}
 

@@ -72,11 +72,11 @@ class Unit(Struct, frozen=True):
     only if it starts with a dot, and ``written`` where the gateway itself changes it.
     """
 
-    read: Callable[[str], Any]
-    schema: Mapping[str, Any]
-    write: Callable[[Any], Any] = str
-    path: Literal["", "always", "dotted", "written"] = ""
-    hidden: bool = False
+    parse: Callable[[str], Any]
+    json_schema: Mapping[str, Any]
+    format_value: Callable[[Any], Any] = str
+    path_kind: Literal["", "always", "dotted", "written"] = ""
+    is_secret: bool = False
     """A complaint must not show the text, which may be the secret itself."""
 
 
@@ -295,7 +295,7 @@ UNITS: Final[Mapping[str, Unit]] = {
     "alias": Unit(alias, _text(_MODEL)),
     "header": Unit(header, _text(_HEADER)),
     "sticky": Unit(sticky, _text(_STICKY)),
-    "digest": Unit(digest, _text(_DIGEST), hidden=True),
+    "digest": Unit(digest, _text(_DIGEST), is_secret=True),
     "prefix": Unit(prefix, _text(_PREFIX)),
     "device": Unit(device, _text(_DEVICE)),
     "address": Unit(address, _text()),
@@ -304,10 +304,10 @@ UNITS: Final[Mapping[str, Unit]] = {
     "nameserver": Unit(nameserver, _text()),
     "worker": Unit(worker, _text(re.compile(r"https?://.+"))),
     "collector": Unit(collector, _text(re.compile(r"https?://.+"))),
-    "file": Unit(file, _text(), path="always"),
-    "written": Unit(written, _text(), path="written"),
-    "template": Unit(template_path, _text(), path="always"),
-    "weights": Unit(weights_path, _text(), path="dotted"),
+    "file": Unit(file, _text(), path_kind="always"),
+    "written": Unit(written, _text(), path_kind="written"),
+    "template": Unit(template_path, _text(), path_kind="always"),
+    "weights": Unit(weights_path, _text(), path_kind="dotted"),
 }
 
 

@@ -63,7 +63,7 @@ def _check_installed(modules: Sequence[str], message: str, path: Steps, ground: 
     except ModuleNotFoundError:  # not even the package around it
         installed = False
     if not installed:
-        ground.say(path, message, key=True)
+        ground.add_issue(path, message, key=True)
 
 
 def _check_key_pair(tls: Tls, path: Steps, ground: Ground) -> None:
@@ -73,7 +73,7 @@ def _check_key_pair(tls: Tls, path: Steps, ground: Ground) -> None:
         context.load_cert_chain(tls.cert, tls.key, password=str)  # or it would ask at the terminal
     except OSError as error:
         mend = "give a chain in PEM, and the key that belongs to it, without a password"
-        ground.say(path, f"can't be used: {_tls_error(error)}; {mend}")
+        ground.add_issue(path, f"can't be used: {_tls_error(error)}; {mend}")
 
 
 def _check_ca(trust: Trust, path: Steps, ground: Ground) -> None:
@@ -84,7 +84,7 @@ def _check_ca(trust: Trust, path: Steps, ground: Ground) -> None:
         ssl.create_default_context(cafile=trust.ca)
     except OSError as error:
         message = f"can't be used: {_tls_error(error)}; give certificates in PEM"
-        ground.say((*path, "ca"), message)
+        ground.add_issue((*path, "ca"), message)
 
 
 def _tls_error(error: OSError) -> str:
@@ -99,14 +99,14 @@ def _check_template(template: str | None, path: Steps, ground: Ground) -> None:
     if not known(template) or template is None:
         return
     if importlib.util.find_spec("jinja2") is None:
-        ground.say(path, "needs Jinja; install it with: pip install 'interlingua[templates]'")
+        ground.add_issue(path, "needs Jinja; install it with: pip install 'interlingua[templates]'")
         return
     from gateway.templating import ChatTemplate  # noqa: PLC0415 - as said
 
     try:
         ChatTemplate(template)
     except (ValueError, OSError) as error:
-        ground.say(path, str(error))
+        ground.add_issue(path, str(error))
 
 
 # --- listeners -----------------------------------------------------------------------------------
@@ -141,7 +141,7 @@ def _check_listener(
         taken = sorted(paths & owners.keys())
         if taken and not (listener.dialect_header is True or mount.name in preferred):
             method, where = taken[0]
-            ground.say(
+            ground.add_issue(
                 at,
                 f"{method} {where} is {owners[taken[0]]}'s on this listener already; "
                 f"give this one a prefix: {{name: {mount.name}, prefix: /{mount.name}}}, "
@@ -152,27 +152,31 @@ def _check_listener(
 
 def _check_mount(mount: ListenerDialect, path: Steps, ground: Ground) -> frozenset[tuple[str, str]]:
     """The endpoints of a dialect on a listener; none where something is wrong with it."""
-    if not ground.check_spoken(mount.name, mount.profile, (*path, "name"), (*path, "profile")):
+    if not ground.check_client_protocol(
+        mount.name, mount.profile, (*path, "name"), (*path, "profile")
+    ):
         return frozenset()
-    takes = ground.dialects.options(mount.name)
+    takes = ground.protocols.get_options(mount.name)
     good = True
     for key, value in mount.options.items():
         at = (*path, key)
         if key not in takes:
             fields = ["name", "profile", "prefix", *takes]
-            ground.say(at, f"there is no {quoted(key)} here; {instead(key, fields)}", key=True)
+            ground.add_issue(
+                at, f"there is no {quoted(key)} here; {instead(key, fields)}", key=True
+            )
             good = False
         elif not known(value):
             good = False
         elif wrong := mismatch(value, takes[key]):
-            ground.say(at, wrong)
+            ground.add_issue(at, wrong)
             good = False
     if not good:
         return frozenset()
     try:
-        return ground.dialects.endpoints(mount.name, mount.profile, mount.options)
+        return ground.protocols.endpoints(mount.name, mount.profile, mount.options)
     except ValueError as error:
-        ground.say(path, str(error))
+        ground.add_issue(path, str(error))
         return frozenset()
 
 
@@ -189,18 +193,18 @@ def _check_pool(pool: Pool, path: Steps, ground: Ground) -> None:
 
 def _check_pool_dialect(pool: Pool, path: Steps, ground: Ground) -> None:
     name, profile_at = pool.dialect, (*path, "profile")
-    if not ground.check_dialect(name, pool.profile, (*path, "dialect"), profile_at):
+    if not ground.check_protocol(name, pool.profile, (*path, "dialect"), profile_at):
         return
-    takes = ground.dialects.options(name)
+    takes = ground.protocols.get_options(name)
     for key, value in pool.options.items() if known(pool.options) else ():
         at = (*path, "options", key)
         if key not in takes:
-            ground.say(at, f"there is no {quoted(key)} here; {instead(key, takes)}", key=True)
+            ground.add_issue(at, f"there is no {quoted(key)} here; {instead(key, takes)}", key=True)
         elif known(value) and (wrong := mismatch(value, takes[key])):
-            ground.say(at, wrong)
+            ground.add_issue(at, wrong)
     for key, parameter in (("template", "renderer"), ("fields", "fields")):
-        if getattr(pool, key) is not None and not ground.dialects.takes(name, parameter):
-            ground.say((*path, key), f"{name} has no use for it; remove it", key=True)
+        if getattr(pool, key) is not None and not ground.protocols.accepts_param(name, parameter):
+            ground.add_issue((*path, key), f"{name} has no use for it; remove it", key=True)
         elif key == "template":
             _check_template(pool.template, (*path, key), ground)
     if known(pool.workers):
@@ -209,7 +213,7 @@ def _check_pool_dialect(pool: Pool, path: Steps, ground: Ground) -> None:
 
 def _check_roots(pool: Pool, path: Steps, ground: Ground) -> None:
     """A worker's URL is its base: the dialect's own path comes behind it."""
-    roots = ground.dialects.make(pool.dialect, pool.profile, {}).roots
+    roots = ground.protocols.create_adapter(pool.dialect, pool.profile, {}).path_prefixes
     for n, worker in enumerate(pool.workers):
         if not known(worker) or not known(worker.url) or worker.url is None:
             continue
@@ -217,7 +221,7 @@ def _check_roots(pool: Pool, path: Steps, ground: Ground) -> None:
         root = next((root for root in roots if root.strip("/") and end.endswith(root)), None)
         if root is not None:
             message = f"the dialect {pool.dialect} adds {root} itself; write the URL without it"
-            ground.say((*path, n, "url"), message)
+            ground.add_issue((*path, n, "url"), message)
 
 
 # --- what a pool's workers do not support --------------------------------------------------------
@@ -240,14 +244,14 @@ def _check_unsupported_parameters(pool: Pool, path: Steps, ground: Ground) -> No
         message = (
             f"there is no 'capabilities' here any more; {mend if names != () else 'remove it'}"
         )
-        ground.say(former_at, message, key=True)
+        ground.add_issue(former_at, message, key=True)
     if not known(pool.unsupported_parameters):
         return
     for n, name in enumerate(pool.unsupported_parameters):
         if known(name) and name not in PARAMETERS:
             at = (*path, "unsupported_parameters", n)
-            shown = quoted(ground.text(at))
-            ground.say(at, f"{shown} is no parameter of a request; {_suggestion(name)}")
+            shown = quoted(ground.get_raw_text(at))
+            ground.add_issue(at, f"{shown} is no parameter of a request; {_suggestion(name)}")
 
 
 def _suggestion(name: str) -> str:
@@ -265,7 +269,7 @@ def _former_parameters(file: str | None) -> Sequence[str] | None:
         root = compose(decode(Path(file).read_bytes(), file), complaints)
     except (OSError, ConfigError):
         return None
-    content = Reader(complaints, {}).document(root, _CAPABILITIES_FILE)
+    content = Reader(complaints, {}).decode_document(root, _CAPABILITIES_FILE)
     if not known(content) or not known(content.fields):
         return None
     return tuple(name for name in content.fields if known(name) and name in PARAMETERS)
@@ -296,13 +300,15 @@ def _check_issuer_url(url: str, path: Steps, ground: Ground) -> None:
         parts = urlsplit("")
     host = parts.hostname or ""
     if not host or parts.scheme not in ("http", "https") or parts.username is not None:
-        ground.say(path, "is no URL of an issuer's; write it as https://login.example.com/realm")
+        ground.add_issue(
+            path, "is no URL of an issuer's; write it as https://login.example.com/realm"
+        )
         return
     address = literal(host)
     here = host == "localhost" if address is None else address.is_loopback
     if parts.scheme == "http" and not here:
         message = "whoever is on the way could put in keys of his own; write https://"
-        ground.say(path, message)
+        ground.add_issue(path, message)
 
 
 def _check_state(config: Config, ground: Ground) -> None:
@@ -312,9 +318,9 @@ def _check_state(config: Config, ground: Ground) -> None:
         return
     if importlib.util.find_spec("redis") is None:
         message = "needs the client of Redis; install it with: pip install 'interlingua[redis]'"
-        ground.say(path, message)
+        ground.add_issue(path, message)
     if known(state.redis) and (why := _redis_url_error(state.redis.reveal())):
-        ground.say(path, f"this {why}")
+        ground.add_issue(path, f"this {why}")
     _check_state_tls(state, ("state", "tls"), ground)
 
 
@@ -345,7 +351,7 @@ def _check_state_tls(state: State, path: Steps, ground: Ground) -> None:
         return
     if known(state.redis) and not state.redis.reveal().startswith("rediss://"):
         message = "is for a Redis with TLS; write rediss:// in its URL, or remove this"
-        ground.say(path, message, key=True)
+        ground.add_issue(path, message, key=True)
     _check_ca(state.tls, path, ground)
 
 
@@ -364,7 +370,7 @@ def _check_telemetry(config: Config, ground: Ground) -> None:
         _check_installed(modules, _OTLP, ("observe", "metrics", "push"), ground)
     if known(metrics.vllm_compat) and metrics.vllm_compat and config.admin is None:
         message = "nobody could read it; give the gateway an admin listener: admin: {address: ...}"
-        ground.say(("observe", "metrics", "vllm_compat"), message)
+        ground.add_issue(("observe", "metrics", "vllm_compat"), message)
 
 
 def _check_usage(config: Config, ground: Ground) -> None:
@@ -376,14 +382,14 @@ def _check_usage(config: Config, ground: Ground) -> None:
         return
     path = ("observe", "usage")
     if (usage.sqlite is None) == (usage.postgres is None):
-        ground.say(path, "rows are kept in one place: give either sqlite or postgres")
+        ground.add_issue(path, "rows are kept in one place: give either sqlite or postgres")
     elif usage.postgres is not None:
         at = (*path, "postgres")
         if importlib.util.find_spec("asyncpg") is None:
             what = "needs the client of PostgreSQL"
-            ground.say(at, f"{what}; install it with: pip install 'interlingua[postgres]'")
+            ground.add_issue(at, f"{what}; install it with: pip install 'interlingua[postgres]'")
         if not _is_postgres_url(usage.postgres.reveal()):
-            ground.say(at, f"this is not the URL of a database; {_POSTGRES_URL}")
+            ground.add_issue(at, f"this is not the URL of a database; {_POSTGRES_URL}")
 
 
 def _is_postgres_url(text: str) -> bool:

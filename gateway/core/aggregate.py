@@ -32,27 +32,27 @@ class ChoiceAnswer(Struct):
 
     index: int
     text: str = ""
-    echoed: int = 0
+    echo_length: int = 0
     """How many characters of ``text`` are the prompt's."""
     tokens: int = 0
-    thought: str = ""
-    thought_signature: str | None = None
+    reasoning: str = ""
+    reasoning_signature: str | None = None
     refusal: str = ""
-    calls: list[ToolCall] = []
+    tool_calls: list[ToolCall] = []
     token_ids: list[int] = []
     logprobs: list[TokenLogprob] = []
-    reason: FinishReason = "unknown"
-    stop: str | int | None = None
+    finish_reason: FinishReason = "unknown"
+    matched_stop: str | int | None = None
 
 
 class Answer(Struct):
     """A whole answer: choices for a GenerateRequest, vectors for an EmbedRequest; by index."""
 
     choices: list[ChoiceAnswer] = []
-    vectors: list[tuple[float, ...]] = []
+    embeddings: list[tuple[float, ...]] = []
     usage: Usage | None = None
     timings: list[Timing] = []
-    served: Served = Served()
+    metadata: Served = Served()
 
 
 _INDEX: Final = attrgetter("index")
@@ -63,17 +63,17 @@ class Fold:
 
     def __init__(self) -> None:
         self._choices: dict[int, ChoiceAnswer] = {}
-        self._open: dict[int, ChoiceAnswer] = {}
+        self._open_choices: dict[int, ChoiceAnswer] = {}
         """Those that have not ended."""
-        self._vectors: dict[int, tuple[float, ...]] = {}
-        self._answer = Answer()
-        self._done = False
+        self._embeddings: dict[int, tuple[float, ...]] = {}
+        self._response = Answer()
+        self._ended = False
 
     def add(self, events: Iterable[Event]) -> None:
         """Take these in. Raises StreamBroken when a choice goes on after its end."""
         for event in events:
             if type(event) is Text:
-                choice = self._open.get(event.index) or self._begun(event.index)
+                choice = self._open_choices.get(event.index) or self._begin_choice(event.index)
                 choice.text += event.text
                 choice.tokens += event.tokens
                 if event.token_ids:
@@ -81,47 +81,47 @@ class Fold:
                 if event.logprobs:
                     choice.logprobs += event.logprobs
             elif type(event) is End:
-                choice = self._open.get(event.index) or self._begun(event.index)
-                choice.reason, choice.stop = event.reason, event.stop
-                del self._open[event.index]
+                choice = self._open_choices.get(event.index) or self._begin_choice(event.index)
+                choice.finish_reason, choice.matched_stop = event.finish_reason, event.matched_stop
+                del self._open_choices[event.index]
             elif type(event) is Done:
-                self._done = True
+                self._ended = True
             elif type(event) is Usage:
-                self._answer.usage = event
+                self._response.usage = event
             elif type(event) is Served:
-                self._answer.served = event
+                self._response.metadata = event
             else:
-                self._add(event)
+                self._add_other(event)
 
     def result(self) -> Answer:
         """The answer. Raises StreamBroken unless every choice has ended and Done came."""
-        if self._open or not self._done:
+        if self._open_choices or not self._ended:
             raise StreamBroken("the answer stopped before its end")
-        self._answer.choices = sorted(self._choices.values(), key=_INDEX)
-        if self._vectors:
-            self._answer.vectors = [self._vectors[i] for i in sorted(self._vectors)]
-        return self._answer
+        self._response.choices = sorted(self._choices.values(), key=_INDEX)
+        if self._embeddings:
+            self._response.embeddings = [self._embeddings[i] for i in sorted(self._embeddings)]
+        return self._response
 
-    def _add(self, event: Event) -> None:
+    def _add_other(self, event: Event) -> None:
         """Take in one of those that few answers have."""
         match event:
             case Vector(index, values):
-                self._vectors[index] = values
+                self._embeddings[index] = values
             case PromptEcho() | Thought() | Refusal() | CallStart() | CallArguments():
-                choice = self._open.get(event.index) or self._begun(event.index)
-                self._extend(choice, event)
+                choice = self._open_choices.get(event.index) or self._begin_choice(event.index)
+                self._extend_choice(choice, event)
             case Timing():
-                self._answer.timings.append(event)
+                self._response.timings.append(event)
             case _:  # Start
                 pass
 
-    def _begun(self, index: int) -> ChoiceAnswer:
+    def _begin_choice(self, index: int) -> ChoiceAnswer:
         if index in self._choices:
             raise StreamBroken(f"choice {index} went on after its end")
-        choice = self._choices[index] = self._open[index] = ChoiceAnswer(index)
+        choice = self._choices[index] = self._open_choices[index] = ChoiceAnswer(index)
         return choice
 
-    def _extend(
+    def _extend_choice(
         self,
         choice: ChoiceAnswer,
         event: PromptEcho | Thought | Refusal | CallStart | CallArguments,
@@ -129,24 +129,24 @@ class Fold:
         match event:
             case PromptEcho(_, text, logprobs):
                 choice.text += text
-                choice.echoed += len(text)
+                choice.echo_length += len(text)
                 choice.logprobs += logprobs
             case Thought(text, _, signature):
-                choice.thought += text
-                choice.thought_signature = signature or choice.thought_signature
+                choice.reasoning += text
+                choice.reasoning_signature = signature or choice.reasoning_signature
             case Refusal(text):
                 choice.refusal += text
             case CallStart():
-                choice.calls.append(ToolCall(event.id, event.name, ""))
+                choice.tool_calls.append(ToolCall(event.id, event.name, ""))
             case _:  # CallArguments
-                self._add_arguments(choice, event.call, event.text)
+                self._add_arguments(choice, event.call_index, event.text)
 
     @staticmethod
     def _add_arguments(choice: ChoiceAnswer, call: int, text: str) -> None:
-        if call >= len(choice.calls):
+        if call >= len(choice.tool_calls):
             raise StreamBroken(f"arguments for tool call {call}, which has not begun")
-        old = choice.calls[call]
-        choice.calls[call] = ToolCall(old.id, old.name, old.arguments + text, old.kind)
+        old = choice.tool_calls[call]
+        choice.tool_calls[call] = ToolCall(old.id, old.name, old.arguments + text, old.kind)
 
 
 def folded(events: Iterable[Event]) -> Answer:

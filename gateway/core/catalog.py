@@ -13,7 +13,7 @@ class VersionInfo(Struct, frozen=True):
     """A numbered target of a model; ``share`` is its part of the split in percent."""
 
     name: str
-    served_model: str
+    backend_model: str
     """The backend's name for the model."""
     share: int
     ready: bool = True
@@ -28,10 +28,10 @@ class ModelInfo(Struct, frozen=True):
     aliases: tuple[str, ...] = ()
     created: int = 0
     """Unix seconds."""
-    context: int | None = None
+    context_length: int | None = None
     """The longest prompt and answer together, in tokens."""
     max_tokens: int | None = None
-    options: Mapping[str, Mapping[str, Any]] = {}
+    protocol_options: Mapping[str, Mapping[str, Any]] = {}
     """What only one dialect asks of a model, under that dialect's name."""
 
     @property
@@ -47,10 +47,10 @@ class Catalog(Protocol):
     def ready(self) -> bool:
         """Whether the gateway takes requests (false while it drains)."""
 
-    def models(self) -> Sequence[ModelInfo]:
+    def list_models(self) -> Sequence[ModelInfo]:
         """Every public model, in the order of the configuration."""
 
-    def find(self, model: str, version: str | None = None) -> ModelInfo:
+    def find_model(self, model: str, version: str | None = None) -> ModelInfo:
         """The model of this name or alias.
 
         Raises ModelNotFound or VersionNotFound.

@@ -14,24 +14,24 @@ Clock = Callable[[], float]
 class Deadline:
     """The one moment by which an exchange must be over; whoever waits takes what remains of it."""
 
-    __slots__ = ("_clock", "at")
+    __slots__ = ("_clock", "expires_at")
 
     def __init__(self, clock: Clock, seconds: float, since: float | None = None) -> None:
         """``since``: from when on, by the clock; None: from now."""
         self._clock = clock
-        self.at = (clock() if since is None else since) + seconds
+        self.expires_at = (clock() if since is None else since) + seconds
         """When that is, by the clock."""
 
     def remaining(self, limit: float | None = None) -> float:
         """Seconds left, at most ``limit``. Raises DeadlineExceeded when there are none."""
-        left = self.at - self._clock()
+        left = self.expires_at - self._clock()
         if left <= 0:
             raise DeadlineExceeded("the request's time is up")
         return left if limit is None or left < limit else limit
 
-    def within(self, seconds: float) -> float:
+    def expiry_within(self, seconds: float) -> float:
         """The moment in so many seconds, or its own if that is sooner; raises as ``remaining``."""
-        now, ends = self._clock(), self.at
+        now, ends = self._clock(), self.expires_at
         if ends <= now:
             raise DeadlineExceeded("the request's time is up")
         soon = now + seconds
@@ -41,7 +41,7 @@ class Deadline:
 
     def shorten(self, seconds: float) -> None:
         """Let it end within ``seconds`` from now, if that is sooner."""
-        self.at = min(self.at, self._clock() + seconds)
+        self.expires_at = min(self.expires_at, self._clock() + seconds)
 
 
 class Timeouts(Struct, frozen=True):
@@ -64,21 +64,21 @@ class Context(Struct):
     """The name of the key, never the key."""
     traceparent: str | None = None
     """What the client said of its trace, which is passed on as it is."""
-    began: float = 0.0
+    started_at: float = 0.0
     """By ``clock``."""
-    watch: Watch | None = None
+    observer: Watch | None = None
     """Who is to be told how the answer comes about."""
-    received: float = 0.0
+    received_at: float = 0.0
     """When the whole request was here, by ``clock``."""
     tracestate: str | None = None
-    trace: Trace | None = None
+    attempt_trace: Trace | None = None
     """Who is to be told of the workers that are asked, and says what they are told instead."""
-    large: bool = False
+    offload_to_thread: bool = False
     """Whether the request is so large that reading and writing it would hold up all others: it is
     then done in a thread."""
-    give_way: Callable[[], None] | None = None
+    preempt: Callable[[], None] | None = None
     """Ends it, to make room for what a client waits for. Only a request for whose answer nobody
     waits has this: it comes after all others, is sent to one worker, and says nothing of how well
     that is."""
-    asked: float | None = None
+    first_attempt_at: float | None = None
     """When a worker, or a place at one, was first asked for, by ``clock``."""

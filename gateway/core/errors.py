@@ -55,18 +55,18 @@ class Told(NamedTuple):
 
     status: int
     text: str
-    framed: bool = False
+    in_stream: bool = False
     """Said as an event of a stream."""
 
 
 class GatewayError(Exception):
     """The root. ``message`` may be shown to the client; ``param`` is the wire path of a field."""
 
-    blame: ClassVar[Blame] = "gateway"
+    origin: ClassVar[Blame] = "gateway"
     retryable: ClassVar[bool] = False
     retry_after: float | None = None
     """Seconds after which to try again, where known."""
-    told: Told | None = None
+    upstream_error: Told | None = None
     """What the dialect says in place of words of its own, where a call was passed on as it was."""
 
     def __init__(self, message: str, *, param: str | None = None) -> None:
@@ -78,7 +78,7 @@ class GatewayError(Exception):
 class ClientError(GatewayError):
     """The client can mend it."""
 
-    blame = "client"
+    origin = "client"
 
 
 class Malformed(ClientError):
@@ -96,7 +96,7 @@ class Malformed(ClientError):
     ) -> None:
         super().__init__(message)
         self.problem = problem
-        self.at = at
+        self.offset = at
 
 
 class InvalidParameter(ClientError):
@@ -118,7 +118,7 @@ class InvalidParameter(ClientError):
         super().__init__(message, param=param)
         self.problem: Problem = problem
         self.expected = expected
-        self.got = got
+        self.value = got
 
 
 class UnknownParameter(InvalidParameter):
@@ -245,13 +245,13 @@ class DeadlineExceeded(GatewayError):
 
     def __init__(self, message: str, *, which: str = "total") -> None:
         super().__init__(message)
-        self.which = which
+        self.phase = which
 
 
 class WorkerError(GatewayError):
     """The worker's fault. ``status`` is its HTTP status where it gave one."""
 
-    blame = "worker"
+    origin = "worker"
 
     def __init__(self, message: str, *, status: int | None = None) -> None:
         super().__init__(message)

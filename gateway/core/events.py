@@ -79,7 +79,7 @@ class CallStart(Struct, frozen=True, gc=False, tag=True):
     """The model calls a tool: its ``call``-th in this choice."""
 
     index: int
-    call: int
+    call_index: int
     id: str
     name: str
 
@@ -88,16 +88,16 @@ class CallArguments(Struct, frozen=True, gc=False, tag=True):
     """A piece of the JSON text of a call's arguments."""
 
     index: int
-    call: int
+    call_index: int
     text: str
 
 
 class End(Struct, frozen=True, gc=False, tag=True):
     """A choice is complete. ``stop`` is the string or token id that ended it, where known."""
 
-    reason: FinishReason
+    finish_reason: FinishReason
     index: int = 0
-    stop: str | int | None = None
+    matched_stop: str | int | None = None
 
 
 class Vector(Struct, frozen=True, gc=False, tag=True):

@@ -31,7 +31,7 @@ class Loop(Protocol):
 class Watched(Protocol):
     """What is looked at."""
 
-    def look(self, now: float) -> None:
+    def on_deadline(self, now: float) -> None:
         """What it waits for may be late by ``now``."""
 
 
@@ -42,64 +42,72 @@ class Lookout:
     next. Nearly all are over long before that: only those whose time is near are put in order.
     """
 
-    __slots__ = ("_dues", "_looks", "_loop", "_soon", "_timer", "_until", "clock")
+    __slots__ = (
+        "_deadlines",
+        "_fires_at",
+        "_loop",
+        "_upcoming",
+        "_timer",
+        "_sorted_until",
+        "clock",
+    )
 
     def __init__(self, clock: Clock, loop: Callable[[], Loop]) -> None:
         self.clock = clock
         self._loop = loop
-        self._dues: dict[Watched, float] = {}
+        self._deadlines: dict[Watched, float] = {}
         """When to look at each, by the clock."""
-        self._soon: list[tuple[Watched, float]] = []
+        self._upcoming: list[tuple[Watched, float]] = []
         """Those that were due before ``_until`` when that was set: the first comes last."""
-        self._until = math.inf
+        self._sorted_until = math.inf
         """When others may be due."""
-        self._looks = math.inf
+        self._fires_at = math.inf
         """When the timer fires, by the clock."""
         self._timer: Timer | None = None
 
     def add(self, watched: Watched, due: float) -> None:
         """Look at it then, and not when it said before."""
-        self._dues[watched] = due
-        if due < self._until:
-            self._until = due
-            if due < self._looks:
-                self._look_at(due)
+        self._deadlines[watched] = due
+        if due < self._sorted_until:
+            self._sorted_until = due
+            if due < self._fires_at:
+                self._schedule(due)
 
-    def drop(self, watched: Watched) -> None:
+    def remove(self, watched: Watched) -> None:
         """It is over."""
-        self._dues.pop(watched, None)
+        self._deadlines.pop(watched, None)
 
     def close(self) -> None:
         """Look no more."""
         if self._timer is not None:
             self._timer.cancel()
-        self._timer, self._until, self._looks = None, math.inf, math.inf
+        self._timer, self._sorted_until, self._fires_at = None, math.inf, math.inf
 
-    def _look_at(self, moment: float) -> None:
+    def _schedule(self, moment: float) -> None:
         if self._timer is not None:
             self._timer.cancel()
-        self._looks = moment
-        self._timer = self._loop().call_later(moment - self.clock(), self._look)
+        self._fires_at = moment
+        self._timer = self._loop().call_later(moment - self.clock(), self._fire)
 
-    def _look(self) -> None:
+    def _fire(self) -> None:
         now = self.clock()
-        if now >= self._until:
-            self._order(now)
-        dues, soon = self._dues, self._soon
+        if now >= self._sorted_until:
+            self._sort_upcoming(now)
+        dues, soon = self._deadlines, self._upcoming
         while soon and soon[-1][1] <= now:
             watched, due = soon.pop()
             if dues.get(watched) == due:  # else it is over, or said another time since
                 del dues[watched]
-                watched.look(now)
-        self._timer, self._looks = None, math.inf
-        first = min(self._until, soon[-1][1]) if soon else self._until
+                watched.on_deadline(now)
+        self._timer, self._fires_at = None, math.inf
+        first = min(self._sorted_until, soon[-1][1]) if soon else self._sorted_until
         if first < math.inf:
-            self._look_at(first)
+            self._schedule(first)
 
-    def _order(self, now: float) -> None:
+    def _sort_upcoming(self, now: float) -> None:
         """Put those in order that are due soon; where nobody is, the next is waited for."""
-        dues = self._dues
-        self._until = until = max(now + _SPAN, min(dues.values(), default=math.inf))
-        self._soon = sorted(
+        dues = self._deadlines
+        self._sorted_until = until = max(now + _SPAN, min(dues.values(), default=math.inf))
+        self._upcoming = sorted(
             (one for one in dues.items() if one[1] < until), key=itemgetter(1), reverse=True
         )

@@ -33,8 +33,8 @@ class Carry(Struct, frozen=True):
     """How a target takes one field: its wire name there, and the range it takes."""
 
     wire: str
-    low: float | None = None
-    high: float | None = None
+    minimum: float | None = None
+    maximum: float | None = None
     reason: Reason | None = None
     """Set where the target takes the field only in part."""
 
@@ -67,7 +67,7 @@ def losses(
         if path in _NEVER_LOST:
             continue
         carry = carries.get(path, _NOWHERE)
-        reason, low, high, detail = carry.reason, carry.low, carry.high, ""
+        reason, low, high, detail = carry.reason, carry.minimum, carry.maximum, ""
         if reason is None:
             if type(value) not in _NUMBERS:
                 continue

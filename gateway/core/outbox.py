@@ -37,41 +37,41 @@ class Outbox:
     Whoever does anything else with a transport that was written to calls ``flush`` before.
     """
 
-    __slots__ = ("_alone", "_due", "_loop", "_waiting")
+    __slots__ = ("_unbatched_left", "_flush_scheduled", "_loop", "_pending")
 
     def __init__(self, loop: Callable[[], Loop]) -> None:
         """``loop`` gives the one that runs."""
         self._loop = loop
-        self._waiting: list[tuple[Transport, bytes]] = []
-        self._alone = 0
+        self._pending: list[tuple[Transport, bytes]] = []
+        self._unbatched_left = 0
         """Writes that are sent at once, while none waits."""
-        self._due = False
+        self._flush_scheduled = False
         """The turn's end will be told."""
 
     def send(self, transport: Transport, data: bytes) -> None:
         """Write this. To one that is closing by then it is not sent."""
-        if self._alone:
-            self._alone -= 1
+        if self._unbatched_left:
+            self._unbatched_left -= 1
             transport.write(data)
             return
-        waiting = self._waiting
+        waiting = self._pending
         waiting.append((transport, data))
         if len(waiting) >= _MOST:
             self.flush()
-        elif not self._due:
-            self._due = True
-            self._loop().call_soon(self._end)
+        elif not self._flush_scheduled:
+            self._flush_scheduled = True
+            self._loop().call_soon(self._end_turn)
 
     def flush(self) -> None:
         """Send what waits."""
-        waiting, self._waiting = self._waiting, []
+        waiting, self._pending = self._pending, []
         for transport, data in waiting:
             if not transport.is_closing():
                 transport.write(data)
 
-    def _end(self) -> None:
+    def _end_turn(self) -> None:
         """The turn is over."""
-        self._due = False
-        if len(self._waiting) == 1:
-            self._alone = _ALONE
+        self._flush_scheduled = False
+        if len(self._pending) == 1:
+            self._unbatched_left = _ALONE
         self.flush()

@@ -49,10 +49,10 @@ class Endpoint(Struct, frozen=True):
     method: str
     path: str
     task: Literal["generate", "inform", "stop", "tokenize"] = "generate"
-    variant: str = ""
-    open: bool = False
+    operation: str = ""
+    public: bool = False
     """No key is asked for."""
-    exact: bool = False
+    strict_slash: bool = False
     """A slash at the end makes it another path."""
 
 
@@ -60,7 +60,7 @@ class Call(Struct, frozen=True, dict=True):
     """What a client sent, and what a dialect keeps of it. Header names are lower case."""
 
     endpoint: Endpoint
-    params: Mapping[str, str]
+    path_params: Mapping[str, str]
     headers: Mapping[str, str]
     query: str
     body: bytes
@@ -68,7 +68,7 @@ class Call(Struct, frozen=True, dict=True):
     """As it was sent, not decoded."""
     id: str = ""
     """The gateway's name for the exchange."""
-    began: float = 0.0
+    started_at: float = 0.0
     """In Unix seconds."""
 
 
@@ -92,8 +92,8 @@ class About(Struct, frozen=True):
     id: str
     created: int
     model: str
-    served: str
-    served_model: str
+    version: str
+    backend_model: str
     clock: Clock
 
 
@@ -114,13 +114,13 @@ class Encoder(Protocol):
     def headers(self) -> Headers:
         """What this dialect adds to an answer's headers, once the first events are written."""
 
-    def write(self, events: Sequence[Event]) -> bytes:
+    def encode_events(self, events: Sequence[Event]) -> bytes:
         """The bytes of these events in a stream. Done writes the dialect's end."""
 
-    def error(self, error: GatewayError) -> bytes:
+    def encode_error_event(self, error: GatewayError) -> bytes:
         """The bytes that tell of an error in a stream that has begun; no normal end follows."""
 
-    def whole(self, answer: Answer) -> Reply:
+    def encode_unary(self, answer: Answer) -> Reply:
         """The answer in one piece."""
 
 
@@ -128,32 +128,32 @@ class Dialect(Protocol):
     """One wire protocol towards clients, with no I/O. Its errors are ClientErrors."""
 
     name: str
-    roots: tuple[str, ...]
+    path_prefixes: tuple[str, ...]
     """Path prefixes under which an unknown path is answered in this dialect's words."""
     endpoints: tuple[Endpoint, ...]
 
     def peek(self, call: Call) -> Envelope:
         """Which model, and whether streamed."""
 
-    def decode(self, call: Call, model: ModelInfo | None = None) -> Request:
+    def decode_request(self, call: Call, model: ModelInfo | None = None) -> Request:
         """The whole request, checked after this dialect's rules.
 
         ``model`` is the one that it goes to; without it, the rules that are a model's are left out.
         """
 
-    def encoder(self, call: Call, request: Request, about: About) -> Encoder:
+    def create_encoder(self, call: Call, request: Request, about: About) -> Encoder:
         """What writes the answer to this request."""
 
-    def refuse(self, error: GatewayError, call: Call | None) -> Reply:
+    def encode_error(self, error: GatewayError, call: Call | None) -> Reply:
         """The answer that tells of an error, before anything was sent.
 
         ``call`` is None when the path is unknown or the body could not be had.
         """
 
-    def inform(self, call: Call, catalog: Catalog) -> Reply:
+    def handle_info_request(self, call: Call, catalog: Catalog) -> Reply:
         """The answer of an ``inform`` endpoint."""
 
-    def names(self, call: Call) -> Mapping[str, str]:
+    def field_names(self, call: Call) -> Mapping[str, str]:
         """The wire name of each field path of the internal request, for reports of loss."""
 
 
@@ -161,10 +161,10 @@ class Dialect(Protocol):
 class Tokenizing(Protocol):
     """What a dialect with ``tokenize`` endpoints has beside. The model is the one it peeks."""
 
-    def text(self, call: Call) -> str:
+    def read_text(self, call: Call) -> str:
         """The text to be cut into tokens. Raises ClientError."""
 
-    def tokens(self, call: Call, tokens: Sequence[Token]) -> Reply:
+    def encode_tokens(self, call: Call, tokens: Sequence[Token]) -> Reply:
         """The answer."""
 
 
@@ -183,7 +183,7 @@ class Description(Struct, frozen=True):
 class Described(Protocol):
     """What a dialect has beside that tells of itself."""
 
-    def describe(self) -> Description:
+    def openapi_fragment(self) -> Description:
         """What its endpoints take and answer. Names no model."""
 
 
@@ -191,15 +191,15 @@ class Standing(Struct, frozen=True):
     """What is left of a limit; in ``reset`` seconds all of it will be."""
 
     limit: int
-    left: int
-    reset: float
+    remaining: int
+    reset_after: float
 
 
 @runtime_checkable
 class Metering(Protocol):
     """What a dialect has beside that tells its clients what is left to them."""
 
-    def standing(self, requests: Standing | None, tokens: Standing | None) -> Headers:
+    def rate_limit_headers(self, requests: Standing | None, tokens: Standing | None) -> Headers:
         """What it adds to the headers of every answer; None where there is no such limit."""
 
 
@@ -227,16 +227,18 @@ class WorkerDialect(Protocol):
     """One wire protocol towards workers, with no I/O."""
 
     name: str
-    probe: WireRequest
+    health_request: WireRequest
     """Answered with 200 by a worker that can take requests."""
 
-    def losses(self, request: Request, names: Mapping[str, str]) -> tuple[Loss, ...]:
+    def unsupported_parameters(
+        self, request: Request, names: Mapping[str, str]
+    ) -> tuple[Loss, ...]:
         """What this dialect can't carry of the request; ``names`` as from ``Dialect.names``."""
 
-    def encode(self, request: Request) -> WireRequest:
+    def encode_request(self, request: Request) -> WireRequest:
         """The request in this dialect, without what ``losses`` reports."""
 
-    def decoder(self, request: Request) -> Decoder:
+    def create_decoder(self, request: Request) -> Decoder:
         """What reads the answer to ``encode(request)``, when its status is 200."""
 
     def read_error(self, status: int, headers: Mapping[str, str], body: bytes) -> GatewayError:
@@ -246,7 +248,7 @@ class WorkerDialect(Protocol):
 class Renderer(Protocol):
     """Makes one prompt of a conversation, as a model's template has it."""
 
-    def render(self, request: GenerateRequest) -> str:
+    def render_prompt(self, request: GenerateRequest) -> str:
         """The prompt for ``request.messages``. Raises ClientError when the template refuses it."""
 
 
@@ -254,10 +256,10 @@ class Renderer(Protocol):
 class Learning(Protocol):
     """What a WorkerDialect may also be: one that asks about a model before it is sent requests."""
 
-    def questions(self, model: str) -> Sequence[WireRequest]:
+    def metadata_requests(self, model: str) -> Sequence[WireRequest]:
         """What to ask a worker about ``model``."""
 
-    def learn(self, model: str, answers: Sequence[bytes | None]) -> int | None:
+    def load_metadata(self, model: str, answers: Sequence[bytes | None]) -> int | None:
         """Remember what the answers tell: a body for each question, None if it was not had.
 
         Gives how many requests the worker takes at a time, where it told. Never raises: what can't
@@ -272,7 +274,7 @@ class Cancelling(Protocol):
     A request to its workers carries a ``client_id`` that is the gateway's own.
     """
 
-    def cancel(self, request: Request) -> WireRequest:
+    def encode_cancel(self, request: Request) -> WireRequest:
         """What stops ``request``."""
 
 
@@ -302,10 +304,10 @@ class Relay(Struct, frozen=True):
     """
 
     request: Request
-    wire: WireRequest
-    headers: Callable[[], Headers]
-    passage: Callable[[], Passage]
-    encoder: Callable[[], Encoder] | None = None
+    upstream_request: WireRequest
+    build_headers: Callable[[], Headers]
+    create_reader: Callable[[], Passage]
+    create_encoder: Callable[[], Encoder] | None = None
     read_error: Callable[[int, Mapping[str, str], bytes], GatewayError] | None = None
 
 
@@ -313,7 +315,7 @@ class Relay(Struct, frozen=True):
 class Relaying(Protocol):
     """What a WorkerDialect may also be: one that takes a client's own bytes."""
 
-    def relay(self, client: Dialect, call: Call, about: About) -> Relay | None:
+    def prepare_passthrough(self, client: Dialect, call: Call, about: About) -> Relay | None:
         """A call in ``client``'s dialect as a worker takes it, under the model's name there.
 
         None where the call has to be translated: the dialect is another, the body is not plainly
@@ -328,10 +330,12 @@ class Backend(Protocol):
     def ready(self) -> bool:
         """Whether it can take a request now."""
 
-    def losses(self, request: Request, names: Mapping[str, str]) -> tuple[Loss, ...]:
+    def unsupported_parameters(
+        self, request: Request, names: Mapping[str, str]
+    ) -> tuple[Loss, ...]:
         """What it will not do of the request."""
 
-    def answer(self, request: Request, context: Context) -> AsyncGenerator[Sequence[Event], None]:
+    def stream(self, request: Request, context: Context) -> AsyncGenerator[Sequence[Event], None]:
         """The events, in the batches in which they came about; ends with Done or raises.
 
         Closing the generator, or cancelling its task, stops the work at once.
@@ -348,7 +352,7 @@ class Backend(Protocol):
 class Warming(Protocol):
     """What a backend may also be: one that takes a while, once started, until it is at its best."""
 
-    async def warm(self) -> None:
+    async def warm_up(self) -> None:
         """Wait until it is, or is as good as it will be now. Raises WorkerError if it never is."""
 
 
@@ -364,10 +368,10 @@ Take = Callable[[bytes | None, Sequence[Event]], bool]
 class Pouring(Protocol):
     """What a backend may also be: one that gives its events to who takes them at once."""
 
-    def pour(self, request: Request, context: Context, take: Take) -> Batches:
+    def stream_to(self, request: Request, context: Context, take: Take) -> Batches:
         """As ``answer``; ``take`` may get batches at once, until it is full: then one is empty."""
 
-    async def gather(self, request: Request, context: Context) -> Sequence[Piece]:
+    async def collect(self, request: Request, context: Context) -> Sequence[Piece]:
         """All that ``answer`` gives. Cancelling its task stops the work at once."""
 
 
@@ -375,13 +379,15 @@ class Pouring(Protocol):
 class Relayer(Protocol):
     """What a backend may also be: one whose workers may speak the client's own dialect."""
 
-    def relayed(self, client: Dialect, call: Call, about: About) -> Relay | None:
+    def prepare_passthrough(self, client: Dialect, call: Call, about: About) -> Relay | None:
         """See ``Relaying.relay``."""
 
-    def relay(self, relay: Relay, context: Context, take: Take | None = None) -> Pieces:
+    def stream_passthrough(
+        self, relay: Relay, context: Context, take: Take | None = None
+    ) -> Pieces:
         """The answer, as ``Backend.answer`` gives it; with ``take``, as ``Pouring.pour`` does."""
 
-    async def fetch(self, relay: Relay, context: Context) -> Sequence[Piece]:
+    async def collect_passthrough(self, relay: Relay, context: Context) -> Sequence[Piece]:
         """The same of an answer in one piece. Cancelling its task stops the work at once."""
 
 
@@ -389,7 +395,7 @@ class Relayer(Protocol):
 class Choosing(Protocol):
     """What a backend may also be: one that tells ``Context.watch`` before it asks a worker."""
 
-    chooses: bool
+    explains_selection: bool
     """Always true."""
 
 

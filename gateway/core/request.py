@@ -273,7 +273,7 @@ class _Fields(Struct, frozen=True, dict=True, repr_omit_defaults=True):
                 found[name] = value
         return found
 
-    def without(self, **silent: bool) -> Self:
+    def without_fields(self, **silent: bool) -> Self:
         """A copy that says nothing of the fields that are ``silent``: each is None by default."""
         said = dict(self.said)
         silenced: dict[str, None] = {}
@@ -281,15 +281,19 @@ class _Fields(Struct, frozen=True, dict=True, repr_omit_defaults=True):
             if is_silent:
                 silenced[name] = None
                 said.pop(name, None)
-        return replace(self, **silenced).saying(said)
+        return replace(self, **silenced).with_set_fields(said)
 
-    def bound(self, model: str, source: str) -> Self:
+    def bind_target(self, model: str, source: str) -> Self:
         """A copy for the target that calls it ``model``, from the dialect ``source``."""
         copy = replace(self, model=model, source=source)
         said = self.__dict__.get("said")
-        return copy if said is None else copy.saying({**said, "model": model, "source": source})
+        return (
+            copy
+            if said is None
+            else copy.with_set_fields({**said, "model": model, "source": source})
+        )
 
-    def saying(self, said: Mapping[str, Any]) -> Self:
+    def with_set_fields(self, said: Mapping[str, Any]) -> Self:
         """The same, of which its maker knows what is ``said``."""
         self.__dict__["said"] = said
         return self
@@ -344,7 +348,7 @@ class GenerateRequest(_Fields, frozen=True, kw_only=True):
     """The name of the dialect that it came in."""
 
     @property
-    def choices(self) -> int:
+    def choice_count(self) -> int:
         """How many choices the answer has."""
         return (len(self.prompts) or 1) * (self.n or 1)
 

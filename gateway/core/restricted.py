@@ -65,17 +65,22 @@ class RestrictedAdapter:
         self._adapter = adapter
         self._parameters = tuple(sorted(parameters))
         self.name = adapter.name
-        self.probe = adapter.probe
+        self.health_request = adapter.health_request
         self.read_error = adapter.read_error
         # Optional capabilities are recognised by their methods, so only those of adapter are set.
         if isinstance(adapter, Learning):
-            self.questions, self.learn = adapter.questions, adapter.learn
+            self.metadata_requests, self.load_metadata = (
+                adapter.metadata_requests,
+                adapter.load_metadata,
+            )
         if isinstance(adapter, Cancelling):
-            self.cancel = adapter.cancel
+            self.encode_cancel = adapter.encode_cancel
         if isinstance(adapter, Relaying):
-            self.relay = partial(self._relay, adapter)
+            self.prepare_passthrough = partial(self._relay, adapter)
 
-    def losses(self, request: Request, names: Mapping[str, str]) -> tuple[Loss, ...]:
+    def unsupported_parameters(
+        self, request: Request, names: Mapping[str, str]
+    ) -> tuple[Loss, ...]:
         """See ``gateway.core.ports.WorkerDialect``."""
         unsupported = self._unsupported(request)
         dropped = [
@@ -83,23 +88,26 @@ class RestrictedAdapter:
             for path in unsupported
             if path not in _NOT_REPORTED
         ]
-        return (*self._adapter.losses(remove_parameters(request, unsupported), names), *dropped)
+        return (
+            *self._adapter.unsupported_parameters(remove_parameters(request, unsupported), names),
+            *dropped,
+        )
 
-    def encode(self, request: Request) -> WireRequest:
+    def encode_request(self, request: Request) -> WireRequest:
         """See ``gateway.core.ports.WorkerDialect``."""
-        return self._adapter.encode(self._restrict(request))
+        return self._adapter.encode_request(self._restrict(request))
 
-    def decoder(self, request: Request) -> Decoder:
+    def create_decoder(self, request: Request) -> Decoder:
         """See ``gateway.core.ports.WorkerDialect``."""
-        return self._adapter.decoder(self._restrict(request))
+        return self._adapter.create_decoder(self._restrict(request))
 
     def _relay(self, adapter: Relaying, client: Dialect, call: Call, about: About) -> Relay | None:
         """See ``gateway.core.ports.Relaying``. Unsupported parameters need a translation."""
-        relay = adapter.relay(client, call, about)
+        relay = adapter.prepare_passthrough(client, call, about)
         if relay is None:
             return None
         try:
-            request = client.decode(call)
+            request = client.decode_request(call)
         except GatewayError:
             return None
         return None if self._unsupported(request) else relay

@@ -68,32 +68,32 @@ class Body(Struct, eq=False):
     servers answer in one piece when a stream was asked for, and the other way round.
     """
 
-    opens: tuple[bytes, ...] = (b"{",)
+    json_prefixes: tuple[bytes, ...] = (b"{",)
     """What a piece of JSON begins with."""
-    begun: bool = False
+    is_detected: bool = False
     """Which of the two it is was seen, here or elsewhere."""
-    whole: bytearray | None = None
+    unary_body: bytearray | None = None
     """The piece, as far as it is there; None while it is, or may be, a stream."""
-    _head: bytes = b""
+    _prefix: bytes = b""
 
     def feed(self, data: bytes) -> bytes:
         """The stream's share of ``data``. Raises WorkerFailed for a piece past the size limit."""
-        if not self.begun:
-            if not self._head and data.startswith(self.opens) and len(data) <= LARGEST:
-                self.begun, self.whole = True, bytearray(data)
+        if not self.is_detected:
+            if not self._prefix and data.startswith(self.json_prefixes) and len(data) <= LARGEST:
+                self.is_detected, self.unary_body = True, bytearray(data)
                 return b""
-            data = self._head + data
+            data = self._prefix + data
             start = data.removeprefix(_BOM).lstrip()
-            self._head = data if _BOM.startswith(data) else b""
-            if self._head or not start:
+            self._prefix = data if _BOM.startswith(data) else b""
+            if self._prefix or not start:
                 return b""
-            self.begun = True
-            if start.startswith(self.opens):
-                self.whole, data = bytearray(), start
-        if self.whole is None:
+            self.is_detected = True
+            if start.startswith(self.json_prefixes):
+                self.unary_body, data = bytearray(), start
+        if self.unary_body is None:
             return data
-        self.whole += data
-        if len(self.whole) > LARGEST:
+        self.unary_body += data
+        if len(self.unary_body) > LARGEST:
             raise WorkerFailed(f"the worker's answer is larger than {LARGEST} bytes")
         return b""
 
@@ -107,29 +107,29 @@ class Splitter(Struct, eq=False):
 
     limit: int = 1 << 20
     """Bytes of one event."""
-    stray: bytes | None = None
+    stray_line: bytes | None = None
     """The last line that was no field."""
     _buffer: bytearray = field(default_factory=bytearray)
     _scanned: int = 0
-    _data: list[bytes] = []
-    _size: int = 0
-    _first: bool = True
+    _data_lines: list[bytes] = []
+    _data_size: int = 0
+    _at_start: bool = True
 
     def feed(self, data: bytes) -> Iterable[bytes]:
         """The data of each event that is complete. Raises WorkerFailed past the size limit."""
-        if not self._buffer and not self._data and len(data) <= self.limit:
+        if not self._buffer and not self._data_lines and len(data) <= self.limit:
             if not data:
                 return ()
             if (found := plain(data)) is not None:
-                self._first = False
+                self._at_start = False
                 return found
-        return self._cut(data)
+        return self._parse_buffer(data)
 
-    def _cut(self, data: bytes) -> Iterator[bytes]:
+    def _parse_buffer(self, data: bytes) -> Iterator[bytes]:
         buffer = self._buffer
         buffer += data
-        if self._first and len(buffer) >= len(_BOM):
-            self._first = False
+        if self._at_start and len(buffer) >= len(_BOM):
+            self._at_start = False
             if buffer.startswith(_BOM):
                 del buffer[: len(_BOM)]
                 self._scanned = 0
@@ -138,32 +138,32 @@ class Splitter(Struct, eq=False):
             line = bytes(buffer[start:end]).removesuffix(b"\r")
             start = end + 1
             if line:
-                self._line(line)
-            elif self._data:
-                yield self._take()
+                self._parse_line(line)
+            elif self._data_lines:
+                yield self._pop_event()
         del buffer[:start]
         self._scanned = len(buffer)
-        if len(buffer) + self._size > self.limit:
+        if len(buffer) + self._data_size > self.limit:
             raise WorkerFailed(f"the worker sent an event of more than {self.limit} bytes")
 
     def close(self) -> None:
         """The end of the stream. Raises StreamBroken inside an event, keeping a stray line."""
         rest = bytes(self._buffer).strip()
         if rest and not rest.startswith((b"data", b":", b"event", b"id", b"retry")):
-            self.stray = rest
-        elif rest or self._data:
+            self.stray_line = rest
+        elif rest or self._data_lines:
             raise StreamBroken("the worker's stream stopped inside an event")
 
-    def _take(self) -> bytes:
-        data = self._data[0] if len(self._data) == 1 else b"\n".join(self._data)
-        self._data = []
-        self._size = 0
+    def _pop_event(self) -> bytes:
+        data = self._data_lines[0] if len(self._data_lines) == 1 else b"\n".join(self._data_lines)
+        self._data_lines = []
+        self._data_size = 0
         return data
 
-    def _line(self, line: bytes) -> None:
+    def _parse_line(self, line: bytes) -> None:
         if line.startswith(b"data:"):
             value = line[6:] if line[5:6] == b" " else line[5:]
-            self._data.append(value)
-            self._size += len(value)
+            self._data_lines.append(value)
+            self._data_size += len(value)
         elif not line.startswith((b":", b"event", b"id", b"retry")):
-            self.stray = line
+            self.stray_line = line

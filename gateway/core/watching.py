@@ -27,7 +27,7 @@ class Candidate(Struct, frozen=True, kw_only=True):
     in_flight: int
     limit: int | None
     latency: float | None
-    can: Literal["yes", "no", "full", "tried"]
+    availability: Literal["yes", "no", "full", "tried"]
     score: float | None
 
 
@@ -41,28 +41,28 @@ class Choice(Struct, frozen=True, kw_only=True):
     """
 
     policy: str
-    wins: Literal["least", "most", "drawn"]
+    score_rule: Literal["least", "most", "drawn"]
     candidates: Sequence[Candidate]
-    likely: str
-    waiting: int
-    queue: int
-    wait: float
+    expected_url: str
+    queue_length: int
+    queue_limit: int
+    queue_timeout: float
     timeouts: Mapping[str, float]
-    retries: int
-    budget: float
-    retried: Sequence[str]
+    max_retries: int
+    retry_budget: float
+    retryable_failures: Sequence[str]
 
 
 class Trace(Protocol):
     """Is told of the tries at one request, where these are to be told elsewhere."""
 
-    def wants(self, request: "Request") -> None:
+    def set_request(self, request: "Request") -> None:
         """What is asked of a target."""
 
-    def asks(self, url: str) -> "Headers":
+    def start_attempt(self, url: str) -> "Headers":
         """A worker is asked; gives what it is told of the trace, in place of all it would be."""
 
-    def ends(self, error: GatewayError | None) -> None:
+    def end_attempt(self, error: GatewayError | None) -> None:
         """It is done with, and why if it failed. May be called again, for nothing."""
 
 
@@ -70,14 +70,14 @@ class Watch(Protocol):
     """Is told what a backend does for one request. It may raise, to end the request there."""
 
     @property
-    def dry(self) -> bool:
+    def dry_run(self) -> bool:
         """Nothing may be sent: ``chooses`` will end it."""
 
-    def chooses(self, choice: Choice, wire: "WireRequest") -> None:
+    def on_selection(self, choice: Choice, wire: "WireRequest") -> None:
         """A worker is about to be chosen; ``wire`` is what the likely one would get."""
 
-    def sends(self, url: str, wire: "WireRequest") -> None:
+    def on_send(self, url: str, wire: "WireRequest") -> None:
         """A worker is asked."""
 
-    def fails(self, url: str, error: GatewayError) -> None:
+    def on_failure(self, url: str, error: GatewayError) -> None:
         """It failed before its answer began."""

@@ -14,32 +14,38 @@ class Around:
 
     def __init__(self, request: GenerateRequest, *, echo: bool) -> None:
         self._prompts = request.prompts if echo else ()
-        self._n = request.n or 1
-        self._left = len(self._prompts) * self._n
+        self._choices_per_prompt = request.n or 1
+        self._echoes_left = len(self._prompts) * self._choices_per_prompt
         """How many choices are still to begin with their prompt."""
         self._suffix = request.suffix or ""
-        self._begun: set[int] = set()
+        self._started_choices: set[int] = set()
 
     def apply(self, events: Sequence[Event]) -> Sequence[Event]:
         """These events, with what belongs around them."""
-        if self._left:
-            events = self._echoed(events)
-        return self._followed(events) if self._suffix else events
+        if self._echoes_left:
+            events = self._add_echo(events)
+        return self._add_suffix(events) if self._suffix else events
 
-    def _echoed(self, events: Sequence[Event]) -> Sequence[Event]:
+    def _add_echo(self, events: Sequence[Event]) -> Sequence[Event]:
         """With the prompt before each choice."""
         out: list[Event] = []
         for at, event in enumerate(events):
-            if (type(event) is Text or type(event) is End) and event.index not in self._begun:
-                self._begun.add(event.index)
-                out.append(PromptEcho(event.index, str(self._prompts[event.index // self._n])))
-                self._left -= 1
-                if not self._left:
+            if (
+                type(event) is Text or type(event) is End
+            ) and event.index not in self._started_choices:
+                self._started_choices.add(event.index)
+                out.append(
+                    PromptEcho(
+                        event.index, str(self._prompts[event.index // self._choices_per_prompt])
+                    )
+                )
+                self._echoes_left -= 1
+                if not self._echoes_left:
                     return [*out, *events[at:]]
             out.append(event)
         return out
 
-    def _followed(self, events: Sequence[Event]) -> Sequence[Event]:
+    def _add_suffix(self, events: Sequence[Event]) -> Sequence[Event]:
         """With the suffix at each choice's end."""
         out: list[Event] = []
         for event in events:
@@ -54,7 +60,7 @@ def around(request: Request) -> tuple[Request, Around | None]:
     if type(request) is not GenerateRequest or not (request.echo or request.suffix):
         return request, None
     echo = bool(request.echo) and request.logprobs is None and _texts(request)
-    return request.without(echo=echo, suffix=True), Around(request, echo=echo)
+    return request.without_fields(echo=echo, suffix=True), Around(request, echo=echo)
 
 
 def _texts(request: GenerateRequest) -> bool:

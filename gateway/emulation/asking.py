@@ -39,12 +39,12 @@ def answer(
     """
     inner, outside = around(request)
     stopping = None
-    if plan.does:
+    if plan.emulated_fields:
         stopping = _stopping(inner, plan)
-        if "stopping.include_stop" in plan.does:
+        if "stopping.include_stop" in plan.emulated_fields:
             inner = stops.without_stops(inner)
-        if not plan.does.isdisjoint(fanout.PATHS):
-            spread = Spread(inner, plan.does)
+        if not plan.emulated_fields.isdisjoint(fanout.PATHS):
+            spread = Spread(inner, plan.emulated_fields)
             if len(spread) > 1:
                 ask = partial(_part, backend, stopping)
                 return _parts(ask, spread, _merge(spread, inner), context, outside)
@@ -57,7 +57,7 @@ async def gathered(
 ) -> Sequence[Event]:
     """All that ``answer`` gives. Cancelling its task stops all the work at once."""
     gather = _gathering(type(backend))
-    if not plan.does and gather is not None:
+    if not plan.emulated_fields and gather is not None:
         inner, outside = around(request)
         _, events = counted(inner, await gather(backend, inner, context))
         return events if outside is None else outside.apply(events)
@@ -71,12 +71,16 @@ async def gathered(
 def parts(request: Request, plan: Plan) -> int:
     """How many requests a backend gets for the one, if none fails."""
     inner, _ = around(request)
-    return 1 if plan.does.isdisjoint(fanout.PATHS) else len(Spread(inner, plan.does))
+    return (
+        1
+        if plan.emulated_fields.isdisjoint(fanout.PATHS)
+        else len(Spread(inner, plan.emulated_fields))
+    )
 
 
 def _stopping(request: Request, plan: Plan) -> Stopping | None:
     """What ends the choices here, if anything does."""
-    if not isinstance(request, GenerateRequest) or plan.does.isdisjoint(stops.PATHS):
+    if not isinstance(request, GenerateRequest) or plan.emulated_fields.isdisjoint(stops.PATHS):
         return None
     return request.stopping if request.stopping.stop else None
 
@@ -95,49 +99,49 @@ class _Heard:
         outside: Around | None = None,
         taker: Take | None = None,
     ) -> None:
-        self.taker = taker
-        self.over = False
+        self.sink = taker
+        self.is_complete = False
         """All that is wanted of it has come."""
-        self._count = Count(request)
-        self._cut: Stops | None = None
+        self._usage_counter = Count(request)
+        self._stop_strings: Stops | None = None
         if stopping is not None and isinstance(request, GenerateRequest):
-            self._cut = Stops(stopping, request.choices)
-        self._outside = outside
-        self._last: Sequence[Event] = ()
+            self._stop_strings = Stops(stopping, request.choice_count)
+        self._echo_and_suffix = outside
+        self._last_events: Sequence[Event] = ()
 
     def apply(self, batch: Sequence[Event]) -> Sequence[Event]:
         """What is wanted of it, before it is over."""
-        events = self._count.apply(batch)
-        if self._cut is not None:
-            events = self._cut.apply(events)
-            if self._cut.over:
-                self.over, self._last = True, events
+        events = self._usage_counter.apply(batch)
+        if self._stop_strings is not None:
+            events = self._stop_strings.apply(events)
+            if self._stop_strings.is_complete:
+                self.is_complete, self._last_events = True, events
                 return ()
-        return events if self._outside is None else self._outside.apply(events)
+        return events if self._echo_and_suffix is None else self._echo_and_suffix.apply(events)
 
-    def take(self, data: bytes | None, batch: Sequence[Event]) -> bool:
+    def push(self, data: bytes | None, batch: Sequence[Event]) -> bool:
         """Give it to ``taker``; see ``gateway.core.ports.Take``."""
         events = self.apply(batch)
-        if self.over or self.taker is None:
+        if self.is_complete or self.sink is None:
             return False
-        return self.taker(data, events) if events else True
+        return self.sink(data, events) if events else True
 
-    def end(self) -> Sequence[Event]:
+    def finish(self) -> Sequence[Event]:
         """The last events, once it is over."""
-        events = [*self._last, *self._count.missing(), Done()]
-        return events if self._outside is None else self._outside.apply(events)
+        events = [*self._last_events, *self._usage_counter.build_missing_usage(), Done()]
+        return events if self._echo_and_suffix is None else self._echo_and_suffix.apply(events)
 
 
 async def _one(backend: Backend, request: Request, context: Context, heard: _Heard) -> Pieces:
     """One answer of the backend. It is left as soon as all that is wanted of it has come."""
-    if heard.taker is not None and _pours(type(backend)):
-        batches = cast("Pouring", backend).pour(request, context, heard.take)
+    if heard.sink is not None and _pours(type(backend)):
+        batches = cast("Pouring", backend).stream_to(request, context, heard.push)
     else:
-        batches = backend.answer(request, context)
+        batches = backend.stream(request, context)
     try:
         async for batch in batches:
-            events = () if heard.over else heard.apply(batch)
-            if heard.over:
+            events = () if heard.is_complete else heard.apply(batch)
+            if heard.is_complete:
                 break
             if events or not batch:
                 yield None, events
@@ -145,7 +149,7 @@ async def _one(backend: Backend, request: Request, context: Context, heard: _Hea
             return
     finally:
         await batches.aclose()
-    yield None, heard.end()
+    yield None, heard.finish()
 
 
 @functools.cache
@@ -157,7 +161,7 @@ def _pours(kind: type) -> bool:
 @functools.cache
 def _gathering(kind: type) -> _Gather | None:
     """What gathers an answer of such backends, where they are Pouring."""
-    return kind.gather if issubclass(kind, Pouring) else None
+    return kind.collect if issubclass(kind, Pouring) else None
 
 
 # --- several at a time ----------------------------------------------------------------------------
@@ -194,7 +198,7 @@ async def _parts(
                 raise one
             elif events := merge.apply(*one):
                 yield None, events if outside is None else outside.apply(events)
-        yield None, merge.end()
+        yield None, merge.finish()
     finally:
         for task in tasks:
             task.cancel()

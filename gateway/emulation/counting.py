@@ -37,20 +37,20 @@ class Count:
 
     def __init__(self, request: Request) -> None:
         self._request = request
-        self._told = False
-        self._prompt: int | None = None
+        self._has_usage = False
+        self._prompt_tokens: int | None = None
         self._tokens = 0
         self._characters = 0
-        self._unmeasured = 0
+        self._untokenized_characters = 0
         """Characters of what comes without a number of tokens."""
 
     def apply(self, events: Sequence[Event]) -> Sequence[Event]:
         """These events, with usage before Done if there was none."""
-        if self._told:
+        if self._has_usage:
             return events
         over = events and type(events[-1]) is Done
         if over and _ends_told(events):
-            self._told = True
+            self._has_usage = True
             return events
         for event in events:
             if type(event) is Text:
@@ -59,19 +59,19 @@ class Count:
             elif type(event) in _WORDLESS:
                 continue
             elif type(event) is Usage:
-                self._told = True
+                self._has_usage = True
                 return events  # nothing of it is counted any more
             elif type(event) is Start:
-                self._prompt = event.prompt_tokens
+                self._prompt_tokens = event.prompt_tokens
             elif type(event) is Thought or type(event) is Refusal or type(event) is CallArguments:
-                self._unmeasured += len(event.text)
-        return [*events[:-1], self._usage(), events[-1]] if over else events
+                self._untokenized_characters += len(event.text)
+        return [*events[:-1], self._count_usage(), events[-1]] if over else events
 
-    def missing(self) -> tuple[Usage, ...]:
+    def build_missing_usage(self) -> tuple[Usage, ...]:
         """The usage of what was said so far, unless the backend has told it."""
-        return () if self._told else (self._usage(),)
+        return () if self._has_usage else (self._count_usage(),)
 
-    def _usage(self) -> Usage:
+    def _count_usage(self) -> Usage:
         """What was said so far.
 
         ``estimated`` where a part of it is: a prompt of which the backend said nothing, and what
@@ -80,10 +80,10 @@ class Count:
         crammed = self._characters > self._tokens * _MOST_PER_TOKEN
         tokens = by_length(self._characters) if crammed else self._tokens
         estimated = crammed
-        if self._unmeasured:
-            tokens += by_length(self._unmeasured)
+        if self._untokenized_characters:
+            tokens += by_length(self._untokenized_characters)
             estimated = True
-        prompt = self._prompt
+        prompt = self._prompt_tokens
         if prompt is None:
             prompt, guessed = _prompt_tokens(self._request)
             estimated = estimated or guessed

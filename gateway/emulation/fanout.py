@@ -38,7 +38,7 @@ class Part(Struct, frozen=True):
     request: Request
     number: int
     group: int
-    places: tuple[int, ...]
+    indexes: tuple[int, ...]
 
 
 class Spread:
@@ -52,42 +52,44 @@ class Spread:
         """``does``: the paths that are made up for."""
         self._request = request
         name, said = _told(request)
-        self._rows: list[tuple[Prompt, ...]] = [said]
+        self._prompt_groups: list[tuple[Prompt, ...]] = [said]
         if said and name in does:
-            self._rows = [(one,) for one in said]
-        self._n = request.n or 1 if isinstance(request, GenerateRequest) else 1
-        self._alone = "n" in does
-        self._copies = self._n if self._alone else 1
+            self._prompt_groups = [(one,) for one in said]
+        self._choice_count = request.n or 1 if isinstance(request, GenerateRequest) else 1
+        self._splits_choices = "n" in does
+        self._copies = self._choice_count if self._splits_choices else 1
 
     @property
-    def groups(self) -> int:
+    def group_count(self) -> int:
         """How many different prompts, or sets of them, the parts have."""
-        return len(self._rows)
+        return len(self._prompt_groups)
 
     def __len__(self) -> int:
         """How many parts there are."""
-        return len(self._rows) * self._copies
+        return len(self._prompt_groups) * self._copies
 
     def __iter__(self) -> Iterator[Part]:
-        before, each = 0, self._n // self._copies
-        for group, row in enumerate(self._rows):
+        before, each = 0, self._choice_count // self._copies
+        for group, row in enumerate(self._prompt_groups):
             prompts = range(before, before + max(len(row), 1))
             for copy in range(self._copies):
-                places = tuple(p * self._n + copy + i for p in prompts for i in range(each))
+                places = tuple(
+                    p * self._choice_count + copy + i for p in prompts for i in range(each)
+                )
                 number = group * self._copies + copy
-                yield Part(self._part(row, copy), number, group, places)
+                yield Part(self._build_request(row, copy), number, group, places)
             before += len(row)
 
-    def _part(self, row: tuple[Prompt, ...], copy: int) -> Request:
+    def _build_request(self, row: tuple[Prompt, ...], copy: int) -> Request:
         request = self._request
         if isinstance(request, EmbedRequest):
             return replace(request, inputs=row)
-        if not self._alone:
+        if not self._splits_choices:
             return replace(request, prompts=row)
         sampling = request.sampling
         if sampling.seed is not None:
             sampling = replace(sampling, seed=(sampling.seed + copy) % _SEEDS)
-        best = request.best_of if (request.best_of or 0) > self._n else None
+        best = request.best_of if (request.best_of or 0) > self._choice_count else None
         return replace(request, prompts=row, n=None, best_of=best, sampling=sampling)
 
 
@@ -102,12 +104,12 @@ class Merge:
 
     def __init__(self, spread: Spread, *, running: bool) -> None:
         """``running``: usage is told whenever a part tells it."""
-        self._groups = spread.groups
-        self._left = len(spread)
-        self._running = running
+        self._group_count = spread.group_count
+        self._parts_left = len(spread)
+        self._reports_running_usage = running
         self._total = _Total()
-        self._begun = False
-        self._served = False
+        self._started = False
+        self._has_metadata = False
 
     def apply(self, part: Part, events: Sequence[Event]) -> list[Event]:
         """The events of ``part``. Raises WorkerFailed for a choice that it does not have."""
@@ -115,36 +117,36 @@ class Merge:
         for event in events:
             match event:
                 case Start(tokens):
-                    if not self._begun:
-                        out.append(Start(tokens if self._groups == 1 else None))
+                    if not self._started:
+                        out.append(Start(tokens if self._group_count == 1 else None))
                 case Usage():
                     self._total.add(part, event)
-                    if self._running:
+                    if self._reports_running_usage:
                         out.append(self._total.usage)
                 case Served():
-                    if not self._served:
+                    if not self._has_metadata:
                         out.append(event)
-                    self._served = True
+                    self._has_metadata = True
                 case Timing():
                     if part.number == 0:  # a list of steps is one choice's
                         out.append(event)
                 case Done():
-                    self._left -= 1
+                    self._parts_left -= 1
                 case _:
                     out.append(replace(event, index=_place(part, event.index)))
-            self._begun = True
+            self._started = True
         return out
 
-    def end(self) -> list[Event]:
+    def finish(self) -> list[Event]:
         """The end of the answer. Raises StreamBroken unless every part came to its own."""
-        if self._left:
+        if self._parts_left:
             raise StreamBroken("the answer stopped before its end")
-        return [Done()] if self._running else [self._total.usage, Done()]
+        return [Done()] if self._reports_running_usage else [self._total.usage, Done()]
 
 
 def _place(part: Part, index: int) -> int:
     try:
-        return part.places[index]
+        return part.indexes[index]
     except IndexError:
         raise WorkerFailed("the worker answered with a choice that was not asked for") from None
 
@@ -158,14 +160,14 @@ class _Total:
 
     def __init__(self) -> None:
         self.usage = _ZERO
-        self._of: dict[int, Usage] = {}
-        self._speakers: dict[int, int] = {}
+        self._by_part: dict[int, Usage] = {}
+        self._prompt_parts: dict[int, int] = {}
         """Which part tells of each group's prompt: the first that told anything."""
 
     def add(self, part: Part, told: Usage) -> None:
         """``told`` takes the place of what the part told before."""
-        old = self._of.get(part.number, _ZERO)
-        self._of[part.number] = told
+        old = self._by_part.get(part.number, _ZERO)
+        self._by_part[part.number] = told
         total = self.usage
         changed: dict[str, Any] = {
             "completion_tokens": total.completion_tokens
@@ -176,7 +178,7 @@ class _Total:
             ),
             "source": max(total.source, told.source, key=_SOURCES.__getitem__),
         }
-        if self._speakers.setdefault(part.group, part.number) == part.number:
+        if self._prompt_parts.setdefault(part.group, part.number) == part.number:
             changed["prompt_tokens"] = total.prompt_tokens + told.prompt_tokens - old.prompt_tokens
             changed["cached_tokens"] = _sum(
                 total.cached_tokens, told.cached_tokens, old.cached_tokens

@@ -18,13 +18,13 @@ class Plan(Struct, frozen=True):
     with the reason ``emulated``.
     """
 
-    losses: tuple[Loss, ...] = ()
-    does: frozenset[str] = frozenset()
+    unsupported_parameters: tuple[Loss, ...] = ()
+    emulated_fields: frozenset[str] = frozenset()
 
     @property
-    def lost(self) -> tuple[Loss, ...]:
+    def lost_parameters(self) -> tuple[Loss, ...]:
         """The losses that nobody makes up for: what a strict client is refused for."""
-        return tuple(one for one in self.losses if one.reason != "emulated")
+        return tuple(one for one in self.unsupported_parameters if one.reason != "emulated")
 
 
 _NOTHING: Final = Plan()

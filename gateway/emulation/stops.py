@@ -52,16 +52,16 @@ class Stops:
     def __init__(self, stopping: Stopping, choices: int) -> None:
         """``choices``: how many the answer has."""
         self._stops = effective(stopping.stop)
-        self._include = bool(stopping.include_stop)
-        self._left = choices
-        self._open: dict[int, _Choice] = {}
-        self._ended: set[int] = set()
-        self._cut: set[int] = set()
+        self._include_stop = bool(stopping.include_stop)
+        self._choices_left = choices
+        self._open_choices: dict[int, _Choice] = {}
+        self._ended_choices: set[int] = set()
+        self._stopped: set[int] = set()
 
     @property
-    def over(self) -> bool:
+    def is_complete(self) -> bool:
         """Whether every choice has ended, while the backend goes on with one of them."""
-        return self._left <= 0 and bool(self._cut)
+        return self._choices_left <= 0 and bool(self._stopped)
 
     def apply(self, events: Sequence[Event]) -> list[Event]:
         """What may be passed on now."""
@@ -69,39 +69,39 @@ class Stops:
         for event in events:
             match event:
                 case End(_, index):
-                    self._cut.discard(index)
-                    if index not in self._ended:
-                        out += self._choice(index).rest()
+                    self._stopped.discard(index)
+                    if index not in self._ended_choices:
+                        out += self._get_choice(index).flush()
                         out.append(event)
-                        self._end(index)
+                        self._end_choice(index)
                 case PromptEcho() | Text() | Thought() | Refusal() | CallStart() | CallArguments():
-                    if event.index not in self._ended:
-                        self._say(event, out)
+                    if event.index not in self._ended_choices:
+                        self._add_event(event, out)
                 case Done():
-                    self._cut.clear()
+                    self._stopped.clear()
                     out.append(event)
                 case _:
                     out.append(event)
         return out
 
-    def _say(self, event: Said, out: list[Event]) -> None:
-        choice = self._choice(event.index)
-        out += choice.say(event)
-        if choice.matched is not None:
-            out.append(End("stop", event.index, choice.matched))
-            self._cut.add(event.index)
-            self._end(event.index)
+    def _add_event(self, event: Said, out: list[Event]) -> None:
+        choice = self._get_choice(event.index)
+        out += choice.add_event(event)
+        if choice.matched_stop is not None:
+            out.append(End("stop", event.index, choice.matched_stop))
+            self._stopped.add(event.index)
+            self._end_choice(event.index)
 
-    def _choice(self, index: int) -> "_Choice":
-        choice = self._open.get(index)
+    def _get_choice(self, index: int) -> "_Choice":
+        choice = self._open_choices.get(index)
         if choice is None:
-            choice = self._open[index] = _Choice(self._stops, include=self._include)
+            choice = self._open_choices[index] = _Choice(self._stops, include=self._include_stop)
         return choice
 
-    def _end(self, index: int) -> None:
-        del self._open[index]
-        self._ended.add(index)
-        self._left -= 1
+    def _end_choice(self, index: int) -> None:
+        del self._open_choices[index]
+        self._ended_choices.add(index)
+        self._choices_left -= 1
 
 
 class _Choice:
@@ -109,38 +109,38 @@ class _Choice:
 
     def __init__(self, stops: Sequence[str], *, include: bool) -> None:
         self._filter = StopFilter(stops, include=include)
-        self._held: deque[Said] = deque()
-        self._clear = 0
+        self._pending_events: deque[Said] = deque()
+        self._sendable_characters = 0
         """How many characters of what is held may be sent."""
-        self.matched: str | None = None
+        self.matched_stop: str | None = None
 
-    def say(self, event: Said) -> list[Event]:
+    def add_event(self, event: Said) -> list[Event]:
         """What may be passed on after ``event``. A match is left in ``matched``."""
         if not isinstance(event, Text):
-            if not self._held:
+            if not self._pending_events:
                 return [event]
-            self._held.append(event)
+            self._pending_events.append(event)
             return []
-        sent, self.matched = self._filter.feed(event.text)
-        self._held.append(event)
-        self._clear += len(sent)
-        return self._cleared()
+        sent, self.matched_stop = self._filter.feed(event.text)
+        self._pending_events.append(event)
+        self._sendable_characters += len(sent)
+        return self._pop_sendable()
 
-    def rest(self) -> list[Event]:
+    def flush(self) -> list[Event]:
         """What is held, at the text's own end."""
-        return list(self._held)
+        return list(self._pending_events)
 
-    def _cleared(self) -> list[Event]:
+    def _pop_sendable(self) -> list[Event]:
         out: list[Event] = []
-        while self._held:
-            first = self._held[0]
+        while self._pending_events:
+            first = self._pending_events[0]
             if isinstance(first, Text):
-                if len(first.text) > self._clear:
-                    if self.matched is not None and self._clear:
-                        out.append(shortened(first, self._clear))
+                if len(first.text) > self._sendable_characters:
+                    if self.matched_stop is not None and self._sendable_characters:
+                        out.append(shortened(first, self._sendable_characters))
                     break
-                self._clear -= len(first.text)
-            out.append(self._held.popleft())
+                self._sendable_characters -= len(first.text)
+            out.append(self._pending_events.popleft())
         return out
 
 

@@ -46,14 +46,14 @@ class _Http(Struct):
 class _Sink:
     """A ``gateway.seam.Sink`` whose answer nobody gets."""
 
-    pressure = False
+    needs_drain = False
 
     def __init__(self) -> None:
         self.started = False
         self.headers: Headers = ()
         self.body = b""
 
-    def whole(self, status: int, headers: Headers, body: bytes) -> None:
+    def send_response(self, status: int, headers: Headers, body: bytes) -> None:
         self.start(status, headers)
         self.write(body)
 
@@ -79,16 +79,16 @@ class _Dry:
         self._clock = clock
         self._draw = draw
         self.record = Record("")
-        self.watch: Watch | None = None
+        self.recorder: Watch | None = None
 
     def __call__(
         self, record: Record, principal: Principal | None, *, open_to_all: bool
     ) -> Watch | None:
         del principal, open_to_all
-        self.watch = Watch(record, self._clock, lambda: self._draw, dry=True)
-        return self.watch
+        self.recorder = Watch(record, self._clock, lambda: self._draw, dry=True)
+        return self.recorder
 
-    def observe(self, record: Record) -> None:
+    def record_request(self, record: Record) -> None:
         """See ``gateway.telemetry.Observer``."""
         self.record = record
 
@@ -108,22 +108,22 @@ async def explain(question: Question, servers: Servers, clock: Clock) -> Explana
         id="", dry=True, listener=address, method=question.method, path=path, key=question.key or ""
     )
     if found is not None and found.endpoint.task in _NEVER_TRIED:
-        told.dialect = found.mount.dialect.name
+        told.dialect = found.mount.adapter.name
         told.endpoint, told.task = found.endpoint.path, found.endpoint.task
         return told
     headers = {name.lower(): text for name, text in question.headers.items()}
-    content = question.content
+    content = question.body_bytes
     if content:
         headers.setdefault("content-type", "application/json")
     http = _Http(question.method, path, query, headers | {HEADER: "1"}, question.peer, content)
     sink, dry = _Sink(), _Dry(clock, question.draw)
     try:
-        server = server.tried(question.key, dry, dry.observe)
+        server = server.for_dry_run(question.key, dry, dry.record_request)
     except KeyError:
         raise LookupError(f"there is no key {question.key!r}") from None
-    await server.serve(http, sink)
-    if dry.watch is not None:
-        told = replace(dry.watch.explanation(), listener=address)
+    await server.handle(http, sink)
+    if dry.recorder is not None:
+        told = replace(dry.recorder.build_explanation(), listener=address)
     told.dialect = dry.record.dialect
     told.answer = None if dry.record.error == Foretold.__name__ else _answer(dry.record, sink)
     return told
@@ -135,7 +135,7 @@ def entrance(question: Question, servers: Servers) -> tuple[str, Server, Found |
     path = question.path.partition("?")[0]
     for name, server in asked.items():
         try:
-            return name, server, server.paths.find(question.method, path)
+            return name, server, server.path_router.find_endpoint(question.method, path)
         except (PathNotFound, MethodNotAllowed):
             continue
     name, server = next(iter(asked.items()))
@@ -165,10 +165,10 @@ class Explainer:
     """
 
     def __init__(self, kept: Kept, servers: Callable[[], Servers], clock: Clock) -> None:
-        self.find = kept.find
-        self._servers = servers
+        self.find_explanation = kept.find_explanation
+        self._get_servers = servers
         self._clock = clock
 
-    async def explain(self, question: Question) -> Explanation:
+    async def explain_request(self, question: Question) -> Explanation:
         """What would become of a request now. Raises LookupError."""
-        return await explain(question, self._servers(), self._clock)
+        return await explain(question, self._get_servers(), self._clock)

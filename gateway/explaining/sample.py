@@ -25,18 +25,18 @@ def sample(mount: Mount, model: str, variant: str | None, *, stream: bool) -> Wi
 
     None where none can be made up.
     """
-    dialect = mount.dialect
+    dialect = mount.adapter
     if not isinstance(dialect, WorkerDialect):
         return None
     paths = Paths([mount])
     for request in _requests(model, stream=stream):
         try:
-            wire = dialect.encode(request)
+            wire = dialect.encode_request(request)
             wire = replace(wire, path=mount.prefix + wire.path)
-            found = paths.find(wire.method, wire.path)
+            found = paths.find_endpoint(wire.method, wire.path)
         except ClientError:
             continue
-        if found.endpoint.variant == variant or variant is None:
+        if found.endpoint.operation == variant or variant is None:
             return wire
     return None
 

@@ -140,14 +140,17 @@ def _choice(choice: Choice) -> Iterator[Line]:
     yield "timeouts", _seconds(choice.timeouts)
     yield (
         "retries",
-        f"{choice.retries}, within {choice.budget:.0%} of requests, on {_list(choice.retried)}",
+        f"{choice.max_retries}, within {choice.retry_budget:.0%} of requests, on {_list(choice.retryable_failures)}",
     )
-    yield "queue", f"{choice.waiting} of {choice.queue} wait, {choice.wait:.6g} s at most"
+    yield (
+        "queue",
+        f"{choice.queue_length} of {choice.queue_limit} wait, {choice.queue_timeout:.6g} s at most",
+    )
     least = {"least": "the least score", "most": "the highest score"}
-    by = least.get(choice.wins, "the least score of two drawn")
+    by = least.get(choice.score_rule, "the least score of two drawn")
     yield "policy", f"{choice.policy}: {by}"
     for one in choice.candidates:
-        yield "worker", _candidate(one, choice.likely)
+        yield "worker", _candidate(one, choice.expected_url)
     if not choice.candidates:
         yield "worker", "none is known yet"
 
@@ -156,7 +159,7 @@ def _candidate(one: Candidate, likely: str) -> str:
     load = f"{one.in_flight} in flight" + ("" if one.limit is None else f" of {one.limit}")
     known = "" if one.latency is None else f", {one.latency:.6g} s to a token"
     score = "" if one.score is None else f", score {one.score:.6g}"
-    mark = ": is taken" if one.url == likely else f": {_CAN[one.can]}"
+    mark = ": is taken" if one.url == likely else f": {_CAN[one.availability]}"
     return f"{one.url} {one.state}, weight {one.weight:.6g}, {load}{known}{score}{mark}"
 
 

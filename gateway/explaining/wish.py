@@ -20,7 +20,7 @@ class Wish(Struct, frozen=True):
 
     model: str | None = None
     path: str | None = None
-    dialect: str | None = None
+    protocol: str | None = None
     body: bytes | None = None
     stream: bool = False
 
@@ -33,9 +33,9 @@ def complete(question: Question, wish: Wish, servers: Servers) -> Question:
     _, _, found = entrance(question, servers)
     if found is None or found.endpoint.task != "generate":
         return replace(question, base64=wish.body or b"")
-    found = found.among([wish.dialect or ""])
+    found = found.select_protocol([wish.protocol or ""])
     model = wish.model or next(iter(found.params.values()), None) or _model_of(wish.body)
-    made = sample(found.mount, model or "", found.endpoint.variant, stream=wish.stream)
+    made = sample(found.mount, model or "", found.endpoint.operation, stream=wish.stream)
     if wish.body is None and (made is None or model is None):
         raise LookupError("nothing can be made up for this path: give --model, or a --body")
     return replace(question, base64=_body(wish, made))
@@ -48,14 +48,14 @@ def _made_up(question: Question, wish: Wish, servers: Servers) -> Question:
         raise LookupError("give the --model that is asked for")
     for address, mount in _mounts(question, servers):
         made = sample(mount, model, None, stream=wish.stream)
-        if made is not None and wish.dialect in (None, mount.dialect.name):
+        if made is not None and wish.protocol in (None, mount.adapter.name):
             return replace(question, listener=address, path=made.path, base64=_body(wish, made))
-    raise LookupError(f"no path of {wish.dialect or 'a dialect'} can be made up: give --path")
+    raise LookupError(f"no path of {wish.protocol or 'a dialect'} can be made up: give --path")
 
 
 def _mounts(question: Question, servers: Servers) -> Iterator[tuple[str, Mount]]:
     for address, server in meant(question, servers).items():
-        yield from ((address, mount) for mount in server.paths.mounts)
+        yield from ((address, mount) for mount in server.path_router.mounts)
 
 
 def _body(wish: Wish, made: WireRequest | None) -> bytes:

@@ -24,14 +24,14 @@ class Front(Protocol):
     be put in another's place at any time: a request that runs keeps the one that it began with.
     """
 
-    serve: Serve
-    leaving: bool
+    handle_request: Serve
+    is_draining: bool
     """Whether each answer is the last of its connection."""
 
-    def limit(self, limits: Limits) -> None:
+    def set_limits(self, limits: Limits) -> None:
         """What new connections are held to, and how many there may be."""
 
-    def trust(self, tls: ssl.SSLContext | None) -> None:
+    def set_tls_context(self, tls: ssl.SSLContext | None) -> None:
         """With which certificate new connections are met; None where they are plain."""
 
     async def listen(
@@ -50,7 +50,7 @@ class Front(Protocol):
         """
 
     @property
-    def listening(self) -> Sequence[int]:
+    def socket_fds(self) -> Sequence[int]:
         """The descriptors of its listening sockets."""
 
     @property
@@ -58,10 +58,10 @@ class Front(Protocol):
         """How many clients have now."""
 
     @property
-    def refused(self) -> Mapping[int, int]:
+    def malformed_by_status(self) -> Mapping[int, int]:
         """How often what came could not be read as a request, by the status that said so."""
 
-    def shut(self) -> None:
+    def stop_accepting(self) -> None:
         """Take no more connections. Those that are there go on."""
 
     async def drain(self, seconds: float) -> None:

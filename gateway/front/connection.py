@@ -26,25 +26,25 @@ end of that, or the client to read what refuses it."""
 class Owner(Protocol):
     """Whose connections they are."""
 
-    serve: Serve
-    leaving: bool
+    handle_request: Serve
+    is_draining: bool
     limits: Limits
-    outbox: Outbox
-    now: float
+    write_batcher: Outbox
+    loop_time: float
     """By the loop's clock, as of the last look at who takes too long."""
-    refused: Counter[int]
+    malformed_by_status: Counter[int]
     """What could not be read as a request, by the status that says so."""
 
-    def opened(self, connection: "Connection") -> bool:
+    def on_connection_open(self, connection: "Connection") -> bool:
         """Whether there is room for one more."""
 
-    def closed(self, connection: "Connection") -> None:
+    def on_connection_close(self, connection: "Connection") -> None:
         """It is over."""
 
-    def began(self, connection: "Connection") -> None:
+    def on_request_start(self, connection: "Connection") -> None:
         """A request of this connection is served."""
 
-    def ended(self, connection: "Connection") -> None:
+    def on_request_end(self, connection: "Connection") -> None:
         """It is over."""
 
 
@@ -58,53 +58,55 @@ class Connection(asyncio.Protocol):
         self._state: State = "head"
         self.peer = ""
         """The client's address."""
-        self._since = owner.now
+        self._state_since = owner.loop_time
         """When what it waits for last went on, by the owner's clock."""
-        self._left = 0
+        self._unsent_bytes = 0
         """Bytes that the client had not taken when it was last looked at."""
         self._transport: asyncio.Transport | None = None
-        self._reader = Reader(owner.limits.header, loop, self._take, self._go_on)
+        self._parser = Reader(
+            owner.limits.max_header_size, loop, self._on_request, self._resume_body
+        )
         self._queue: deque[Incoming | Refused] = deque()
-        self._sink: Outgoing | None = None
+        self._writer: Outgoing | None = None
         self._task: asyncio.Task[None] | None = None
-        self._paused = False
+        self._is_reading_paused = False
 
     @property
-    def resting(self) -> bool:
+    def is_idle(self) -> bool:
         """Whether no request is in work or begun."""
-        return self._task is None and not self._queue and not self._reader.in_head
+        return self._task is None and not self._queue and not self._parser.in_head
 
-    def end(self) -> None:
+    def close(self) -> None:
         """Close, once what was written is sent."""
-        self._reader.deaf = True
-        self._wait_for("ending")
-        self._owner.outbox.flush()
+        self._parser.is_stopped = True
+        self._set_state("ending")
+        self._owner.write_batcher.flush()
         if self._transport is not None:
             self._transport.close()
 
-    def cut(self) -> None:
+    def abort(self) -> None:
         """Close at once."""
-        self._owner.outbox.flush()
+        self._owner.write_batcher.flush()
         if self._transport is not None:
             self._transport.abort()
 
-    def look(self) -> None:
+    def check_timeouts(self) -> None:
         """Let the client go if what it is to do takes too long."""
-        now = self._owner.now
+        now = self._owner.loop_time
         if self._transport is None or self._state == "answer":
             return
         left = self._transport.get_write_buffer_size()
-        if left != self._left:  # it still reads what was sent before
-            self._left = left
-            self._since = now
-        if now - self._since <= self._patience() + self._limits.grain:
+        if left != self._unsent_bytes:  # it still reads what was sent before
+            self._unsent_bytes = left
+            self._state_since = now
+        if now - self._state_since <= self._get_timeout() + self._limits.check_interval:
             return
         if self._state == "body":
-            self._reader.break_off()
-        elif self._reader.in_head:
-            self._reader.give_up(408, "the request's head took too long")
+            self._parser.abort_body()
+        elif self._parser.in_head:
+            self._parser.reject(408, "the request's head took too long")
         else:
-            self.cut()
+            self.abort()
 
     # --- asyncio.Protocol -----------------------------------------------------------------------
 
@@ -113,154 +115,156 @@ class Connection(asyncio.Protocol):
         self._transport = cast("asyncio.Transport", transport)
         peer = transport.get_extra_info("peername")
         self.peer = peer[0] if isinstance(peer, tuple) else ""
-        if not self._owner.opened(self):
+        if not self._owner.on_connection_open(self):
             self._transport.abort()
             return
         self._transport.set_write_buffer_limits(high=_WRITE_HIGH)
 
     def data_received(self, data: bytes) -> None:
         """See asyncio.Protocol."""
-        reader = self._reader
-        if reader.deaf:
+        reader = self._parser
+        if reader.is_stopped:
             return
         began = reader.in_head
         reader.feed(data)
         state = self._state
         if state == "body":
-            self._since = self._owner.now
-            if reader.body is None:
+            self._state_since = self._owner.loop_time
+            if reader.body_request is None:
                 self._state = "answer"
         elif state == "head" and reader.in_head and not began:
-            self._wait_for("head")
-        if self._queue or reader.body is not None:
-            self._hold_back()
+            self._set_state("head")
+        if self._queue or reader.body_request is not None:
+            self._limit_reading()
 
     def connection_lost(self, exc: Exception | None) -> None:
         """See asyncio.Protocol."""
         del exc
         self._transport = None
         self._queue.clear()
-        if self._sink is not None:
-            self._sink.resume()
+        if self._writer is not None:
+            self._writer.resume()
         if self._task is not None:
             self._task.cancel()
-        self._owner.closed(self)
+        self._owner.on_connection_close(self)
 
     def pause_writing(self) -> None:
         """See asyncio.Protocol."""
-        if self._sink is not None:
-            self._sink.hold(self._loop)
+        if self._writer is not None:
+            self._writer.pause(self._loop)
 
     def resume_writing(self) -> None:
         """See asyncio.Protocol."""
-        if self._sink is not None:
-            self._sink.resume()
+        if self._writer is not None:
+            self._writer.resume()
 
     # --- reading --------------------------------------------------------------------------------
 
-    def _go_on(self) -> None:
+    def _resume_body(self) -> None:
         """Let more of a body come."""
-        body = self._reader.body
-        if self._transport is not None and body is not None and body.expects:
-            body.expects = False
-            self._owner.outbox.flush()
+        body = self._parser.body_request
+        if self._transport is not None and body is not None and body.expects_continue:
+            body.expects_continue = False
+            self._owner.write_batcher.flush()
             self._transport.write(b"HTTP/1.1 100 Continue\r\n\r\n")
-        self._read_on()
+        self._resume_reading()
 
-    def _read_on(self) -> None:
-        if self._paused and self._transport is not None:
-            self._paused = False
+    def _resume_reading(self) -> None:
+        if self._is_reading_paused and self._transport is not None:
+            self._is_reading_paused = False
             self._transport.resume_reading()
 
-    def _hold_back(self) -> None:
+    def _limit_reading(self) -> None:
         """Read no more than is wanted."""
-        body = self._reader.body
-        wanted = len(self._queue) <= _QUEUED and not (body is not None and body.full)
-        if self._transport is not None and not self._paused and not wanted:
-            self._paused = True
+        body = self._parser.body_request
+        wanted = len(self._queue) <= _QUEUED and not (body is not None and body.is_full)
+        if self._transport is not None and not self._is_reading_paused and not wanted:
+            self._is_reading_paused = True
             self._transport.pause_reading()
 
     # --- serving --------------------------------------------------------------------------------
 
-    def _take(self, one: Incoming | Refused) -> None:
+    def _on_request(self, one: Incoming | Refused) -> None:
         """Serve a request, or say why it is none, when no other is served any more."""
         if self._task is not None:
             self._queue.append(one)
         elif type(one) is Refused:
-            self._say(one)
+            self._send_bad_request(one)
         elif (transport := self._transport) is not None:
             owner = self._owner
             one.peer = self.peer
-            if one.complete:
+            if one.is_complete:
                 self._state = "answer"
             else:
-                self._wait_for("body")
-            sink = self._sink = Outgoing(transport, owner, one, one.method == "HEAD")
-            owner.began(self)
-            self._task = asyncio.Task(self._serve(one, sink), loop=self._loop, name="exchange")
+                self._set_state("body")
+            sink = self._writer = Outgoing(transport, owner, one, one.method == "HEAD")
+            owner.on_request_start(self)
+            self._task = asyncio.Task(
+                self._handle_request(one, sink), loop=self._loop, name="exchange"
+            )
 
-    async def _serve(self, request: Incoming, sink: Outgoing) -> None:
+    async def _handle_request(self, request: Incoming, sink: Outgoing) -> None:
         owner = self._owner
-        serve = owner.serve
+        serve = owner.handle_request
         try:
             await serve(request, sink)
         finally:
-            self._task = self._sink = None
-            owner.ended(self)
-            self._served(request, sink)
+            self._task = self._writer = None
+            owner.on_request_end(self)
+            self._on_response_done(request, sink)
 
-    def _served(self, request: Incoming, sink: Outgoing) -> None:
+    def _on_response_done(self, request: Incoming, sink: Outgoing) -> None:
         """An answer is over: go on, or end."""
         if not sink.finished:
-            self.cut()
-        elif not request.complete:
+            self.abort()
+        elif not request.is_complete:
             self._linger()
-        elif sink.closes:
-            self.end()
+        elif sink.closes_connection:
+            self.close()
         else:
-            if self._paused:
-                self._read_on()
+            if self._is_reading_paused:
+                self._resume_reading()
             if self._queue:
-                self._take(self._queue.popleft())
+                self._on_request(self._queue.popleft())
             else:
-                self._wait_for("head")
+                self._set_state("head")
 
-    def _say(self, refused: Refused) -> None:
-        self._owner.refused[refused.status] += 1
-        body = f"{refused.text}\n".encode()
+    def _send_bad_request(self, refused: Refused) -> None:
+        self._owner.malformed_by_status[refused.status] += 1
+        body = f"{refused.message}\n".encode()
         lines = (
             "Content-Type: text/plain; charset=utf-8",
             f"Content-Length: {len(body)}",
             "Connection: close",
         )
         if self._transport is not None:
-            self._owner.outbox.send(self._transport, head(refused.status, lines) + body)
+            self._owner.write_batcher.send(self._transport, head(refused.status, lines) + body)
         self._linger()
 
     def _linger(self) -> None:
         """End, but read on for a little: an answer is lost if its reader is met by a reset."""
-        self._reader.deaf = True
-        self._wait_for("lingering")
-        self._owner.outbox.flush()
-        self._read_on()
+        self._parser.is_stopped = True
+        self._set_state("lingering")
+        self._owner.write_batcher.flush()
+        self._resume_reading()
         if self._transport is not None:
             if self._transport.can_write_eof():
                 self._transport.write_eof()
             else:  # with TLS one side can't end alone
                 self._transport.close()
 
-    def _wait_for(self, state: State) -> None:
+    def _set_state(self, state: State) -> None:
         self._state = state
-        self._since = self._owner.now
+        self._state_since = self._owner.loop_time
 
-    def _patience(self) -> float:
+    def _get_timeout(self) -> float:
         limits = self._limits
         match self._state:
             case "head":
-                return limits.head if self._reader.in_head else limits.idle
+                return limits.header_timeout if self._parser.in_head else limits.idle_timeout
             case "lingering":
-                return limits.linger
+                return limits.linger_timeout
             case "body":
-                return limits.body
+                return limits.body_timeout
             case _:
-                return limits.taken
+                return limits.write_timeout

@@ -22,12 +22,12 @@ class Starts(dict[str, str]):
 
     def __init__(self, ours: frozenset[str]) -> None:
         super().__init__()
-        self._ours = ours
+        self._omitted = ours
 
     def __missing__(self, name: str) -> str:
         if not name.isprintable():
             raise ValueError("a header's name holds what none can")
-        start = "" if name.lower() in self._ours else f"{name}: "
+        start = "" if name.lower() in self._omitted else f"{name}: "
         if len(self) >= _KNOWN:
             self.clear()
         self[name] = start

@@ -16,58 +16,58 @@ class Incoming(Struct, eq=False):
     """A gateway.seam.Request. ``_go_on`` lets more of the body come."""
 
     _loop: asyncio.AbstractEventLoop
-    _go_on: Callable[[], None]
+    _resume_body: Callable[[], None]
     method: str
     path: str
     query: str
     headers: Mapping[str, str]
-    complete: bool = False
-    parts: list[bytes] = []
+    is_complete: bool = False
+    body_parts: list[bytes] = []
     """Those of the body that came."""
-    size: int = 0
+    body_size: int = 0
     """How many bytes these have."""
     peer: str = ""
-    http10: bool = False
-    keeps: bool = True
+    is_http10: bool = False
+    keep_alive: bool = True
     """Whether the client will use the connection again."""
-    expects: bool = False
+    expects_continue: bool = False
     """The client waits to be told before it sends the body."""
-    broken: bool = False
+    is_broken: bool = False
     """The body is not what its head said."""
     _limit: int | None = None
     _waiter: asyncio.Future[None] | None = None
 
     @property
-    def full(self) -> bool:
+    def is_full(self) -> bool:
         """Whether no more of the body is wanted for now."""
-        return self.size > (UNASKED if self._limit is None else self._limit)
+        return self.body_size > (UNASKED if self._limit is None else self._limit)
 
     async def body(self, limit: int) -> bytes:
         """See ``gateway.seam.Request``. Raises Malformed for one that did not arrive whole."""
         self._limit = limit
-        if not self.complete:
-            await self._arrival(limit)
-        if self.size > limit:
+        if not self.is_complete:
+            await self._wait_for_body(limit)
+        if self.body_size > limit:
             raise _too_large(limit)
-        return b"".join(self.parts)
+        return b"".join(self.body_parts)
 
-    async def _arrival(self, limit: int) -> None:
+    async def _wait_for_body(self, limit: int) -> None:
         """Wait for the rest of the body, but not of one that is too large."""
         if "content-length" in self.headers and int(self.headers["content-length"]) > limit:
             raise _too_large(limit)
-        while not self.complete:
-            if self.broken:
+        while not self.is_complete:
+            if self.is_broken:
                 raise Malformed("the body did not arrive whole")
-            if self.full:
+            if self.is_full:
                 raise _too_large(limit)
-            self._go_on()
+            self._resume_body()
             self._waiter = self._loop.create_future()
             try:
                 await self._waiter
             finally:
                 self._waiter = None
 
-    def wake(self) -> None:
+    def notify(self) -> None:
         """Something of the body has come, or it never will."""
         if self._waiter is not None and not self._waiter.done():
             self._waiter.set_result(None)

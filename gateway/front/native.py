@@ -22,25 +22,25 @@ class Front:
 
     def __init__(self, serve: Serve, limits: Limits) -> None:
         self.serve = serve
-        self.leaving = False
+        self.is_draining = False
         self.now = 0.0
         self.limits = limits
-        self.outbox = Outbox(asyncio.get_running_loop)
+        self.write_batcher = Outbox(asyncio.get_running_loop)
         self._connections: dict[Connection, None] = {}
-        self._addresses: dict[str, int] = {}
+        self._connections_per_address: dict[str, int] = {}
         """How many connections each has."""
-        self._waiting: dict[Connection, None] = {}
+        self._idle_connections: dict[Connection, None] = {}
         """Those that wait for a request; who has waited longest stands first."""
-        self._door = Door(lambda: Connection(self, asyncio.get_running_loop()))
-        self.refused = Counter[int]()
+        self._sockets = Door(lambda: Connection(self, asyncio.get_running_loop()))
+        self.malformed_by_status = Counter[int]()
         """See ``gateway.front.Front``."""
-        self._busy = 0
-        self._idle: asyncio.Event | None = None
+        self._active_requests = 0
+        self._idle_event: asyncio.Event | None = None
         """That nothing is served, once somebody waits for it."""
-        self._closed = False
+        self._is_closed = False
         """It meets nobody any more, whoever was let in before its door was shut."""
-        self._gone = asyncio.Event()
-        self._looking: asyncio.TimerHandle | None = None
+        self._all_closed = asyncio.Event()
+        self._timer: asyncio.TimerHandle | None = None
 
     def limit(self, limits: Limits) -> None:
         """What new connections are held to, and how many there may be."""
@@ -48,7 +48,7 @@ class Front:
 
     def trust(self, tls: ssl.SSLContext | None) -> None:
         """With which certificate new connections are met; None where they are plain."""
-        self._door.trust(tls)
+        self._sockets.set_tls_context(tls)
 
     async def listen(
         self,
@@ -62,14 +62,14 @@ class Front:
         """See ``gateway.front.Front``."""
         loop = asyncio.get_running_loop()
         self.now = loop.time()
-        bound = await self._door.open(host, port, tls, reuse_port=reuse_port, given=given)
-        self._looking = loop.call_later(self.limits.grain, self._look, loop)
+        bound = await self._sockets.listen(host, port, tls, reuse_port=reuse_port, given=given)
+        self._timer = loop.call_later(self.limits.check_interval, self._check_timeouts, loop)
         return bound
 
     @property
     def listening(self) -> Sequence[int]:
         """The descriptors of its listening sockets."""
-        return self._door.descriptors
+        return self._sockets.fds
 
     @property
     def connections(self) -> int:
@@ -78,87 +78,89 @@ class Front:
 
     def shut(self) -> None:
         """Take no more connections. Those that are there go on."""
-        self._door.shut()
+        self._sockets.stop_accepting()
 
     async def drain(self, seconds: float) -> None:
         """Leave and shut, end what rests, and wait for what runs, so long at most."""
-        self.leaving = True
-        await self._door.closed()
+        self.is_draining = True
+        await self._sockets.wait_closed()
         for connection in list(self._connections):
-            if connection.resting:
-                connection.end()
+            if connection.is_idle:
+                connection.close()
         try:
             async with asyncio.timeout(seconds):
-                await self._rest()
+                await self._wait_idle()
         except TimeoutError:
             pass
 
     async def close(self) -> None:
         """Cut what is left."""
-        self._closed = True
-        if self._looking is not None:
-            self._looking.cancel()
-        await self._door.closed()
+        self._is_closed = True
+        if self._timer is not None:
+            self._timer.cancel()
+        await self._sockets.wait_closed()
         while self._connections:
-            self._gone.clear()
+            self._all_closed.clear()
             for connection in list(self._connections):
-                connection.cut()
-            await self._gone.wait()
-        await self._rest()
+                connection.abort()
+            await self._all_closed.wait()
+        await self._wait_idle()
 
     # --- see gateway.front.connection.Owner -----------------------------------------------------
 
     def opened(self, connection: Connection) -> bool:
         """See Owner."""
         limits, at = self.limits, connection.peer
-        here = self._addresses[at] = self._addresses.get(at, 0) + 1
-        room = not self._closed and (limits.per_address is None or here <= limits.per_address)
-        room = room and (len(self._connections) < limits.connections or self._make_room())
-        self._connections[connection] = self._waiting[connection] = None
+        here = self._connections_per_address[at] = self._connections_per_address.get(at, 0) + 1
+        room = not self._is_closed and (
+            limits.max_per_address is None or here <= limits.max_per_address
+        )
+        room = room and (len(self._connections) < limits.max_connections or self._evict_idle())
+        self._connections[connection] = self._idle_connections[connection] = None
         return room
 
     def closed(self, connection: Connection) -> None:
         """See Owner."""
         del self._connections[connection]
-        self._waiting.pop(connection, None)
-        self._addresses[connection.peer] -= 1
-        if not self._addresses[connection.peer]:
-            del self._addresses[connection.peer]
+        self._idle_connections.pop(connection, None)
+        self._connections_per_address[connection.peer] -= 1
+        if not self._connections_per_address[connection.peer]:
+            del self._connections_per_address[connection.peer]
         if not self._connections:
-            self._gone.set()
+            self._all_closed.set()
 
     def began(self, connection: Connection) -> None:
         """See Owner."""
-        if connection in self._waiting:
-            del self._waiting[connection]
-        self._busy += 1
+        if connection in self._idle_connections:
+            del self._idle_connections[connection]
+        self._active_requests += 1
 
     def ended(self, connection: Connection) -> None:
         """See Owner."""
         if connection in self._connections:
-            self._waiting[connection] = None
-        self._busy -= 1
-        if self._idle is not None and not self._busy:
-            self._idle.set()
+            self._idle_connections[connection] = None
+        self._active_requests -= 1
+        if self._idle_event is not None and not self._active_requests:
+            self._idle_event.set()
 
-    async def _rest(self) -> None:
+    async def _wait_idle(self) -> None:
         """Wait until nothing is served."""
-        self._idle = self._idle or asyncio.Event()
-        while self._busy:
-            self._idle.clear()
-            await self._idle.wait()
+        self._idle_event = self._idle_event or asyncio.Event()
+        while self._active_requests:
+            self._idle_event.clear()
+            await self._idle_event.wait()
 
-    def _make_room(self) -> bool:
+    def _evict_idle(self) -> bool:
         """Let the one go that has waited longest for a request; whether there is one."""
-        for one in self._waiting:
-            del self._waiting[one]
-            one.cut()
+        for one in self._idle_connections:
+            del self._idle_connections[one]
+            one.abort()
             return True
         return False
 
-    def _look(self, loop: asyncio.AbstractEventLoop) -> None:
+    def _check_timeouts(self, loop: asyncio.AbstractEventLoop) -> None:
         """Let go of those who take too long."""
         self.now = loop.time()
         for connection in list(self._connections):
-            connection.look()
-        self._looking = loop.call_later(self.limits.grain, self._look, loop)
+            connection.check_timeouts()
+        self._timer = loop.call_later(self.limits.check_interval, self._check_timeouts, loop)

@@ -21,8 +21,8 @@ _BODILESS: Final = (204, 304)
 class Leaving(Protocol):
     """What may close its connections."""
 
-    leaving: bool
-    outbox: Outbox
+    is_draining: bool
+    write_batcher: Outbox
     """By which all of them are written to."""
 
 
@@ -36,37 +36,37 @@ class Outgoing(Struct, eq=False):
     _transport: asyncio.Transport
     _owner: Leaving
     _request: Incoming
-    _bare: bool
+    _is_head_only: bool
     """The client wants no body."""
     started: bool = False
     finished: bool = False
-    closes: bool = False
+    closes_connection: bool = False
     """The connection ends with this answer: told with its head."""
-    pressure: bool = True
+    needs_drain: bool = True
     """See ``gateway.seam.Sink``."""
-    _chunked: bool = False
+    _is_chunked: bool = False
     _head_sent: bool = False
     _status: int = 0
     _headers: Headers = ()
-    _parts: list[bytes] = []
+    _buffer: list[bytes] = []
     _writable: asyncio.Future[None] | None = None
 
-    def whole(self, status: int, headers: Headers, body: bytes) -> None:
+    def send_response(self, status: int, headers: Headers, body: bytes) -> None:
         """See ``gateway.seam.Sink``."""
         self.started = True
         lines, silent = told(headers, WHOLE)
         if status in _BODILESS:
             body = b""
-        elif "transfer-encoding" in silent and not self._request.http10:
-            self._chunked = True
+        elif "transfer-encoding" in silent and not self._request.is_http10:
+            self._is_chunked = True
             lines.append(_CHUNKED)
-            body = self._framed(body) + _LAST
+            body = self._frame_chunk(body) + _LAST
         else:
             lines.append(f"Content-Length: {len(body)}")
         if "connection" in silent:
-            self.closes = True
-        top = self._top(status, lines)
-        self._owner.outbox.send(self._transport, top if self._bare else top + body)
+            self.closes_connection = True
+        top = self._build_head(status, lines)
+        self._owner.write_batcher.send(self._transport, top if self._is_head_only else top + body)
         self.finished = True
 
     def start(self, status: int, headers: Headers) -> None:
@@ -78,73 +78,77 @@ class Outgoing(Struct, eq=False):
     def write(self, data: bytes) -> None:
         """See ``gateway.seam.Sink``."""
         if not self._head_sent:
-            self._parts.append(data)
-        elif framed := self._framed(data):
-            self._owner.outbox.send(self._transport, framed)
+            self._buffer.append(data)
+        elif framed := self._frame_chunk(data):
+            self._owner.write_batcher.send(self._transport, framed)
 
     def finish(self) -> None:
         """See ``gateway.seam.Sink``."""
         if self._head_sent:
-            if self._chunked:
-                self._owner.outbox.send(self._transport, _LAST)
+            if self._is_chunked:
+                self._owner.write_batcher.send(self._transport, _LAST)
         else:
-            self._open(_LAST)
+            self._send_head(_LAST)
         self.finished = True
 
     async def drain(self) -> None:
         """See ``gateway.seam.Sink``."""
         if not self._head_sent:
-            self._open()
+            self._send_head()
         if self._writable is not None:
             await self._writable
 
-    def hold(self, loop: asyncio.AbstractEventLoop) -> None:
+    def pause(self, loop: asyncio.AbstractEventLoop) -> None:
         """The client does not take what was sent as fast as it comes."""
-        self.pressure = True
+        self.needs_drain = True
         if self._writable is None:
             self._writable = loop.create_future()
 
     def resume(self) -> None:
         """It has caught up, or is gone."""
-        self.pressure = not self._head_sent
+        self.needs_drain = not self._head_sent
         if self._writable is not None:
             if not self._writable.done():
                 self._writable.set_result(None)
             self._writable = None
 
-    def _open(self, last: bytes = b"") -> None:
+    def _send_head(self, last: bytes = b"") -> None:
         """Begin a stream; and end it, with ``last`` where that is told."""
         lines, silent = told(self._headers, STREAM)
         lines += _STREAMED
-        http10 = self._request.http10
+        http10 = self._request.is_http10
         if not http10:
             lines.append(_CHUNKED)
-        self._chunked = not http10 and not self._bare
-        self.closes = http10 or "connection" in silent
-        top = self._top(self._status, lines)
+        self._is_chunked = not http10 and not self._is_head_only
+        self.closes_connection = http10 or "connection" in silent
+        top = self._build_head(self._status, lines)
         self._head_sent = True
-        self.pressure = self._writable is not None
-        said = [top] if self._bare else [top, *self._parts]
-        if self._chunked:
-            if size := sum(map(len, self._parts)):
+        self.needs_drain = self._writable is not None
+        said = [top] if self._is_head_only else [top, *self._buffer]
+        if self._is_chunked:
+            if size := sum(map(len, self._buffer)):
                 said[0] = b"%b%x\r\n" % (top, size)
                 said.append(b"\r\n")
             said.append(last)
-        self._parts.clear()
-        self._owner.outbox.send(self._transport, b"".join(said))
+        self._buffer.clear()
+        self._owner.write_batcher.send(self._transport, b"".join(said))
 
-    def _top(self, status: int, lines: list[str]) -> bytes:
+    def _build_head(self, status: int, lines: list[str]) -> bytes:
         """The head, which also says whether the connection ends."""
         request = self._request
         # A body that nobody waited for is not read to its end: no other request can follow it.
-        if self.closes or self._owner.leaving or not (request.keeps and request.complete):
-            self.closes = True
+        if (
+            self.closes_connection
+            or self._owner.is_draining
+            or not (request.keep_alive and request.is_complete)
+        ):
+            self.closes_connection = True
             lines.append(_CLOSE)
-        elif request.http10:
+        elif request.is_http10:
             lines.append(_KEEP)
         return head(status, lines)
 
-    def _framed(self, data: bytes) -> bytes:
-        if self._bare or not data:
+    def _frame_chunk(self, data: bytes) -> bytes:
+        if self._is_head_only or not data:
             return b""
-        return b"%x\r\n%b\r\n" % (len(data), data) if self._chunked else data
+        return b"%x\r\n%b\r\n" % (len(data), data) if self._is_chunked else data

@@ -19,7 +19,7 @@ class Refused(Struct, frozen=True):
     """A request that can't be read: what is answered, before the connection ends."""
 
     status: int
-    text: str
+    message: str
 
 
 class Reader:
@@ -39,97 +39,100 @@ class Reader:
         """``line`` is how many bytes the target and each header may have."""
         self.in_head = False
         """A head has begun, and not ended."""
-        self.body: Incoming | None = None
+        self.body_request: Incoming | None = None
         """The request whose body comes."""
-        self.deaf = False
+        self.is_stopped = False
         """Nothing that comes is read any more."""
-        self._line = line
+        self._max_line_size = line
         self._loop = loop
-        self._arrived = arrived
-        self._go_on = go_on
+        self._on_request = arrived
+        self._resume_body = go_on
         self._parser = HttpRequestParser(self)
         self._url = b""
         self._headers: dict[str, str] = {}
-        self._hosts = False
+        self._has_duplicate_host = False
         """Several headers Host have come."""
-        self._count = 0
-        self._size = 0
-        self._most = 0
+        self._header_count = 0
+        self._head_size = 0
+        self._max_part_size = 0
         """Bytes that came since some time before the head began: no part of it has more."""
-        self._between = 0
+        self._framing_bytes = 0
         """How many bytes came since the last piece of the body: sizes of chunks, trailers."""
-        self._refused: Refused | None = None
-        self._offering: Incoming | None = None
+        self._error: Refused | None = None
+        self._upgrade_request: Incoming | None = None
         """The request whose head offers another protocol."""
-        self._again = False
+        self._is_replay = False
         """The head is one that was read before."""
 
     def feed(self, data: bytes) -> None:
         """Read on."""
         rest: bytes | memoryview = data
-        while rest and not self.deaf:
+        while rest and not self.is_stopped:
             come = len(rest)
             if self.in_head:
-                self._size += come
-                self._most += come
+                self._head_size += come
+                self._max_part_size += come
             else:
-                self._size = self._most = come
-            if self.body is not None:
-                self._between += come
+                self._head_size = self._max_part_size = come
+            if self.body_request is not None:
+                self._framing_bytes += come
             try:
                 self._parser.feed_data(rest)
             except HttpParserUpgrade as upgrade:
                 rest = memoryview(rest)[upgrade.args[0] :]
-                self._stay()
+                self._ignore_upgrade()
                 continue
             except HttpParserError:
-                self._fail()
+                self._handle_parse_error()
             break
-        if self.in_head and self._size > _HEADS * self._line:
-            self.give_up(431, "the request's head is too large")
-        if self.body is not None:
-            if self._between > _HEADS * self._line:
-                self.break_off()
-            self.body.wake()
+        if self.in_head and self._head_size > _HEADS * self._max_line_size:
+            self.reject(431, "the request's head is too large")
+        if self.body_request is not None:
+            if self._framing_bytes > _HEADS * self._max_line_size:
+                self.abort_body()
+            self.body_request.notify()
 
-    def give_up(self, status: int, text: str) -> None:
+    def reject(self, status: int, text: str) -> None:
         """Refuse the request whose head is not there."""
-        if not self.deaf:
-            self.deaf = True
+        if not self.is_stopped:
+            self.is_stopped = True
             self.in_head = False
-            self._arrived(self._refused or Refused(status, text))
+            self._on_request(self._error or Refused(status, text))
 
-    def break_off(self) -> None:
+    def abort_body(self) -> None:
         """Nothing more of the body is worth waiting for."""
-        self.deaf = True
-        if self.body is not None:
-            self.body.broken = True
-            self.body.wake()
+        self.is_stopped = True
+        if self.body_request is not None:
+            self.body_request.is_broken = True
+            self.body_request.notify()
 
     # --- httptools ------------------------------------------------------------------------------
 
     def on_message_begin(self) -> None:
         """The first byte of a request."""
-        self.in_head = not self._again
+        self.in_head = not self._is_replay
         self._url = b""
         self._headers = {}
-        self._hosts = False
-        self._count = 0
+        self._has_duplicate_host = False
+        self._header_count = 0
 
     def on_url(self, url: bytes) -> None:
         """A piece of the target."""
         self._url += url
-        if self._most > self._line and len(self._url) > self._line:
-            self._refuse(414, "the request's target is too long")
+        if self._max_part_size > self._max_line_size and len(self._url) > self._max_line_size:
+            self._set_error(414, "the request's target is too long")
 
     def on_header(self, name: bytes, value: bytes) -> None:
         """A header. Of several of one name the first counts."""
         if not self.in_head:
             return  # what follows a body in chunks tells nothing here
-        self._count += 1
-        large = self._most > self._line and len(name) + len(value) > self._line
-        if large or self._count > _HEADERS:
-            self._refuse(431, "the request's headers are too large or too many")
+        self._header_count += 1
+        large = (
+            self._max_part_size > self._max_line_size
+            and len(name) + len(value) > self._max_line_size
+        )
+        if large or self._header_count > _HEADERS:
+            self._set_error(431, "the request's headers are too large or too many")
             return
         known, headers = name.decode("latin-1").lower(), self._headers
         if known not in headers:
@@ -138,91 +141,91 @@ class Reader:
             except UnicodeDecodeError:
                 headers[known] = value.decode("utf-8", "surrogateescape")
         elif known == "host":
-            self._hosts = True
+            self._has_duplicate_host = True
 
     def on_headers_complete(self) -> None:
         """A request can be served; its body may still come."""
-        if self._again:
+        if self._is_replay:
             return
         self.in_head = False
-        self._size = 0
-        if self.deaf:
+        self._head_size = 0
+        if self.is_stopped:
             return
-        made = self._told()
-        if self._refused is None:
-            self.body = made
-            self._between = 0
+        made = self._build_request()
+        if self._error is None:
+            self.body_request = made
+            self._framing_bytes = 0
             if self._parser.should_upgrade():
-                self._offering = made
-            self._arrived(made)
+                self._upgrade_request = made
+            self._on_request(made)
         else:
-            self.deaf = True
-            self._arrived(self._refused)
+            self.is_stopped = True
+            self._on_request(self._error)
 
     def on_body(self, data: bytes) -> None:
         """A piece of a body."""
-        self._between = 0
-        if (body := self.body) is not None:
-            body.parts.append(data)
-            body.size += len(data)
+        self._framing_bytes = 0
+        if (body := self.body_request) is not None:
+            body.body_parts.append(data)
+            body.body_size += len(data)
 
     def on_message_complete(self) -> None:
         """A request is there as a whole, unless the parser awaits another protocol now."""
-        if (body := self.body) is not None and self._offering is None:
-            body.complete = True
-            body.wake()
-            self.body = None
+        if (body := self.body_request) is not None and self._upgrade_request is None:
+            body.is_complete = True
+            body.notify()
+            self.body_request = None
 
     # --- within ---------------------------------------------------------------------------------
 
-    def _stay(self) -> None:
+    def _ignore_upgrade(self) -> None:
         """Read on as plain HTTP after an offer of another protocol: that changes nothing here.
 
         The parser has left the request's body unread, and needs to be told of it again.
         """
         self._parser = HttpRequestParser(self)
-        offering, self._offering = self._offering, None
+        offering, self._upgrade_request = self._upgrade_request, None
         headers = {} if offering is None else offering.headers
         framing = ("content-length", "transfer-encoding")
         told = [f"{name}: {headers[name]}" for name in framing if name in headers]
-        self._again = True
+        self._is_replay = True
         self._parser.feed_data("\r\n".join(["POST / HTTP/1.1", *told, "", ""]).encode())
-        self._again = False
+        self._is_replay = False
 
-    def _fail(self) -> None:
-        if self.body is not None:
-            self.break_off()
+    def _handle_parse_error(self) -> None:
+        if self.body_request is not None:
+            self.abort_body()
         else:
-            self.give_up(400, "the request is not HTTP")
+            self.reject(400, "the request is not HTTP")
 
-    def _refuse(self, status: int, text: str) -> None:
-        self._refused = self._refused or Refused(status, text)
+    def _set_error(self, status: int, text: str) -> None:
+        self._error = self._error or Refused(status, text)
 
-    def _told(self) -> Incoming:
+    def _build_request(self) -> Incoming:
         parser, headers = self._parser, self._headers
         method, version = parser.get_method().decode(), parser.get_http_version()
         http10 = version != "1.1"
         if http10 and version != "1.0":
-            self._refuse(505, "only HTTP/1.1 and HTTP/1.0 are spoken here")
-        if self._hosts or ("host" not in headers and not http10):
-            self._refuse(400, "the request must have one header Host")
+            self._set_error(505, "only HTTP/1.1 and HTTP/1.0 are spoken here")
+        if self._has_duplicate_host or ("host" not in headers and not http10):
+            self._set_error(400, "the request must have one header Host")
         if "transfer-encoding" in headers and (
             http10 or headers["transfer-encoding"].lower() != "chunked"
         ):
-            self._refuse(400, "the body's transfer encoding is not one that is read here")
+            self._set_error(400, "the body's transfer encoding is not one that is read here")
         path, query = _target(self._url)
         keeps = parser.should_keep_alive() and method != "CONNECT"
         expects = "expect" in headers and not http10 and headers["expect"].lower() == "100-continue"
         return Incoming(
             self._loop,
-            self._go_on,
+            self._resume_body,
             method,
             path,
             query,
             headers,
-            http10=http10,
-            keeps=keeps,
-            expects=expects,
+            is_http10=http10,
+            keep_alive=keeps,
+            expects_continue=expects,
         )
 
 

@@ -60,67 +60,67 @@ def _too_large(limit: int) -> TooLarge:
 class _Sink:
     """A gateway.seam.Sink. Nothing is sent before ``drain``, so a short answer is one write."""
 
-    pressure = True
-    _streams = False
+    needs_drain = True
+    _is_stream = False
 
     def __init__(self, raw: web.BaseRequest, front: "Front") -> None:
         self._raw = raw
-        self._front = front
+        self._listener = front
         self._response: web.StreamResponse | None = None
         self._status = 0
         self._headers: Headers = ()
-        self._pending: list[bytes] = []
+        self._buffer: list[bytes] = []
         self.started = False
         self.finished = False
 
-    def whole(self, status: int, headers: Headers, body: bytes) -> None:
+    def send_response(self, status: int, headers: Headers, body: bytes) -> None:
         self.started = self.finished = True
         self._status, self._headers = status, headers
-        self._pending.append(body)
+        self._buffer.append(body)
 
     def start(self, status: int, headers: Headers) -> None:
-        self.started = self._streams = True
+        self.started = self._is_stream = True
         self._status, self._headers = status, headers
 
     def write(self, data: bytes) -> None:
-        self._pending.append(data)
+        self._buffer.append(data)
 
     def finish(self) -> None:
         self.finished = True
 
     async def drain(self) -> None:
-        await self._sent()
+        await self._flush()
 
-    async def _sent(self) -> web.StreamResponse:
+    async def _flush(self) -> web.StreamResponse:
         """The answer, of which all that was written is sent."""
         if self._response is None:
-            self._response = self._make(web.StreamResponse(status=self._status))
+            self._response = self._set_headers(web.StreamResponse(status=self._status))
             self._response.headers[hdrs.CACHE_CONTROL] = "no-cache"
             self._response.headers["X-Accel-Buffering"] = "no"
             await self._response.prepare(self._raw)
-        data = b"".join(self._pending)
-        self._pending.clear()
+        data = b"".join(self._buffer)
+        self._buffer.clear()
         if data:
             await self._response.write(data)
         return self._response
 
     async def close(self) -> web.StreamResponse:
         """Send what is left. The connection is cut when the answer was not finished."""
-        if self._response is None and self.finished and not self._streams:
-            body = b"".join(self._pending)
-            return self._make(web.Response(status=self._status, body=body))
+        if self._response is None and self.finished and not self._is_stream:
+            body = b"".join(self._buffer)
+            return self._set_headers(web.Response(status=self._status, body=body))
         if self._response is None and not self.finished:
             failed = web.Response(status=500)
             failed.force_close()
             return failed
-        response = await self._sent()
+        response = await self._flush()
         if self.finished:
             await response.write_eof()
         elif self._raw.transport is not None:
             self._raw.transport.abort()
         return response
 
-    def _make(self, response: web.StreamResponse) -> web.StreamResponse:
+    def _set_headers(self, response: web.StreamResponse) -> web.StreamResponse:
         headers = response.headers
         headers[hdrs.SERVER] = "interlingua"
         headers.pop(hdrs.CONTENT_TYPE, None)
@@ -132,7 +132,7 @@ class _Sink:
                 response.force_close()
             else:
                 headers[name] = value
-        if self._front.leaving:
+        if self._listener.leaving:
             response.force_close()
         return response
 
@@ -142,20 +142,24 @@ class _Capped(web.Server):
 
     def __init__(self, answer: Answer, limits: Limits, **kwargs: Any) -> None:
         super().__init__(answer, **kwargs)
-        self.hold(limits)
+        self.set_limits(limits)
 
     def connection_made(self, handler: Any, transport: asyncio.Transport) -> None:
         super().connection_made(handler, transport)
-        most, at = self._limits.per_address, _address(transport)
+        most, at = self._limits.max_per_address, _address(transport)
         here = sum(_address(one.transport) == at for one in self.connections) if most else 0
-        if len(self.connections) > self._limits.connections or (most and here > most):
+        if len(self.connections) > self._limits.max_connections or (most and here > most):
             transport.abort()
 
-    def hold(self, limits: Limits) -> None:
+    def set_limits(self, limits: Limits) -> None:
         """Hold new connections to these. Of the times it knows how long a connection may wait."""
         self._limits = limits
-        size = limits.header
-        told = {"max_line_size": size, "max_field_size": size, "keepalive_timeout": limits.idle}
+        size = limits.max_header_size
+        told = {
+            "max_line_size": size,
+            "max_field_size": size,
+            "keepalive_timeout": limits.idle_timeout,
+        }
         self._kwargs.update(told)
 
 
@@ -172,27 +176,27 @@ class Front:
         self.leaving = False
         """Whether connections end with the answer that they have."""
         self._server = _Capped(
-            self._answer,
+            self._handle,
             limits,
             handler_cancellation=True,
             access_log=None,
             logger=logging.getLogger("interlingua.http"),
             auto_decompress=False,
         )
-        self._door = Door(self._server)
-        self.refused: Mapping[int, int] = {}
+        self._sockets = Door(self._server)
+        self.malformed_by_status: Mapping[int, int] = {}
         """See ``gateway.front.Front``: the library does not tell."""
-        self._busy = 0
-        self._idle = asyncio.Event()
-        self._idle.set()
+        self._active_requests = 0
+        self._idle_event = asyncio.Event()
+        self._idle_event.set()
 
     def limit(self, limits: Limits) -> None:
         """What new connections are held to, and how many there may be."""
-        self._server.hold(limits)
+        self._server.set_limits(limits)
 
     def trust(self, tls: ssl.SSLContext | None) -> None:
         """With which certificate new connections are met; None where they are plain."""
-        self._door.trust(tls)
+        self._sockets.set_tls_context(tls)
 
     async def listen(
         self,
@@ -204,12 +208,12 @@ class Front:
         given: Sequence[socket.socket] = (),
     ) -> int:
         """See ``gateway.front.Front``."""
-        return await self._door.open(host, port, tls, reuse_port=reuse_port, given=given)
+        return await self._sockets.listen(host, port, tls, reuse_port=reuse_port, given=given)
 
     @property
     def listening(self) -> Sequence[int]:
         """The descriptors of its listening sockets."""
-        return self._door.descriptors
+        return self._sockets.fds
 
     @property
     def connections(self) -> int:
@@ -218,32 +222,32 @@ class Front:
 
     def shut(self) -> None:
         """Take no more connections. Those that are there go on."""
-        self._door.shut()
+        self._sockets.stop_accepting()
 
     async def drain(self, seconds: float) -> None:
         """Leave and shut, end what rests, and wait for what runs, so long at most."""
         self.leaving = True
-        await self._door.closed()
+        await self._sockets.wait_closed()
         self._server.pre_shutdown()
         try:
             async with asyncio.timeout(seconds):
-                await self._idle.wait()
+                await self._idle_event.wait()
         except TimeoutError:
             pass
 
     async def close(self) -> None:
         """Cut what is left."""
-        await self._door.closed()
+        await self._sockets.wait_closed()
         await self._server.shutdown(_LAST_WORDS)
 
-    async def _answer(self, raw: web.BaseRequest) -> web.StreamResponse:
+    async def _handle(self, raw: web.BaseRequest) -> web.StreamResponse:
         sink = _Sink(raw, self)
-        self._busy += 1
-        self._idle.clear()
+        self._active_requests += 1
+        self._idle_event.clear()
         try:
             await self.serve(_Request(raw), sink)
             return await sink.close()
         finally:
-            self._busy -= 1
-            if not self._busy:
-                self._idle.set()
+            self._active_requests -= 1
+            if not self._active_requests:
+                self._idle_event.set()

@@ -44,74 +44,76 @@ class Issuer:
         self, told: Identity, clock: Callable[[], float], fetch: Fetch | None = None
     ) -> None:
         """``clock`` goes evenly, in seconds. ``fetch`` is for tests."""
-        self._told = told
+        self._settings = told
         self._clock = clock
-        self._fetch = fetch or Fetching(told).fetch
+        self._fetch = fetch or Fetching(told).fetch_keys
         self._keys = Keys({})
-        self._had = 0.0
-        self._next = clock()
+        self._fetched_at = 0.0
+        self._next_fetch_at = clock()
         """When it may be asked again."""
         self._task: asyncio.Task[None] | None = None
-        self._changed = 0
+        self._version = 0
 
-    def look(self) -> int:
+    def refresh_if_old(self) -> int:
         """Mind the age of the keys; gives how often they have changed."""
-        age = self._clock() - self._had
-        if age >= _OLD and self._keys.of:
-            if age >= self._told.keep:
-                log.warning("identity: %s can't be asked; its keys are too old", self._told.issuer)
-                self._put(Keys({}))
-            if self.unsettled:
-                self._begin()
-        return self._changed
+        age = self._clock() - self._fetched_at
+        if age >= _OLD and self._keys.by_name:
+            if age >= self._settings.keep:
+                log.warning(
+                    "identity: %s can't be asked; its keys are too old", self._settings.issuer
+                )
+                self._store_keys(Keys({}))
+            if self.is_refreshing:
+                self._start_refresh()
+        return self._version
 
-    def key(self, name: str | None, algorithm: str) -> PyJWK | None:
+    def find_key(self, name: str | None, algorithm: str) -> PyJWK | None:
         """The key of this name, if it is known."""
-        return self._keys.find(name, algorithm)
+        return self._keys.find_key(name, algorithm)
 
     @property
-    def unsettled(self) -> bool:
+    def is_refreshing(self) -> bool:
         """Whether more may be known soon: it is being asked, or may be."""
-        return self._task is not None or self._clock() >= self._next
+        return self._task is not None or self._clock() >= self._next_fetch_at
 
-    async def settle(self) -> None:
+    async def wait_refresh(self) -> None:
         """Wait until it was asked, where something is unsettled. Nothing is then."""
-        self._begin()
+        self._start_refresh()
         assert self._task is not None  # noqa: S101 - it has begun
         await asyncio.wait({self._task})
 
     async def aclose(self) -> None:
         """Ask no more."""
-        self._next = math.inf
+        self._next_fetch_at = math.inf
         if self._task is not None:
             self._task.cancel()
             await asyncio.wait({self._task})
 
-    def _begin(self) -> None:
+    def _start_refresh(self) -> None:
         if self._task is None:
-            self._task = asyncio.get_running_loop().create_task(self._renew())
-            self._task.add_done_callback(self._ended)
+            self._task = asyncio.get_running_loop().create_task(self._refresh_keys())
+            self._task.add_done_callback(self._on_refresh_done)
 
-    def _ended(self, task: asyncio.Task[None]) -> None:
+    def _on_refresh_done(self, task: asyncio.Task[None]) -> None:
         del task
         self._task = None
 
-    async def _renew(self) -> None:
+    async def _refresh_keys(self) -> None:
         try:
             async with asyncio.timeout(_PATIENCE):
-                keys = read(await self._fetch(), self._told.algorithms)
+                keys = read(await self._fetch(), self._settings.algorithms)
         except (OSError, ValueError, RecursionError, httpx.HTTPError, httpx.InvalidURL) as error:
             why = str(error) or f"no answer within {_PATIENCE:g} s"
-            log.warning("identity: the keys of %s can't be had: %s", self._told.issuer, why)
+            log.warning("identity: the keys of %s can't be had: %s", self._settings.issuer, why)
         else:
-            self._had = self._clock()
-            self._put(keys)
-        self._next = self._clock() + (_PAUSE if self._keys.of else _EMPTY_PAUSE)
+            self._fetched_at = self._clock()
+            self._store_keys(keys)
+        self._next_fetch_at = self._clock() + (_PAUSE if self._keys.by_name else _EMPTY_PAUSE)
 
-    def _put(self, keys: Keys) -> None:
-        if keys.written != self._keys.written:
+    def _store_keys(self, keys: Keys) -> None:
+        if keys.source != self._keys.source:
             self._keys = keys
-            self._changed += 1
+            self._version += 1
 
 
 class _Discovered(Struct):
@@ -125,12 +127,12 @@ class Fetching:
     """Over HTTP, without redirects: from where the file says, or where the issuer does."""
 
     def __init__(self, told: Identity) -> None:
-        self._told = told
+        self._settings = told
         self._tls = ssl.create_default_context(cafile=told.tls.ca if told.tls else None)
 
-    async def fetch(self) -> bytes:
+    async def fetch_keys(self) -> bytes:
         """See Fetch."""
-        told = self._told
+        told = self._settings
         async with httpx.AsyncClient(verify=self._tls, timeout=_PATIENCE) as client:
             url = told.jwks
             if url is None:

@@ -23,15 +23,15 @@ class _Set(Struct):
 class Keys(Struct, frozen=True):
     """Those that verify something, by their names and what they verify. "" is a lone key's."""
 
-    of: Mapping[Named, PyJWK]
-    written: bytes = b""
+    by_name: Mapping[Named, PyJWK]
+    source: bytes = b""
     """As they came, to know whether others did."""
 
-    def find(self, name: str | None, algorithm: str) -> PyJWK | None:
+    def find_key(self, name: str | None, algorithm: str) -> PyJWK | None:
         """The key of this name; without a name, the only one that there is."""
         if name is not None:
-            return self.of.get((name, algorithm))
-        found = [key for (_, one), key in self.of.items() if one == algorithm]
+            return self.by_name.get((name, algorithm))
+        found = [key for (_, one), key in self.by_name.items() if one == algorithm]
         return found[0] if len(found) == 1 else None
 
 

@@ -36,7 +36,7 @@ _OPTIONS: Final[Any] = {
 class Rules(Struct, frozen=True):
     """What a token must be. ``aliases`` give the model that each stands for."""
 
-    told: Identity
+    settings: Identity
     aliases: Mapping[str, str]
 
 
@@ -44,42 +44,42 @@ class _Known(Struct, frozen=True):
     """A token that was good."""
 
     principal: Principal
-    until: float
+    expires_at: float
 
 
 class Tokens:
     """Verifies them. ``now`` is in Unix seconds."""
 
     def __init__(self, rules: Rules, issuer: Issuer, now: Callable[[], float]) -> None:
-        self._rules = rules
-        self._issuer = issuer
+        self._policy = rules
+        self._jwks = issuer
         self._now = now
-        self._known: dict[str, _Known] = {}
-        self._seen = 0
+        self._cache: dict[str, _Known] = {}
+        self._keys_version = 0
         """The keys by which these were good."""
 
-    def holder(self, token: str, digest: str) -> Principal | None:
+    def verify_token(self, token: str, digest: str) -> Principal | None:
         """Whose it is, by the token and its SHA-256; None for what is no token at all.
 
         Raises Unauthorized, and Unsettled where more may be known after ``settle``.
         """
-        if self._seen != (changed := self._issuer.look()):
-            self._known.clear()
-            self._seen = changed
-        if (known := self._known.get(digest)) is not None:
-            if self._now() < known.until:
+        if self._keys_version != (changed := self._jwks.refresh_if_old()):
+            self._cache.clear()
+            self._keys_version = changed
+        if (known := self._cache.get(digest)) is not None:
+            if self._now() < known.expires_at:
                 return known.principal
-            del self._known[digest]
+            del self._cache[digest]
         if len(token) > _LONGEST or not _TOKEN.fullmatch(token):
             return None
-        return self._verified(token, digest)
+        return self._verify_token(token, digest)
 
-    async def settle(self) -> None:
+    async def wait_keys(self) -> None:
         """Wait until the issuer was asked."""
-        await self._issuer.settle()
+        await self._jwks.wait_refresh()
 
-    def _verified(self, token: str, digest: str) -> Principal:
-        told = self._rules.told
+    def _verify_token(self, token: str, digest: str) -> Principal:
+        told = self._policy.settings
         try:
             header = jwt.get_unverified_header(token)
         except (PyJWTError, RecursionError):
@@ -87,9 +87,9 @@ class Tokens:
         algorithm = header.get("alg")
         if algorithm not in told.algorithms:
             raise Unauthorized("the token is signed in a way that is not taken", missing=False)
-        key = self._issuer.key(header.get("kid"), algorithm)
+        key = self._jwks.find_key(header.get("kid"), algorithm)
         if key is None:
-            if self._issuer.unsettled:
+            if self._jwks.is_refreshing:
                 raise Unsettled
             raise Unauthorized("nobody knows the key that has signed the token", missing=False)
         try:
@@ -103,16 +103,16 @@ class Tokens:
             )
         except (PyJWTError, RecursionError) as error:
             raise Unauthorized(_why(error), missing=False) from None
-        until = self._lasts(claims)
-        principal = self._principal(claims)
-        while len(self._known) >= _KNOWN:
-            del self._known[next(iter(self._known))]
-        self._known[digest] = _Known(principal, until)
+        until = self._get_expiry(claims)
+        principal = self._build_principal(claims)
+        while len(self._cache) >= _KNOWN:
+            del self._cache[next(iter(self._cache))]
+        self._cache[digest] = _Known(principal, until)
         return principal
 
-    def _lasts(self, claims: Mapping[str, Any]) -> float:
+    def _get_expiry(self, claims: Mapping[str, Any]) -> float:
         """Until when it is good. Raises Unauthorized where it is not good now."""
-        leeway, now = self._rules.told.leeway, self._now()
+        leeway, now = self._policy.settings.leeway, self._now()
         until, since = claims["exp"], claims.get("nbf", 0)
         if not _is_time(until) or not _is_time(since):
             raise Unauthorized("the token has no good times", missing=False)
@@ -122,15 +122,15 @@ class Tokens:
             raise Unauthorized("the token is not good yet", missing=False)
         return float(until + leeway)
 
-    def _principal(self, claims: Mapping[str, Any]) -> Principal:
-        where = self._rules.told.claims
+    def _build_principal(self, claims: Mapping[str, Any]) -> Principal:
+        where = self._policy.settings.claims
         name = _claim(claims, where.name)
         if not isinstance(name, str) or not _NAME.fullmatch(name):
             raise Unauthorized("the token does not say whose it is", missing=False)
         models = None
         if where.models is not None:
             listed = _texts(_claim(claims, where.models))
-            aliases = self._rules.aliases
+            aliases = self._policy.aliases
             models = None if "*" in listed else frozenset(aliases.get(one, one) for one in listed)
         tags = () if where.tags is None else _texts(_claim(claims, where.tags))
         good = frozenset(one for one in tags if _TAG.fullmatch(one))

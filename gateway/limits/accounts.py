@@ -18,23 +18,23 @@ from gateway.limits.ports import Lender, Limit
 class Held(Struct, frozen=True):
     """What one key is held to."""
 
-    models: Mapping[str, Counters]
+    by_model: Mapping[str, Counters]
     """What a request is counted by, by its model; "" stands for any other."""
-    own: Mapping[str, Sequence[Counter]]
+    limits_by_model: Mapping[str, Sequence[Counter]]
     """The same without those of every model."""
 
     @property
     def counters(self) -> Iterator[Counter]:
         """All of them."""
-        return itertools.chain.from_iterable(self.own.values())
+        return itertools.chain.from_iterable(self.limits_by_model.values())
 
     @property
-    def budgets(self) -> Mapping[str, Day]:
+    def daily_budgets(self) -> Mapping[str, Day]:
         """This process's part of the budgets, by the model."""
         found = {}
-        for model, counters in self.own.items():
+        for model, counters in self.limits_by_model.items():
             for one in counters:
-                part = one.own if isinstance(one, Amounts) else one
+                part = one.local_counter if isinstance(one, Amounts) else one
                 if isinstance(part, Day):
                     found[model] = part
         return found
@@ -55,25 +55,25 @@ class Accounts:
         ``wake`` has it asked at once.
         """
         self.clock = clock
-        self._unix = unix
-        self._lender = lender
+        self._unix_time = unix
+        self._lease_store = lender
         self._wake = wake
-        self._spent = WeakValueDictionary[str, Spent]()
-        self._loans = WeakValueDictionary[str, Loan]()
-        self._tallies: dict[tuple[Scope, ...], list[int]] = {}
-        self.refused = Tally[Scope]()
+        self._bucket_states = WeakValueDictionary[str, Spent]()
+        self._leases = WeakValueDictionary[str, Loan]()
+        self._admission_counts: dict[tuple[Scope, ...], list[int]] = {}
+        self.rejections = Tally[Scope]()
         """How many requests were, by what they lacked."""
-        self.recent = OrderedDict[str, tuple[object, Held]]()
+        self.recent_holders = OrderedDict[str, tuple[object, Held]]()
         """Who has a token, by the name, and by which limiter; who asked last comes last."""
 
-    def held(self, key: str, rates: KeyRates) -> Held:
+    def build_key_counters(self, key: str, rates: KeyRates) -> Held:
         """What the holder of a key is held to."""
         own: dict[str, list[Counter]] = {}
         models: dict[str, Counters] = {}
-        for model, told in {"": rates.wide, **rates.models}.items():
-            own[model] = made = list(self.counters(key, model, told))
+        for model, told in {"": rates.overall, **rates.models}.items():
+            own[model] = made = list(self.build_counters(key, model, told))
             every = [*own[""], *made] if model else made
-            tally = self._tallies.setdefault(tuple({one.scope: 0 for one in every}), [0])
+            tally = self._admission_counts.setdefault(tuple({one.scope: 0 for one in every}), [0])
             models[model] = Counters(
                 tuple(every),
                 min((one.amount for one in every if one.scope in WEIGHING), default=0),
@@ -83,45 +83,51 @@ class Accounts:
             )
         return Held(models, own)
 
-    def counters(self, key: str, model: str, rates: Rates) -> Iterator[Counter]:
+    def build_counters(self, key: str, model: str, rates: Rates) -> Iterator[Counter]:
         """What a key's requests for one model are counted by; "" stands for every model."""
         for scope, limit in _limits(rates):
-            yield self._counter(f"{key}/{scope}/{model}", scope, limit, model)
+            yield self._build_counter(f"{key}/{scope}/{model}", scope, limit, model)
 
-    def admitted(self) -> Mapping[Scope, int]:
+    def count_admitted(self) -> Mapping[Scope, int]:
         """How many requests were, by what they were counted by."""
         found = Tally[Scope]()
-        for scopes, [count] in self._tallies.items():
+        for scopes, [count] in self._admission_counts.items():
             found.update(dict.fromkeys(scopes, count))
         return found
 
-    def _counter(self, name: str, scope: Scope, limit: Limit, model: str) -> Counter:
+    def _build_counter(self, name: str, scope: Scope, limit: Limit, model: str) -> Counter:
         of = f" of the model {model!r}" if model else ""
-        lender = self._lender
+        lender = self._lease_store
         if lender is None:
-            return self._local(scope, limit, self._spent.setdefault(name, Spent()), of)
-        loan = self._loans.setdefault(name, Loan())
+            return self._build_local_counter(
+                scope, limit, self._bucket_states.setdefault(name, Spent()), of
+            )
+        loan = self._leases.setdefault(name, Loan())
         part = -(-limit.amount // lender.replicas)
-        own = self._local(scope, Limit(limit.kind, part, limit.period), loan.spent, of)
-        told = self._local(scope, limit, Spent(), of).told
+        own = self._build_local_counter(
+            scope, Limit(limit.kind, part, limit.period), loan.local_state, of
+        )
+        told = self._build_local_counter(scope, limit, Spent(), of).description
         terms = Terms(name, limit, told, lender.policy, self._wake)
         return Seats(terms, own, loan) if isinstance(own, Slots) else Amounts(terms, own, loan)
 
-    def _local(self, scope: Scope, limit: Limit, spent: Spent, of: str) -> Rate | Day | Slots:
+    def _build_local_counter(
+        self, scope: Scope, limit: Limit, spent: Spent, of: str
+    ) -> Rate | Day | Slots:
         if limit.kind == "slots":
             return Slots(limit.amount, spent, of=of)
         if limit.kind == "day":
-            return Day(limit.amount, spent, self._unix, of=of)
+            return Day(limit.amount, spent, self._unix_time, of=of)
         return Rate(limit.amount, limit.period, spent, by_token=scope == "tokens", of=of)
 
 
 def _limits(rates: Rates) -> Iterator[tuple[Scope, Limit]]:
     """In the order in which they are looked at."""
-    if rates.concurrent is not None:
-        yield "concurrency", Limit("slots", rates.concurrent, 0)
+    if rates.max_concurrency is not None:
+        yield "concurrency", Limit("slots", rates.max_concurrency, 0)
     if rates.requests is not None:
         yield "requests", Limit("rate", *rates.requests)
     if rates.tokens is not None:
         yield "tokens", Limit("rate", *rates.tokens)
-    if rates.budget is not None:
-        yield "budget", Limit("day", rates.budget, DAY)
+    if rates.daily_budget is not None:
+        yield "budget", Limit("day", rates.daily_budget, DAY)

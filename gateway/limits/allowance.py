@@ -20,14 +20,14 @@ class Rates(Struct, frozen=True):
 
     requests: tuple[int, float] | None = None
     tokens: tuple[int, float] | None = None
-    concurrent: int | None = None
-    budget: int | None = None
+    max_concurrency: int | None = None
+    daily_budget: int | None = None
 
 
 class KeyRates(Struct, frozen=True):
     """What a key may take of everything, and beside that of some models."""
 
-    wide: Rates
+    overall: Rates
     models: Mapping[str, Rates] = {}
 
 
@@ -51,22 +51,22 @@ class Counters(Struct, frozen=True, eq=False):
     """All that a request for one model is counted by."""
 
     all: Sequence[Counter]
-    most: int
+    largest_weight: int
     """The tokens that may be taken at most, so that no request is too long for ever."""
-    tally: list[int]
+    admissions: list[int]
     """How many requests were admitted: its one item."""
     requests: Sequence[Counter]
     tokens: Sequence[Counter]
     """Those of these two scopes."""
 
-    def take(self, weight: int, now: float) -> tuple[Counter, float] | None:
+    def reserve(self, weight: int, now: float) -> tuple[Counter, float] | None:
         """Take a request's part of each; else which has none left, and for how many seconds."""
         for number, one in enumerate(self.all):
-            if wait := one.take(weight, now):
+            if wait := one.reserve(weight, now):
                 for taken in self.all[:number]:
-                    taken.undo(weight, now, now)
+                    taken.cancel_reservation(weight, now, now)
                 return one, wait
-        self.tally[0] += 1
+        self.admissions[0] += 1
         return None
 
 
@@ -74,8 +74,8 @@ def least(counters: Sequence[Counter], now: float) -> Standing | None:
     """What is left of these: of that which has the least."""
     found = None
     for one in counters:
-        standing = one.standing(now)
-        if found is None or standing.left < found.left:
+        standing = one.get_status(now)
+        if found is None or standing.remaining < found.remaining:
             found = standing
     return found
 
@@ -83,7 +83,7 @@ def least(counters: Sequence[Counter], now: float) -> Standing | None:
 class Admitted:
     """A request that was let in. What it took is settled once, however it ends."""
 
-    __slots__ = ("_at", "_clock", "_counters", "_prompt", "_weight")
+    __slots__ = ("_reserved_at", "_clock", "_counters", "_prompt_tokens", "_weight")
 
     def __init__(
         self, counters: Counters, weight: int, prompt: int, at: float, clock: Clock
@@ -91,30 +91,30 @@ class Admitted:
         """``weight`` tokens were taken ``at`` that time, ``prompt`` of them for the prompt."""
         self._counters = counters
         self._weight = weight
-        self._prompt = prompt
-        self._at = at
+        self._prompt_tokens = prompt
+        self._reserved_at = at
         self._clock = clock
 
     def settle(self, ended: Ended) -> None:
         """It is over."""
-        used, now = self._used(ended), self._clock()
+        used, now = self._count_used_tokens(ended), self._clock()
         for one in self._counters.all:
-            one.settle(self._weight, used, self._at, now)
+            one.settle(self._weight, used, self._reserved_at, now)
 
-    def _used(self, ended: Ended) -> int:
+    def _count_used_tokens(self, ended: Ended) -> int:
         """The tokens that it took. What nobody told is guessed, but for what came to nothing."""
         if (usage := ended.usage) is not None:
             return usage.prompt_tokens + max(usage.completion_tokens, ended.tokens)
-        return 0 if ended.outcome.endswith("_error") else self._prompt + ended.tokens
+        return 0 if ended.outcome.endswith("_error") else self._prompt_tokens + ended.tokens
 
 
 def refusal(counter: Counter, wait: float, weight: int, now: float) -> GatewayError:
     """Why a request of this weight is not admitted."""
-    told, scope = counter.told, counter.scope
+    told, scope = counter.description, counter.scope
     if wait == SHUT:
         return Overloaded("the limits can't be checked now")
     if scope == "budget" and wait > SOON:
-        left = counter.standing(now).left
+        left = counter.get_status(now).remaining
         return QuotaExceeded(
             f"the budget of {told} is spent: {left} are left, and this request may take {weight}"
         )

@@ -27,10 +27,10 @@ class Counter(Protocol):
     scope: Scope
     amount: int
     """How much there is at most."""
-    told: str
+    description: str
     """The limit, in words; the constructors' ``of`` says of what."""
 
-    def take(self, weight: int, now: float) -> float:
+    def reserve(self, weight: int, now: float) -> float:
         """Take a request's part: 0.0 where it was there; else in how many seconds it may be.
 
         ``weight`` is in tokens, at most ``amount``. Nothing is taken where it was not there.
@@ -39,10 +39,10 @@ class Counter(Protocol):
     def settle(self, weight: int, used: int, at: float, now: float) -> None:
         """A request that took its part ``at`` that time is over; it used so many tokens."""
 
-    def undo(self, weight: int, at: float, now: float) -> None:
+    def cancel_reservation(self, weight: int, at: float, now: float) -> None:
         """A request that took its part was not admitted after all."""
 
-    def standing(self, now: float) -> Standing:
+    def get_status(self, now: float) -> Standing:
         """How much is left."""
 
 
@@ -52,16 +52,16 @@ class Spent:
     It is kept as what is used, and not as what is left, so that it stays true of another limit.
     """
 
-    __slots__ = ("__weakref__", "day", "slots", "spent", "used", "used_at")
+    __slots__ = ("__weakref__", "day", "slots_in_use", "spent_today", "used", "used_at")
 
     def __init__(self) -> None:
         self.used = 0.0
         """Of a rate, as it was at ``used_at``."""
         self.used_at = 0.0
-        self.spent = 0
+        self.spent_today = 0
         """On the ``day``, which is counted from 1970."""
         self.day = 0
-        self.slots = 0
+        self.slots_in_use = 0
         """In use now."""
 
 
@@ -72,21 +72,21 @@ class Rate:
     taken are owed, and held against those who come next.
     """
 
-    __slots__ = ("_by_token", "_per_second", "_spent", "amount", "scope", "told")
+    __slots__ = ("_by_token", "_per_second", "_state", "amount", "scope", "description")
 
     def __init__(
         self, amount: int, period: float, spent: Spent, *, by_token: bool, of: str = ""
     ) -> None:
         self.scope: Scope = "tokens" if by_token else "requests"
         self.amount = amount
-        self.told = f"{_many(amount, self.scope)} in {period:g} s{of}"
+        self.description = f"{_many(amount, self.scope)} in {period:g} s{of}"
         self._per_second = amount / period
         self._by_token = by_token
-        self._spent = spent
+        self._state = spent
 
-    def take(self, weight: int, now: float) -> float:
+    def reserve(self, weight: int, now: float) -> float:
         """See ``Counter``."""
-        spent = self._spent
+        spent = self._state
         used = spent.used - (now - spent.used_at) * self._per_second
         used = (used if used > 0 else 0.0) + (weight if self._by_token else 1)
         if used > self.amount:
@@ -97,23 +97,23 @@ class Rate:
     def settle(self, weight: int, used: int, at: float, now: float) -> None:
         """See ``Counter``."""
         if self._by_token:
-            self.give(weight - used, at, now)
+            self.return_unused(weight - used, at, now)
 
-    def undo(self, weight: int, at: float, now: float) -> None:
+    def cancel_reservation(self, weight: int, at: float, now: float) -> None:
         """See ``Counter``."""
-        self.give(weight if self._by_token else 1, at, now)
+        self.return_unused(weight if self._by_token else 1, at, now)
 
-    def give(self, amount: int, at: float, now: float) -> None:
+    def return_unused(self, amount: int, at: float, now: float) -> None:
         """So much of what was taken ``at`` that time was not used; below 0, more was."""
         del at
-        spent = self._spent
+        spent = self._state
         used = spent.used - (now - spent.used_at) * self._per_second
         used = (used if used > 0 else 0.0) - amount
         spent.used, spent.used_at = used if used > 0 else 0.0, now
 
-    def standing(self, now: float) -> Standing:
+    def get_status(self, now: float) -> Standing:
         """See ``Counter``."""
-        spent = self._spent
+        spent = self._state
         used = max(spent.used - (now - spent.used_at) * self._per_second, 0.0)
         return Standing(self.amount, max(int(self.amount - used), 0), used / self._per_second)
 
@@ -121,93 +121,93 @@ class Rate:
 class Day:
     """So many tokens between 00:00 UTC and the next. ``unix`` gives Unix seconds."""
 
-    __slots__ = ("_spent", "_unix", "amount", "scope", "told")
+    __slots__ = ("_state", "_unix_time", "amount", "scope", "description")
 
     def __init__(
         self, amount: int, spent: Spent, unix: Callable[[], float], *, of: str = ""
     ) -> None:
         self.scope: Scope = "budget"
         self.amount = amount
-        self.told = f"{_many(amount, 'tokens')} a day{of}"
-        self._spent = spent
-        self._unix = unix
+        self.description = f"{_many(amount, 'tokens')} a day{of}"
+        self._state = spent
+        self._unix_time = unix
 
     @property
-    def spent(self) -> int:
+    def spent_today(self) -> int:
         """Today, with what running requests may use."""
-        self._turn()
-        return self._spent.spent
+        self._start_new_day()
+        return self._state.spent_today
 
-    def take(self, weight: int, now: float) -> float:
+    def reserve(self, weight: int, now: float) -> float:
         """See ``Counter``."""
         del now
-        left = self._turn()
-        spent = self._spent
-        if spent.spent + weight > self.amount:
+        left = self._start_new_day()
+        spent = self._state
+        if spent.spent_today + weight > self.amount:
             return left
-        spent.spent += weight
+        spent.spent_today += weight
         return 0.0
 
     def settle(self, weight: int, used: int, at: float, now: float) -> None:
         """See ``Counter``."""
-        self.give(weight - used, at, now)
+        self.return_unused(weight - used, at, now)
 
-    def undo(self, weight: int, at: float, now: float) -> None:
+    def cancel_reservation(self, weight: int, at: float, now: float) -> None:
         """See ``Counter``."""
-        self.give(weight, at, now)
+        self.return_unused(weight, at, now)
 
-    def give(self, amount: int, at: float, now: float) -> None:
+    def return_unused(self, amount: int, at: float, now: float) -> None:
         """As that of a rate. What was taken yesterday is yesterday's."""
-        left = self._turn()
+        left = self._start_new_day()
         if now - at <= DAY - left:
-            self._spent.spent = max(self._spent.spent - amount, 0)
+            self._state.spent_today = max(self._state.spent_today - amount, 0)
 
-    def standing(self, now: float) -> Standing:
+    def get_status(self, now: float) -> Standing:
         """See ``Counter``."""
         del now
-        left = self._turn()
-        return Standing(self.amount, max(self.amount - self._spent.spent, 0), left)
+        left = self._start_new_day()
+        return Standing(self.amount, max(self.amount - self._state.spent_today, 0), left)
 
-    def _turn(self) -> float:
+    def _start_new_day(self) -> float:
         """Begin a new day if it is one; gives the seconds that are left of it."""
-        day, seconds = divmod(self._unix(), DAY)
-        if day != self._spent.day:
-            self._spent.day, self._spent.spent = int(day), 0
+        day, seconds = divmod(self._unix_time(), DAY)
+        if day != self._state.day:
+            self._state.day, self._state.spent_today = int(day), 0
         return DAY - seconds
 
 
 class Slots:
     """So many at a time."""
 
-    __slots__ = ("_spent", "amount", "scope", "told")
+    __slots__ = ("_state", "amount", "scope", "description")
 
     def __init__(self, amount: int, spent: Spent, *, of: str = "") -> None:
         self.scope: Scope = "concurrency"
         self.amount = amount
-        self.told = f"{_many(amount, 'requests')} at a time{of}"
-        self._spent = spent
+        self.description = f"{_many(amount, 'requests')} at a time{of}"
+        self._state = spent
 
-    def take(self, weight: int, now: float) -> float:
+    def reserve(self, weight: int, now: float) -> float:
         """See ``Counter``."""
         del weight, now
-        if self._spent.slots >= self.amount:
+        if self._state.slots_in_use >= self.amount:
             return SOON
-        self._spent.slots += 1
+        self._state.slots_in_use += 1
         return 0.0
 
     def settle(self, weight: int, used: int, at: float, now: float) -> None:
         """See ``Counter``."""
         del weight, used, at, now
-        self._spent.slots -= 1
+        self._state.slots_in_use -= 1
 
-    def undo(self, weight: int, at: float, now: float) -> None:
+    def cancel_reservation(self, weight: int, at: float, now: float) -> None:
         """See ``Counter``."""
         self.settle(weight, 0, at, now)
 
-    def standing(self, now: float) -> Standing:
+    def get_status(self, now: float) -> Standing:
         """See ``Counter``."""
         del now
-        return Standing(self.amount, max(self.amount - self._spent.slots, 0), 0.0)
+        return Standing(self.amount, max(self.amount - self._state.slots_in_use, 0), 0.0)
 
 
 def _many(amount: int, what: str) -> str:

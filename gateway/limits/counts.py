@@ -34,18 +34,18 @@ class LimitCounts(Collector):
     """Counts them. ``limiter`` gives that of the configuration which is served, if it has one."""
 
     def __init__(self, limiter: Callable[[], Limiter | None]) -> None:
-        self._limiter = limiter
+        self._get_limiter = limiter
 
     def collect(self) -> Iterator[Metric]:
         """See prometheus_client's Collector."""
-        limiter = self._limiter()
-        admitted = {} if limiter is None else limiter.accounts.admitted()
-        refused = {} if limiter is None else limiter.accounts.refused
-        days = {} if limiter is None else limiter.budgets
-        yield _DECISIONS.family(
+        limiter = self._get_limiter()
+        admitted = {} if limiter is None else limiter.registry.count_admitted()
+        refused = {} if limiter is None else limiter.registry.rejections
+        days = {} if limiter is None else limiter.daily_budgets
+        yield _DECISIONS.build_family(
             ((scope, decision), count)
             for decision, counts in (("admitted", admitted), ("refused", refused))
             for scope, count in counts.items()
         )
-        yield _BUDGET.family((named, day.amount) for named, day in days.items())
-        yield _SPENT.family((named, day.spent) for named, day in days.items())
+        yield _BUDGET.build_family((named, day.amount) for named, day in days.items())
+        yield _SPENT.build_family((named, day.spent_today) for named, day in days.items())

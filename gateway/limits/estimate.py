@@ -20,7 +20,7 @@ _LONGEST_ANSWER: Final = re.compile(rb'"max_(?:[a-z]{1,10}_)?tokens"\s{0,9}:\s{0
 
 def estimate(body: bytes, model: ModelInfo) -> tuple[int, int]:
     """The tokens of the prompt, and those of the answer."""
-    prompt = min(len(body) // BYTES_PER_TOKEN, model.context or LONGEST_PROMPT)
+    prompt = min(len(body) // BYTES_PER_TOKEN, model.context_length or LONGEST_PROMPT)
     if model.task == "embedding":
         return prompt, 0
     said = _LONGEST_ANSWER.search(body)

@@ -28,47 +28,47 @@ class Leasing:
         draw: Callable[[], float],
     ) -> None:
         """The ``bell`` is rung by a counter that can't wait."""
-        self._lender = lender
-        self._counters = counters
-        self._bell = bell
+        self._store = lender
+        self._get_counters = counters
+        self._wake_event = bell
         self._clock = clock
         self._draw = draw
         self._task: asyncio.Task[None] | None = None
 
     def start(self) -> None:
         """Ask again and again."""
-        self._task = asyncio.get_running_loop().create_task(self._run())
+        self._task = asyncio.get_running_loop().create_task(self._renew_periodically())
 
     async def aclose(self) -> None:
         """Tell what was used, and let go of what is held."""
         if self._task is not None:
             self._task.cancel()
             await asyncio.gather(self._task, return_exceptions=True)
-            await self.ask(last=True)
+            await self.renew_leases(last=True)
 
-    async def ask(self, *, last: bool = False) -> None:
+    async def renew_leases(self, *, last: bool = False) -> None:
         """Ask for all that is wanted now. With ``last`` everything is let go."""
-        asked, counters = self._clock(), self._counters()
-        wishes = [(one, one.wish(asked, last=last)) for one in counters]
+        asked, counters = self._clock(), self._get_counters()
+        wishes = [(one, one.build_lease_request(asked, last=last)) for one in counters]
         pairs = [(one, wish) for one, wish in wishes if wish is not None]
         if not pairs:
             return
         try:
-            grants = await self._lender.lease([wish for _, wish in pairs])
+            grants = await self._store.request_leases([wish for _, wish in pairs])
         except LenderFailed:
             now = self._clock()
             for one in counters:
-                one.void(now)
+                one.revoke_lease(now)
             return
         now = self._clock()
         for (one, _), grant in zip(pairs, grants, strict=True):
-            one.granted(grant, asked, now)
+            one.apply_grant(grant, asked, now)
 
-    async def _run(self) -> None:
+    async def _renew_periodically(self) -> None:
         while True:
             with suppress(TimeoutError):
                 async with asyncio.timeout(EVERY * (0.75 + self._draw() / 2)):
-                    await self._bell.wait()
-            self._bell.clear()
-            await self.ask()
+                    await self._wake_event.wait()
+            self._wake_event.clear()
+            await self.renew_leases()
             await asyncio.sleep(APART)

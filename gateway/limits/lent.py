@@ -32,78 +32,78 @@ class Loan:
 
     __slots__ = (
         "__weakref__",
-        "base",
-        "failed",
-        "largest",
-        "largest_at",
-        "level",
-        "mark",
-        "since",
-        "spent",
-        "until",
+        "leased",
+        "store_failed",
+        "largest_request",
+        "largest_request_at",
+        "available",
+        "available_at_request",
+        "changed_at",
+        "local_state",
+        "expires_at",
         "used_at",
-        "wait",
-        "wanted",
+        "retry_after",
+        "requested",
     )
 
     def __init__(self) -> None:
-        self.level = 0
+        self.available = 0
         """What may be used; below 0 more was. Of slots, how many there are."""
-        self.base = 0
+        self.leased = 0
         """What ``level`` would be if nothing had been used since the last answer."""
-        self.mark = 0
+        self.available_at_request = 0
         """What ``level`` was when the lender was asked last,"""
-        self.wanted = 0
+        self.requested = 0
         """and what it was asked for."""
-        self.until = -math.inf
+        self.expires_at = -math.inf
         """When it ends."""
         self.used_at = -math.inf
         """When a request last wanted something."""
-        self.largest = 0
+        self.largest_request = 0
         """What one request wanted at most, where that is more than a loan,"""
-        self.largest_at = -math.inf
+        self.largest_request_at = -math.inf
         """and when."""
-        self.wait = SOON
-        self.failed = False
+        self.retry_after = SOON
+        self.store_failed = False
         """Whether the lender did, when it was asked last."""
-        self.since = -math.inf
+        self.changed_at = -math.inf
         """Since when that is so."""
-        self.spent = Spent()
+        self.local_state = Spent()
         """What is used of the process's own part, and its slots in use."""
 
-    def begin(self, grant: Grant, asked: float, now: float) -> None:
+    def apply_grant(self, grant: Grant, asked: float, now: float) -> None:
         """It holds from when it was asked for."""
-        self.until = asked + grant.seconds
-        self.wait = max(grant.retry_after, SOON) if grant.amount < self.wanted else SOON
-        if self.failed:
-            self.failed, self.since = False, now
+        self.expires_at = asked + grant.seconds
+        self.retry_after = max(grant.retry_after, SOON) if grant.amount < self.requested else SOON
+        if self.store_failed:
+            self.store_failed, self.changed_at = False, now
 
-    def fail(self, now: float) -> None:
+    def record_store_failure(self, now: float) -> None:
         """The lender did."""
-        if not self.failed:
-            self.failed, self.since = True, now
-        self.drop()
+        if not self.store_failed:
+            self.store_failed, self.changed_at = True, now
+        self.expire()
 
-    def drop(self) -> None:
+    def expire(self) -> None:
         """What is held is void; what was used is still to be told."""
-        self.until = -math.inf
-        self.base -= max(self.level, 0)
-        self.level = min(self.level, 0)
+        self.expires_at = -math.inf
+        self.leased -= max(self.available, 0)
+        self.available = min(self.available, 0)
 
 
 class Lent(Counter, Protocol):
     """A counter of what was lent."""
 
-    def wish(self, now: float, *, last: bool = False) -> Wish | None:
+    def build_lease_request(self, now: float, *, last: bool = False) -> Wish | None:
         """What to ask of the lender; None where that is nothing.
 
         With ``last`` nothing is to be held any more.
         """
 
-    def granted(self, grant: Grant, asked: float, now: float) -> None:
+    def apply_grant(self, grant: Grant, asked: float, now: float) -> None:
         """The answer to what was asked at that time."""
 
-    def void(self, now: float) -> None:
+    def revoke_lease(self, now: float) -> None:
         """The lender failed: nothing is lent any more."""
 
 
@@ -112,7 +112,7 @@ class Terms(Struct, frozen=True):
 
     name: str
     limit: Limit
-    told: str
+    description: str
     policy: Policy
     wake: Callable[[], object]
 
@@ -121,196 +121,208 @@ class Amounts:
     """Of a rate, or of a day's budget. A budget's own part counts all that this process uses."""
 
     __slots__ = (
-        "_by_day",
+        "_is_daily",
         "_by_token",
-        "_loan",
-        "_size",
+        "_lease",
+        "_lease_size",
         "_terms",
         "amount",
-        "own",
+        "local_counter",
         "scope",
-        "told",
+        "description",
     )
 
     def __init__(self, terms: Terms, own: Rate | Day, loan: Loan) -> None:
         """``own`` is this process's part of the limit, as a counter."""
         self.scope: Scope = own.scope
         self.amount = own.amount
-        self.told = terms.told
-        self.own = own
+        self.description = terms.description
+        self.local_counter = own
         limit = terms.limit
         self._by_token = own.scope != "requests"
-        self._by_day = limit.kind == "day"
-        size = limit.amount * DAY_PART if self._by_day else own.amount * RATE_PART
-        self._size = min(math.ceil(size), own.amount)
-        self._loan = loan
+        self._is_daily = limit.kind == "day"
+        size = limit.amount * DAY_PART if self._is_daily else own.amount * RATE_PART
+        self._lease_size = min(math.ceil(size), own.amount)
+        self._lease = loan
         self._terms = terms
 
-    def take(self, weight: int, now: float) -> float:
+    def reserve(self, weight: int, now: float) -> float:
         """See ``Counter``."""
-        loan, amount = self._loan, weight if self._by_token else 1
+        loan, amount = self._lease, weight if self._by_token else 1
         loan.used_at = now
-        if loan.failed:
-            return self._take_own(weight, now)
-        live = now < loan.until
+        if loan.store_failed:
+            return self._reserve_locally(weight, now)
+        live = now < loan.expires_at
         if not live:
-            loan.drop()
-        left = loan.level - amount
-        if amount > self._size and amount >= loan.largest:
-            loan.largest, loan.largest_at = amount, now
+            loan.expire()
+        left = loan.available - amount
+        if amount > self._lease_size and amount >= loan.largest_request:
+            loan.largest_request, loan.largest_request_at = amount, now
         if left < 0 or not live:
             self._terms.wake()
-            if left < (0 if live else -self._size):
-                return loan.wait
-        loan.level = left
-        if self._by_day:
-            self.own.give(-amount, now, now)
+            if left < (0 if live else -self._lease_size):
+                return loan.retry_after
+        loan.available = left
+        if self._is_daily:
+            self.local_counter.return_unused(-amount, now, now)
         return 0.0
 
     def settle(self, weight: int, used: int, at: float, now: float) -> None:
         """See ``Counter``."""
         if self._by_token:
-            self._give(weight - used, at, now)
+            self._return_unused(weight - used, at, now)
 
-    def undo(self, weight: int, at: float, now: float) -> None:
+    def cancel_reservation(self, weight: int, at: float, now: float) -> None:
         """See ``Counter``."""
-        self._give(weight if self._by_token else 1, at, now)
+        self._return_unused(weight if self._by_token else 1, at, now)
 
-    def standing(self, now: float) -> Standing:
+    def get_status(self, now: float) -> Standing:
         """See ``Counter``. Told is what this process holds."""
-        loan = self._loan
-        if loan.failed:
-            return self.own.standing(now)
-        return Standing(self._terms.limit.amount, max(loan.level, 0), loan.wait)
+        loan = self._lease
+        if loan.store_failed:
+            return self.local_counter.get_status(now)
+        return Standing(self._terms.limit.amount, max(loan.available, 0), loan.retry_after)
 
-    def wish(self, now: float, *, last: bool = False) -> Wish | None:
+    def build_lease_request(self, now: float, *, last: bool = False) -> Wish | None:
         """See ``Lent``."""
-        loan = self._loan
-        if now >= loan.until:
-            loan.drop()
-        used, held = loan.base - loan.level, max(loan.level, 0)
-        if now - loan.largest_at > IDLE:
-            loan.largest = 0
-        most = 0 if last else max(self._size, 2 * used, loan.largest)
+        loan = self._lease
+        if now >= loan.expires_at:
+            loan.expire()
+        used, held = loan.leased - loan.available, max(loan.available, 0)
+        if now - loan.largest_request_at > IDLE:
+            loan.largest_request = 0
+        most = 0 if last else max(self._lease_size, 2 * used, loan.largest_request)
         target = min(most, self.amount)
-        wanted = target - held if 2 * held < target or held < min(loan.largest, target) else 0
+        wanted = (
+            target - held if 2 * held < target or held < min(loan.largest_request, target) else 0
+        )
         excess = max(held - 2 * target, 0)
         idle = now - loan.used_at > IDLE and not used
-        if not last and (idle or (not wanted and not excess and loan.until - now > RENEW)):
+        if not last and (idle or (not wanted and not excess and loan.expires_at - now > RENEW)):
             return None
-        loan.level -= excess
-        loan.base -= excess
-        loan.mark, loan.wanted = loan.level, wanted
+        loan.available -= excess
+        loan.leased -= excess
+        loan.available_at_request, loan.requested = loan.available, wanted
         return Wish(self._terms.name, self._terms.limit, wanted, held - excess, used)
 
-    def granted(self, grant: Grant, asked: float, now: float) -> None:
+    def apply_grant(self, grant: Grant, asked: float, now: float) -> None:
         """See ``Lent``."""
-        loan = self._loan
-        loan.begin(grant, asked, now)
-        loan.level += grant.amount - min(loan.mark, 0)
-        loan.base = max(loan.mark, 0) + grant.amount
+        loan = self._lease
+        loan.apply_grant(grant, asked, now)
+        loan.available += grant.amount - min(loan.available_at_request, 0)
+        loan.leased = max(loan.available_at_request, 0) + grant.amount
 
-    def void(self, now: float) -> None:
+    def revoke_lease(self, now: float) -> None:
         """See ``Lent``."""
-        self._loan.fail(now)
+        self._lease.record_store_failure(now)
 
-    def _take_own(self, weight: int, now: float) -> float:
+    def _reserve_locally(self, weight: int, now: float) -> float:
         policy = self._terms.policy
         if policy == "closed":
             return SHUT
-        if policy == "local" and (wait := self.own.take(weight, now)):
+        if policy == "local" and (wait := self.local_counter.reserve(weight, now)):
             return wait
-        if self._by_day:
-            self._loan.level -= weight
+        if self._is_daily:
+            self._lease.available -= weight
             if policy == "open":
-                self.own.give(-weight, now, now)
+                self.local_counter.return_unused(-weight, now, now)
         return 0.0
 
-    def _give(self, amount: int, at: float, now: float) -> None:
+    def _return_unused(self, amount: int, at: float, now: float) -> None:
         """Give back to where it was taken from.
 
         What a rate's part gave while the lender failed was never told of. All else is.
         """
-        loan = self._loan
-        same = at >= loan.since
-        if same and (self._by_day or not loan.failed):
-            loan.level += amount
-        elif self._by_day or (loan.failed and not same):
-            loan.base -= amount
-        if self._by_day or (loan.failed and same):
-            self.own.give(amount, at, now)
+        loan = self._lease
+        same = at >= loan.changed_at
+        if same and (self._is_daily or not loan.store_failed):
+            loan.available += amount
+        elif self._is_daily or (loan.store_failed and not same):
+            loan.leased -= amount
+        if self._is_daily or (loan.store_failed and same):
+            self.local_counter.return_unused(amount, at, now)
 
 
 class Seats:
     """So many requests at a time. The own part counts all that this process uses."""
 
-    __slots__ = ("_loan", "_own", "_size", "_terms", "amount", "scope", "told")
+    __slots__ = (
+        "_lease",
+        "_local_counter",
+        "_lease_size",
+        "_terms",
+        "amount",
+        "scope",
+        "description",
+    )
 
     def __init__(self, terms: Terms, own: Slots, loan: Loan) -> None:
         """``own`` is this process's part of the limit, as a counter."""
         self.scope: Scope = own.scope
         self.amount = own.amount
-        self.told = terms.told
-        self._own = own
-        self._size = math.ceil(own.amount * RATE_PART)
-        self._loan = loan
+        self.description = terms.description
+        self._local_counter = own
+        self._lease_size = math.ceil(own.amount * RATE_PART)
+        self._lease = loan
         self._terms = terms
 
-    def take(self, weight: int, now: float) -> float:
+    def reserve(self, weight: int, now: float) -> float:
         """See ``Counter``."""
-        loan, spent = self._loan, self._loan.spent
+        loan, spent = self._lease, self._lease.local_state
         loan.used_at = now
-        if loan.failed:
-            return self._take_own(weight, now)
-        live = now < loan.until
-        if not live or spent.slots >= loan.level:
+        if loan.store_failed:
+            return self._reserve_locally(weight, now)
+        live = now < loan.expires_at
+        if not live or spent.slots_in_use >= loan.available:
             self._terms.wake()
-            if spent.slots >= (loan.level if live else self._size):
+            if spent.slots_in_use >= (loan.available if live else self._lease_size):
                 return SOON
-        spent.slots += 1
+        spent.slots_in_use += 1
         return 0.0
 
     def settle(self, weight: int, used: int, at: float, now: float) -> None:
         """See ``Counter``."""
-        self._own.settle(weight, used, at, now)
+        self._local_counter.settle(weight, used, at, now)
 
-    def undo(self, weight: int, at: float, now: float) -> None:
+    def cancel_reservation(self, weight: int, at: float, now: float) -> None:
         """See ``Counter``."""
-        self._own.undo(weight, at, now)
+        self._local_counter.cancel_reservation(weight, at, now)
 
-    def standing(self, now: float) -> Standing:
+    def get_status(self, now: float) -> Standing:
         """See ``Counter``. Told is what this process holds."""
-        loan = self._loan
-        if loan.failed:
-            return self._own.standing(now)
-        return Standing(self._terms.limit.amount, max(loan.level - loan.spent.slots, 0), 0.0)
+        loan = self._lease
+        if loan.store_failed:
+            return self._local_counter.get_status(now)
+        return Standing(
+            self._terms.limit.amount, max(loan.available - loan.local_state.slots_in_use, 0), 0.0
+        )
 
-    def wish(self, now: float, *, last: bool = False) -> Wish | None:
+    def build_lease_request(self, now: float, *, last: bool = False) -> Wish | None:
         """See ``Lent``."""
-        loan, limit = self._loan, self._terms.limit
-        if now >= loan.until:
-            loan.drop()
-        used = 0 if last else loan.spent.slots
-        wanted = 0 if last else min(used + self._size, max(limit.amount, used))
+        loan, limit = self._lease, self._terms.limit
+        if now >= loan.expires_at:
+            loan.expire()
+        used = 0 if last else loan.local_state.slots_in_use
+        wanted = 0 if last else min(used + self._lease_size, max(limit.amount, used))
         idle = now - loan.used_at > IDLE and not used
-        if not last and (idle or (wanted == loan.level and loan.until - now > RENEW)):
+        if not last and (idle or (wanted == loan.available and loan.expires_at - now > RENEW)):
             return None
         return Wish(self._terms.name, limit, wanted, used)
 
-    def granted(self, grant: Grant, asked: float, now: float) -> None:
+    def apply_grant(self, grant: Grant, asked: float, now: float) -> None:
         """See ``Lent``."""
-        self._loan.begin(grant, asked, now)
-        self._loan.level = grant.amount
+        self._lease.apply_grant(grant, asked, now)
+        self._lease.available = grant.amount
 
-    def void(self, now: float) -> None:
+    def revoke_lease(self, now: float) -> None:
         """See ``Lent``."""
-        self._loan.fail(now)
+        self._lease.record_store_failure(now)
 
-    def _take_own(self, weight: int, now: float) -> float:
+    def _reserve_locally(self, weight: int, now: float) -> float:
         policy = self._terms.policy
         if policy == "closed":
             return SHUT
         if policy == "local":
-            return self._own.take(weight, now)
-        self._loan.spent.slots += 1
+            return self._local_counter.reserve(weight, now)
+        self._lease.local_state.slots_in_use += 1
         return 0.0

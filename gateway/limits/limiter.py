@@ -23,8 +23,8 @@ class Entry(Ended, Protocol):
     """Where it is noted what a request was let take: see ``gateway.telemetry.Record``."""
 
     key: str
-    admitted: Admitted | None
-    told: Headers
+    reservation: Admitted | None
+    rate_limit_headers: Headers
 
 
 class Limiter:
@@ -34,13 +34,13 @@ class Limiter:
         self, keys: Mapping[str, KeyRates], accounts: Accounts, others: KeyRates | None = None
     ) -> None:
         """``others`` are the limits of each who has no key of the configuration's, but a token."""
-        self.accounts = accounts
+        self.registry = accounts
         self._clock = accounts.clock
-        self._others = others
-        self._keys = {key: accounts.held(key, rates) for key, rates in keys.items()}
-        self._models = {key: held.models for key, held in self._keys.items()}
+        self._token_limits = others
+        self._keys = {key: accounts.build_key_counters(key, rates) for key, rates in keys.items()}
+        self._counters_by_key = {key: held.by_model for key, held in self._keys.items()}
 
-    def admit(
+    def reserve(
         self, entry: Entry, asked: str, model: ModelInfo, body: bytes | None, dialect: Dialect
     ) -> None:
         """Take what a request may use. Raises RateLimited or QuotaExceeded, having taken nothing.
@@ -48,62 +48,62 @@ class Limiter:
         ``asked`` is the public model by whose limits it goes, ``model`` the one that answers.
         ``body`` is None where no tokens are asked for.
         """
-        models = self._models.get(entry.key) or self._holder(entry.key)
+        models = self._counters_by_key.get(entry.key) or self._get_holder_counters(entry.key)
         if models is None:
             return
         counters = models.get(asked) or models[""]
         prompt = weight = 0
-        if counters.most and body is not None:
+        if counters.largest_weight and body is not None:
             prompt, answer = estimate(body, model)
-            weight = min(prompt + answer, counters.most)
+            weight = min(prompt + answer, counters.largest_weight)
         now = self._clock()
-        lacking = counters.take(weight, now)
+        lacking = counters.reserve(weight, now)
         if _tells(type(dialect)):
             left = least(counters.requests, now), least(counters.tokens, now)
-            entry.told = cast("Metering", dialect).standing(*left)
+            entry.rate_limit_headers = cast("Metering", dialect).rate_limit_headers(*left)
         if lacking is not None:
             counter, wait = lacking
-            self.accounts.refused[counter.scope] += 1
+            self.registry.rejections[counter.scope] += 1
             raise refusal(counter, wait, weight, now)
-        entry.admitted = Admitted(counters, weight, min(prompt, weight), now, self._clock)
+        entry.reservation = Admitted(counters, weight, min(prompt, weight), now, self._clock)
 
     @property
-    def lent(self) -> Sequence[Lent]:
+    def leased_counters(self) -> Sequence[Lent]:
         """The counters of what was lent, where limits are shared."""
-        holders = (held for by, held in self.accounts.recent.values() if by is self)
+        holders = (held for by, held in self.registry.recent_holders.values() if by is self)
         every = itertools.chain(self._keys.values(), holders)
         counters = itertools.chain.from_iterable(one.counters for one in every)
         return [one for one in counters if isinstance(one, Amounts | Seats)]
 
     @property
-    def budgets(self) -> Mapping[tuple[str, str], Day]:
+    def daily_budgets(self) -> Mapping[tuple[str, str], Day]:
         """This process's part of each key's budgets, by the key and the model."""
         return {
             (key, model): day
             for key, held in self._keys.items()
-            for model, day in held.budgets.items()
+            for model, day in held.daily_budgets.items()
         }
 
-    def _holder(self, key: str) -> Mapping[str, Counters] | None:
+    def _get_holder_counters(self, key: str) -> Mapping[str, Counters] | None:
         """What is counted of somebody who has no key of the configuration's, but a token."""
-        if self._others is None:
+        if self._token_limits is None:
             return None
-        recent = self.accounts.recent
+        recent = self.registry.recent_holders
         by, held = recent.pop(key, (None, None))
         if held is None or by is not self:
-            held = self.accounts.held(key, self._others)
+            held = self.registry.build_key_counters(key, self._token_limits)
         recent[key] = self, held
         if len(recent) > MOST_HOLDERS:
             recent.popitem(last=False)
-        return held.models
+        return held.by_model
 
     @staticmethod
-    def settle(entry: Entry) -> None:
+    def settle_request(entry: Entry) -> None:
         """A request is over, admitted or not: what it did not use is given back."""
-        entry.told = ()
-        if entry.admitted is not None:
-            entry.admitted.settle(entry)
-            entry.admitted = None
+        entry.rate_limit_headers = ()
+        if entry.reservation is not None:
+            entry.reservation.settle(entry)
+            entry.reservation = None
 
 
 @functools.cache

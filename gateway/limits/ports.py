@@ -43,8 +43,8 @@ class Wish(Struct, frozen=True):
 
     name: str
     limit: Limit
-    wanted: int
-    held: int = 0
+    requested: int
+    retained: int = 0
     used: int = 0
 
 
@@ -78,7 +78,7 @@ class Lender(Protocol):
     replicas: int
     """How many processes share the limits: each one's part, where they can't ask."""
 
-    async def lease(self, wishes: Sequence[Wish]) -> Sequence[Grant]:
+    async def request_leases(self, wishes: Sequence[Wish]) -> Sequence[Grant]:
         """One grant for each wish, in their order.
 
         Raises LenderFailed, at the latest when there was no answer for 250 ms.

@@ -34,8 +34,8 @@ _Figures = Figures[Histogram]
 class _Of(Struct, frozen=True):
     """A metric: of each arm's figures, what ``of`` gives."""
 
-    told: Told
-    of: Callable[[_Figures], Any]
+    definition: Told
+    read_value: Callable[[_Figures], Any]
 
 
 def _counter(name: str, help_: str, of: Callable[[_Figures], Any], *labels: str) -> _Of:
@@ -63,11 +63,13 @@ _COUNTERS: Final = (
     _counter(
         "losses",
         "What targets could not honour, by the internal field.",
-        lambda one: one.losses,
+        lambda one: one.unsupported_parameters,
         *("field", "reason"),
     ),
     _counter(
-        "lossy_requests", "Exchanges of which something was lost.", lambda one: {(): one.lossy}
+        "lossy_requests",
+        "Exchanges of which something was lost.",
+        lambda one: {(): one.lossy_requests},
     ),
     _counter(
         "tokens",
@@ -78,7 +80,7 @@ _COUNTERS: Final = (
     _counter(
         "wasted_tokens",
         "Tokens passed on of streams that did not come to their end.",
-        lambda one: {(): one.wasted},
+        lambda one: {(): one.wasted_tokens},
     ),
     _counter("finishes", "Why choices ended.", lambda one: one.finishes, "reason"),
     _counter(
@@ -113,9 +115,9 @@ _HISTOGRAMS: Final = (
         lambda one: one.overhead,
     ),
     _histogram(
-        "prompt_tokens", "The length of prompts that were answered.", lambda one: one.prompt
+        "prompt_tokens", "The length of prompts that were answered.", lambda one: one.prompt_tokens
     ),
-    _histogram("completion_tokens", "The length of answers.", lambda one: one.completion),
+    _histogram("completion_tokens", "The length of answers.", lambda one: one.completion_tokens),
 )
 _FALLBACKS: Final = Told(
     "interlingua_fallbacks",
@@ -123,14 +125,14 @@ _FALLBACKS: Final = Told(
     "Targets in whose stead another was asked.",
     ("target", "error"),
 )
-TOLD: Final = (*(one.told for one in (*_COUNTERS, *_HISTOGRAMS)), _FALLBACKS)
+TOLD: Final = (*(one.definition for one in (*_COUNTERS, *_HISTOGRAMS)), _FALLBACKS)
 
 
 @runtime_checkable
 class Lines(Protocol):
     """What a collector may also be: one that writes its histograms by itself."""
 
-    def lines(self) -> Iterator[str]:
+    def format_histograms(self) -> Iterator[str]:
         """In Prometheus's text format."""
 
 
@@ -139,80 +141,82 @@ class Metrics(Collector):
 
     def __init__(self, following: Observer, crews: Callable[[], Mapping[str, Crew]]) -> None:
         """``following`` is told of each record, too; ``crews`` gives each backend's workers."""
-        self._following = following
-        self._waiting: list[Record] = []
+        self._next_observer = following
+        self._pending: list[Record] = []
         """What is not counted yet."""
-        self._arms: dict[Arm, _Figures] = {}
+        self._stats: dict[Arm, _Figures] = {}
         self._fallbacks = Counter[tuple[str, ...]]()
         self._registry = CollectorRegistry(auto_describe=False)
-        self._writing: list[Lines] = []
-        self.also(self)
-        self.also(Workers(crews))
+        self._text_collectors: list[Lines] = []
+        self.register(self)
+        self.register(Workers(crews))
 
-    def also(self, collector: Collector) -> None:
+    def register(self, collector: Collector) -> None:
         """Tell on the page what this tells, too."""
         self._registry.register(collector)
         if isinstance(collector, Lines):
-            self._writing.append(collector)
+            self._text_collectors.append(collector)
 
-    def observe(self, record: Record) -> None:
+    def record_request(self, record: Record) -> None:
         """Count an exchange: together with others, or as soon as somebody asks."""
-        self._waiting.append(record)
-        if len(self._waiting) >= _TOGETHER:
-            self._count()
-        self._following(record)
+        self._pending.append(record)
+        if len(self._pending) >= _TOGETHER:
+            self._count_pending()
+        self._next_observer(record)
 
-    def arms(self) -> Mapping[Arm, _Figures]:
+    def collect_stats(self) -> Mapping[Arm, _Figures]:
         """What is counted of each, with all that was observed."""
-        self._count()
-        return self._arms
+        self._count_pending()
+        return self._stats
 
-    def page(self) -> bytes:
+    def render_page(self) -> bytes:
         """As Prometheus reads it."""
-        written = "".join(line for one in self._writing for line in one.lines())
+        written = "".join(line for one in self._text_collectors for line in one.format_histograms())
         return generate_latest(self._registry) + written.encode()
 
     def collect(self) -> Iterator[Metric]:
         """See prometheus_client's Collector."""
-        arms = self.arms()
+        arms = self.collect_stats()
         for one in _COUNTERS:
-            yield one.told.family(
+            yield one.definition.build_family(
                 ((*arm, *key), count)
                 for arm, figures in arms.items()
-                for key, count in one.of(figures).items()
+                for key, count in one.read_value(figures).items()
                 if count
             )
-        yield _FALLBACKS.family(self._fallbacks.items())
+        yield _FALLBACKS.build_family(self._fallbacks.items())
 
-    def lines(self) -> Iterator[str]:
+    def format_histograms(self) -> Iterator[str]:
         """See Lines."""
-        arms = self.arms()
+        arms = self.collect_stats()
         for one in _HISTOGRAMS:
-            yield from one.told.lines((arm, one.of(its)) for arm, its in arms.items())
+            yield from one.definition.format_histogram_lines(
+                (arm, one.read_value(its)) for arm, its in arms.items()
+            )
 
-    def _count(self) -> None:
+    def _count_pending(self) -> None:
         """Count what waits."""
-        waiting, self._waiting = self._waiting, []
+        waiting, self._pending = self._pending, []
         for records in alike(waiting):
             any_ = records[0]
-            self._of(answered(any_)).add(*records)
+            self._get_stats(answered(any_)).add_records(*records)
             if any_.diverted:
-                self._of(left(any_)).diversions += len(records)
+                self._get_stats(left(any_)).diversions += len(records)
         for record in waiting:
             for told in record.fell_back:
                 model, _, rest = told.rpartition("@")
                 version, _, why = rest.partition(" ")
-                self._fall_back(f"{model}@{version}", why)
+                self._count_fallback(f"{model}@{version}", why)
 
-    def _of(self, arm: Arm) -> _Figures:
-        figures = self._arms.get(arm)
+    def _get_stats(self, arm: Arm) -> _Figures:
+        figures = self._stats.get(arm)
         if figures is None:
-            if len(self._arms) >= _MOST_ARMS:
+            if len(self._stats) >= _MOST_ARMS:
                 arm = (_OTHER, _OTHER, _OTHER)
-            figures = self._arms.setdefault(arm, Figures(Histogram))
+            figures = self._stats.setdefault(arm, Figures(Histogram))
         return figures
 
-    def _fall_back(self, *key: str) -> None:
+    def _count_fallback(self, *key: str) -> None:
         if key not in self._fallbacks and len(self._fallbacks) >= _MOST:
             key = (_OTHER,) * len(key)
         self._fallbacks[key] += 1

@@ -65,7 +65,7 @@ class Met(Protocol):
         """How many it has now."""
 
     @property
-    def refused(self) -> Mapping[int, int]:
+    def malformed_by_status(self) -> Mapping[int, int]:
         """How often what came could not be read as a request, by the status that said so."""
 
 
@@ -74,14 +74,14 @@ class Process(Collector):
 
     def __init__(self, fronts: Callable[[], Mapping[str, Met]]) -> None:
         """``fronts`` gives the listeners there are now, by their addresses."""
-        self._fronts = fronts
+        self._get_listeners = fronts
         self._lag = Histogram(_EDGES)
         self._timer: asyncio.TimerHandle | None = None
 
     def start(self) -> None:
         """Look how late the loop is, from now on."""
         loop = asyncio.get_running_loop()
-        self._timer = loop.call_later(_EVERY, self._tick, loop, loop.time() + _EVERY)
+        self._timer = loop.call_later(_EVERY, self._measure_lag, loop, loop.time() + _EVERY)
 
     def stop(self) -> None:
         """Look no longer."""
@@ -91,27 +91,27 @@ class Process(Collector):
 
     def collect(self) -> Iterator[Metric]:
         """See prometheus_client's Collector."""
-        fronts = self._fronts()
-        yield CONNECTIONS.family(((name,), one.connections) for name, one in fronts.items())
-        yield MALFORMED.family(
+        fronts = self._get_listeners()
+        yield CONNECTIONS.build_family(((name,), one.connections) for name, one in fronts.items())
+        yield MALFORMED.build_family(
             ((name, _KINDS.get(status, str(status))), count)
             for name, one in fronts.items()
-            for status, count in one.refused.items()
+            for status, count in one.malformed_by_status.items()
         )
         usage = resource.getrusage(resource.RUSAGE_SELF)
-        yield PROCESSOR.family([((), usage.ru_utime + usage.ru_stime)])
-        yield MOST_DESCRIPTORS.family([((), resource.getrlimit(resource.RLIMIT_NOFILE)[0])])
+        yield PROCESSOR.build_family([((), usage.ru_utime + usage.ru_stime)])
+        yield MOST_DESCRIPTORS.build_family([((), resource.getrlimit(resource.RLIMIT_NOFILE)[0])])
         with suppress(OSError):  # where there is no /proc
             pages = int(_MEMORY.read_text("ascii").split()[1])
-            yield MEMORY.family([((), pages * os.sysconf("SC_PAGE_SIZE"))])
-            yield DESCRIPTORS.family([((), len([*_DESCRIPTORS.iterdir()]))])
-        yield BUILD.family([((__version__, platform.python_version()), 1)])
+            yield MEMORY.build_family([((), pages * os.sysconf("SC_PAGE_SIZE"))])
+            yield DESCRIPTORS.build_family([((), len([*_DESCRIPTORS.iterdir()]))])
+        yield BUILD.build_family([((__version__, platform.python_version()), 1)])
 
-    def lines(self) -> Iterator[str]:
+    def format_histograms(self) -> Iterator[str]:
         """See ``gateway.metrics.exchanges.Lines``."""
-        return LAG.lines([((), self._lag)])
+        return LAG.format_histogram_lines([((), self._lag)])
 
-    def _tick(self, loop: asyncio.AbstractEventLoop, due: float) -> None:
+    def _measure_lag(self, loop: asyncio.AbstractEventLoop, due: float) -> None:
         now = loop.time()
         self._lag.add(now - due)
-        self._timer = loop.call_later(_EVERY, self._tick, loop, now + _EVERY)
+        self._timer = loop.call_later(_EVERY, self._measure_lag, loop, now + _EVERY)

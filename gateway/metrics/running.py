@@ -26,17 +26,17 @@ class Running(Collector):
         self, live: Callable[[], Iterable[Record]], queued: Callable[[], Collection[str]]
     ) -> None:
         """``live`` gives those, ``queued`` the ids of the ones that wait for a worker."""
-        self._live = live
-        self._queued = queued
+        self._get_records = live
+        self._get_queued_ids = queued
 
-    def count(self) -> Counter[tuple[str, str]]:
+    def count_by_phase(self) -> Counter[tuple[str, str]]:
         """How many there are by model and phase."""
-        queued = self._queued()
-        return Counter((one.model, _phase(one, queued)) for one in self._live())
+        queued = self._get_queued_ids()
+        return Counter((one.model, _phase(one, queued)) for one in self._get_records())
 
     def collect(self) -> Iterator[Metric]:
         """See prometheus_client's Collector."""
-        yield IN_FLIGHT.family(self.count().items())
+        yield IN_FLIGHT.build_family(self.count_by_phase().items())
 
 
 def _phase(record: Record, queued: Collection[str]) -> str:

@@ -65,49 +65,49 @@ class Vllm(Collector):
         running: Callable[[], Mapping[tuple[str, str], int]],
     ) -> None:
         """``arms`` gives figures, ``running`` how many exchanges run, by model and phase."""
-        self._arms = arms
-        self._running = running
+        self._get_stats = arms
+        self._count_running = running
 
     def collect(self) -> Iterator[Metric]:
         """See prometheus_client's Collector."""
         waiting, running = Counter[str](), Counter[str]()
-        for model in self._models():
+        for model in self._group_by_model():
             waiting[model] = running[model] = 0
-        for (model, phase), count in self._running().items():
+        for (model, phase), count in self._count_running().items():
             (waiting if phase == "queued" else running)[model] += count
-        yield RUNNING.family(_labelled(running))
-        yield WAITING.family(_labelled(waiting))
-        yield PROMPTS.family(_labelled(self._tokens("input")))
-        yield GENERATED.family(_labelled(self._tokens("output")))
-        yield SUCCESS.family(self._ends().items())
+        yield RUNNING.build_family(_labelled(running))
+        yield WAITING.build_family(_labelled(waiting))
+        yield PROMPTS.build_family(_labelled(self._count_tokens("input")))
+        yield GENERATED.build_family(_labelled(self._count_tokens("output")))
+        yield SUCCESS.build_family(self._count_finishes().items())
 
-    def lines(self) -> Iterator[str]:
+    def format_histograms(self) -> Iterator[str]:
         """See ``gateway.metrics.exchanges.Lines``."""
         for told, of in _HISTOGRAMS:
-            yield from told.lines(
+            yield from told.format_histogram_lines(
                 ((model, _ENGINE), _sum(map(of, figures)))
-                for model, figures in self._models().items()
+                for model, figures in self._group_by_model().items()
             )
 
-    def _models(self) -> Mapping[str, list[Figures[Histogram]]]:
+    def _group_by_model(self) -> Mapping[str, list[Figures[Histogram]]]:
         """The figures of each model's arms. What came to no model is none."""
         found: dict[str, list[Figures[Histogram]]] = {}
-        for (model, _, _), figures in self._arms().items():
+        for (model, _, _), figures in self._get_stats().items():
             if model:
                 found.setdefault(model, []).append(figures)
         return found
 
-    def _tokens(self, wanted: str) -> Counter[str]:
+    def _count_tokens(self, wanted: str) -> Counter[str]:
         found = Counter[str]()
-        for model, every in self._models().items():
+        for model, every in self._group_by_model().items():
             for figures in every:
                 for (direction, _), count in figures.tokens.items():
                     found[model] += count if direction == wanted else 0
         return found
 
-    def _ends(self) -> Counter[tuple[str, str, str]]:
+    def _count_finishes(self) -> Counter[tuple[str, str, str]]:
         found = Counter[tuple[str, str, str]]()
-        for model, every in self._models().items():
+        for model, every in self._group_by_model().items():
             for figures in every:
                 for (reason,), count in figures.finishes.items():
                     found[model, _ENGINE, _REASONS.get(reason, reason)] += count

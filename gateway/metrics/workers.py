@@ -20,9 +20,9 @@ class Tally(Protocol):
     failures: Counter[str]
     shed: Counter[str]
     abandoned: int
-    took: Histogram
-    waited: Histogram
-    paused: Histogram
+    request_durations: Histogram
+    queue_times: Histogram
+    stream_gaps: Histogram
 
 
 @runtime_checkable
@@ -30,7 +30,7 @@ class Crew(Protocol):
     """The workers of a backend."""
 
     @property
-    def tally(self) -> Tally:
+    def metrics(self) -> Tally:
         """What is counted of them."""
 
     @property
@@ -38,26 +38,26 @@ class Crew(Protocol):
         """How often who names workers could not be asked."""
 
     @property
-    def queued(self) -> Sequence[str]:
+    def queued_request_ids(self) -> Sequence[str]:
         """The ids of the exchanges that wait for one of them."""
 
     @property
-    def panics(self) -> bool:
+    def in_panic(self) -> bool:
         """Whether their health is ignored, since too few are well."""
 
     @property
     def connections(self) -> Any:
         """How many there are to them: ``open``, ``resting``, ``made`` and ``failed``."""
 
-    def snapshot(self) -> Sequence[Any]:
+    def report_workers(self) -> Sequence[Any]:
         """How each worker is: its ``url``, ``state``, ``in_flight``, ``limit`` and ``latency``."""
 
 
 class _Of(Struct, frozen=True):
     """A metric: of a pool, by the labels beside ``backend``, what ``of`` gives."""
 
-    told: Told
-    of: Callable[[Crew], Samples]
+    definition: Told
+    read_samples: Callable[[Crew], Samples]
 
 
 def _counter(name: str, help_: str, of: Callable[[Crew], Samples], *labels: str) -> _Of:
@@ -79,7 +79,7 @@ def _by_name(counts: Mapping[str, int]) -> Samples:
 
 def _by_worker(name: str, crew: Crew) -> Iterable[tuple[Sequence[str], float]]:
     """What is known of each worker; nothing of one of which it is not known."""
-    known = ((one.url, getattr(one, name)) for one in crew.snapshot())
+    known = ((one.url, getattr(one, name)) for one in crew.report_workers())
     return (((url,), value) for url, value in known if value is not None)
 
 
@@ -87,7 +87,7 @@ _OF_A_POOL: Final = (
     _largest(
         "worker_up",
         "Whether it is asked.",
-        lambda crew: (((one.url,), float(one.state != "out")) for one in crew.snapshot()),
+        lambda crew: (((one.url,), float(one.state != "out")) for one in crew.report_workers()),
         "worker",
     ),
     _gauge(
@@ -111,52 +111,57 @@ _OF_A_POOL: Final = (
     _largest(
         "backend_panic",
         "Whether health is ignored, since too few workers are well.",
-        lambda crew: (((), float(crew.panics)),),
+        lambda crew: (((), float(crew.in_panic)),),
     ),
     _gauge(
-        "queue_length", "Requests that wait for a place.", lambda crew: (((), len(crew.queued)),)
+        "queue_length",
+        "Requests that wait for a place.",
+        lambda crew: (((), len(crew.queued_request_ids)),),
     ),
     _gauge(
         "upstream_connections",
         "Connections to workers: busy or resting.",
         lambda crew: (
-            (("busy",), crew.connections.open - crew.connections.resting),
-            (("resting",), crew.connections.resting),
+            (("busy",), crew.connections.open - crew.connections.idle),
+            (("resting",), crew.connections.idle),
         ),
         "state",
     ),
     _counter(
         "upstream_connects",
         "Connections made to workers, or tried in vain.",
-        lambda crew: ((("made",), crew.connections.made), (("failed",), crew.connections.failed)),
+        lambda crew: (
+            (("made",), crew.connections.created),
+            (("failed",), crew.connections.failed),
+        ),
         "result",
     ),
     _counter(
         "upstream_failures",
         "What workers failed with: connect, first_token, idle, total, cut, garbage, or a status.",
-        lambda crew: _by_name(crew.tally.failures),
+        lambda crew: _by_name(crew.metrics.failures),
         "kind",
     ),
     _counter(
         "cancelled_upstream",
         "Answers that were ended at their worker, since nobody waited for them.",
-        lambda crew: (((), crew.tally.abandoned),),
+        lambda crew: (((), crew.metrics.abandoned),),
     ),
     _counter(
         "retries",
         "Further workers that were asked for a request, by what the one before failed with.",
-        lambda crew: _by_name(crew.tally.retries),
+        lambda crew: _by_name(crew.metrics.retries),
         "reason",
     ),
     _counter(
         "retry_budget_exhausted",
         "Requests that were not tried again, since too many had been.",
-        lambda crew: (((), crew.tally.exhausted),),
+        lambda crew: (((), crew.metrics.exhausted),),
     ),
     _counter(
         "shed",
         "Requests that got no worker: queue_full, queue_wait, or no_worker where there is none.",
-        lambda crew: _by_name(crew.tally.shed),
+        lambda crew: _by_name(crew.metrics.shed),
         "reason",
     ),
     _counter(
@@ -173,7 +178,7 @@ _HISTOGRAMS: Final[tuple[tuple[Told, Callable[[Crew], Histogram]], ...]] = (
             "Of each try at a worker, to its end.",
             ("backend",),
         ),
-        lambda crew: crew.tally.took,
+        lambda crew: crew.metrics.request_durations,
     ),
     (
         Told(
@@ -182,7 +187,7 @@ _HISTOGRAMS: Final[tuple[tuple[Told, Callable[[Crew], Histogram]], ...]] = (
             "For a place at a worker, of the requests that had to wait.",
             ("backend",),
         ),
-        lambda crew: crew.tally.waited,
+        lambda crew: crew.metrics.queue_times,
     ),
     (
         Told(
@@ -191,10 +196,10 @@ _HISTOGRAMS: Final[tuple[tuple[Told, Callable[[Crew], Histogram]], ...]] = (
             "Of streams that came to their end, the longest time from one read to the next.",
             ("backend",),
         ),
-        lambda crew: crew.tally.paused,
+        lambda crew: crew.metrics.stream_gaps,
     ),
 )
-TOLD: Final = (*(one.told for one in _OF_A_POOL), *(told for told, _ in _HISTOGRAMS))
+TOLD: Final = (*(one.definition for one in _OF_A_POOL), *(told for told, _ in _HISTOGRAMS))
 
 
 class Workers(Collector):
@@ -202,19 +207,21 @@ class Workers(Collector):
 
     def __init__(self, crews: Callable[[], Mapping[str, Crew]]) -> None:
         """``crews`` gives those there are now, by their backends' names."""
-        self._crews = crews
+        self._get_pools = crews
 
     def collect(self) -> Iterator[Metric]:
         """See prometheus_client's Collector."""
-        crews = self._crews()
+        crews = self._get_pools()
         for one in _OF_A_POOL:
-            yield one.told.family(
+            yield one.definition.build_family(
                 ((name, *labels), value)
                 for name, crew in crews.items()
-                for labels, value in one.of(crew)
+                for labels, value in one.read_samples(crew)
             )
 
-    def lines(self) -> Iterator[str]:
+    def format_histograms(self) -> Iterator[str]:
         """See ``gateway.metrics.exchanges.Lines``."""
         for told, of in _HISTOGRAMS:
-            yield from told.lines(((name,), of(crew)) for name, crew in self._crews().items())
+            yield from told.format_histogram_lines(
+                ((name,), of(crew)) for name, crew in self._get_pools().items()
+            )

@@ -79,14 +79,14 @@ class Desk:
         self.draining = False
         """Whether all were told to."""
         self._address = address
-        self._members = members
-        self._own = own
-        self._config = config
-        self._gone = Page()
-        self._last: dict[Member, Page] = {}
-        self._door: Door | None = None
+        self._list_processes = members
+        self._render_own_metrics = own
+        self._describe_config = config
+        self._retired_metrics = Page()
+        self._last_metrics: dict[Member, Page] = {}
+        self._sockets: Door | None = None
         made = web.Application(client_max_size=_BODY)
-        made.router.add_route("*", "/{path:.*}", self._serve)
+        made.router.add_route("*", "/{path:.*}", self._handle)
         self._runner = web.AppRunner(
             made,
             handle_signals=False,
@@ -102,24 +102,24 @@ class Desk:
         host, port = split_address(self._address)
         await self._runner.setup()
         assert self._runner.server is not None  # noqa: S101 - it was set up
-        self._door = Door(self._runner.server)
-        bound = await self._door.open(host, port)
+        self._sockets = Door(self._runner.server)
+        bound = await self._sockets.listen(host, port)
         shown = f"[{host}]" if ":" in host else host
         return f"http://{shown}:{bound}"
 
     async def close(self) -> None:
         """Take no more requests."""
-        if self._door is not None:
-            await self._door.closed()
+        if self._sockets is not None:
+            await self._sockets.wait_closed()
         await self._runner.cleanup()
 
-    def bury(self, member: Member) -> None:
+    def forget_process(self, member: Member) -> None:
         """This one is gone."""
-        self._gone.add(self._last.pop(member, Page()).counts())
+        self._retired_metrics.merge(self._last_metrics.pop(member, Page()).select_counters())
 
-    async def _serve(self, request: web.Request) -> web.StreamResponse:
+    async def _handle(self, request: web.Request) -> web.StreamResponse:
         if request.path.startswith(_PLAYED):
-            return await self._play(request)  # its body is its listener's to bound
+            return await self._proxy_playground(request)  # its body is its listener's to bound
         try:
             async with asyncio.timeout(_PATIENCE):
                 body = await request.read()
@@ -130,92 +130,94 @@ class Desk:
             return _refusal(HTTPStatus.REQUEST_ENTITY_TOO_LARGE, message)
         headers = {str(name): request.headers[name] for name in _ASKED if name in request.headers}
         url = URL(f"http://localhost{request.rel_url.raw_path_qs}", encoded=True)
-        said = await self._answer(_Question(request.method, url, headers, body), request.path)
+        said = await self._dispatch(_Question(request.method, url, headers, body), request.path)
         if said is None:
             return _refusal(HTTPStatus.SERVICE_UNAVAILABLE, _NOBODY)
         told = {name: said.headers[name] for name in _TOLD if name in said.headers}
         return web.Response(status=said.status, body=said.body, headers=told)
 
-    async def _answer(self, question: _Question, path: str) -> _Said | None:
+    async def _dispatch(self, question: _Question, path: str) -> _Said | None:
         match question.method, path:
             case "GET", "/metrics":
-                return await self._metrics(question)
+                return await self._merge_metrics(question)
             case "GET", ("/-/workers" | "/-/status" | "/-/requests"):
-                return await self._joined(question, path)
+                return await self._merge_json(question, path)
             case (("POST" | "DELETE"), "/-/workers"):
-                answers = await self._all(question)
+                answers = await self._query_all(question)
                 return max(answers.values(), key=lambda one: one.status, default=None)
             case "GET", "/-/config":
-                return await self._whole(question)
+                return await self._get_config(question)
             case "POST", _ if path.startswith("/-/requests/"):
-                return await self._cancel(question)
+                return await self._cancel_request(question)
             case (("POST" | "DELETE"), "/-/drain"):
-                return await self._drain(question)
+                return await self._set_draining(question)
             case "GET", "/-/ready":
-                return await self._first(question, HTTPStatus.SERVICE_UNAVAILABLE)
+                return await self._query_first(question, HTTPStatus.SERVICE_UNAVAILABLE)
             case "GET", _ if path.startswith("/-/explain/"):
-                return await self._first(question, HTTPStatus.NOT_FOUND)
+                return await self._query_first(question, HTTPStatus.NOT_FOUND)
             case _:
-                return await self._first(question, None)
+                return await self._query_first(question, None)
 
-    async def _metrics(self, question: _Question) -> _Said | None:
-        answers = await self._all(question)
+    async def _merge_metrics(self, question: _Question) -> _Said | None:
+        answers = await self._query_all(question)
         if not answers or (odd := _odd(answers)):
             return odd if answers else None
-        self._last |= {member: Page(said.body.decode()) for member, said in answers.items()}
-        page = Page(self._own().decode())
-        page.add(self._gone)
-        for one in self._last.values():
-            page.add(one)
-        return msgspec.structs.replace(next(iter(answers.values())), body=page.text().encode())
+        self._last_metrics |= {member: Page(said.body.decode()) for member, said in answers.items()}
+        page = Page(self._render_own_metrics().decode())
+        page.merge(self._retired_metrics)
+        for one in self._last_metrics.values():
+            page.merge(one)
+        return msgspec.structs.replace(next(iter(answers.values())), body=page.render().encode())
 
-    async def _joined(self, question: _Question, path: str) -> _Said | None:
+    async def _merge_json(self, question: _Question, path: str) -> _Said | None:
         """One answer of all."""
-        answers = await self._all(question)
+        answers = await self._query_all(question)
         if not answers or (odd := _odd(answers)):
             return odd if answers else None
         body = msgspec.json.encode(joined(path, [one.body for one in answers.values()]))
         return msgspec.structs.replace(next(iter(answers.values())), body=body)
 
-    async def _whole(self, question: _Question) -> _Said | None:
+    async def _get_config(self, question: _Question) -> _Said | None:
         """The configuration that each has a part of, if one of them would tell its own."""
-        said = await self._first(question, None)
+        said = await self._query_first(question, None)
         if said is None or said.status != HTTPStatus.OK:
             return said
-        return msgspec.structs.replace(said, body=msgspec.json.encode(await self._config()))
+        return msgspec.structs.replace(
+            said, body=msgspec.json.encode(await self._describe_config())
+        )
 
-    async def _cancel(self, question: _Question) -> _Said | None:
+    async def _cancel_request(self, question: _Question) -> _Said | None:
         """Any may have some that are meant."""
-        answers = (await self._all(question)).values()
+        answers = (await self._query_all(question)).values()
         found = [one for one in answers if one.status == HTTPStatus.OK]
         if not found:
             return next(iter(answers), None)
         body = msgspec.json.encode(cancelled([one.body for one in found]))
         return msgspec.structs.replace(found[0], body=body)
 
-    async def _drain(self, question: _Question) -> _Said | None:
+    async def _set_draining(self, question: _Question) -> _Said | None:
         """Also those that are started from now on."""
-        answers = await self._all(question)
+        answers = await self._query_all(question)
         if answers and _odd(answers) is None:
             self.draining = question.method == hdrs.METH_POST
         return max(answers.values(), key=lambda one: one.status, default=None)
 
-    async def _play(self, request: web.Request) -> web.StreamResponse:
+    async def _proxy_playground(self, request: web.Request) -> web.StreamResponse:
         """As the first process answers that serves."""
-        first = next((one for one in self._members() if one.ready), None)
-        answer = None if first is None else await pass_on(request, first.admin)
+        first = next((one for one in self._list_processes() if one.ready_message), None)
+        answer = None if first is None else await pass_on(request, first.admin_socket)
         return answer or _refusal(HTTPStatus.SERVICE_UNAVAILABLE, _NOBODY)
 
-    async def _all(self, question: _Question) -> Mapping[Member, _Said]:
+    async def _query_all(self, question: _Question) -> Mapping[Member, _Said]:
         """What each that serves says."""
-        serving = [one for one in self._members() if one.ready]
+        serving = [one for one in self._list_processes() if one.ready_message]
         answers = await asyncio.gather(*(_ask(one, question) for one in serving))
         return {one: said for one, said in zip(serving, answers, strict=True) if said is not None}
 
-    async def _first(self, question: _Question, unlike: int | None) -> _Said | None:
+    async def _query_first(self, question: _Question, unlike: int | None) -> _Said | None:
         """What the first says whose answer is no such status; or else what the last says."""
         said: _Said | None = None
-        for member in [one for one in self._members() if one.ready]:
+        for member in [one for one in self._list_processes() if one.ready_message]:
             said = await _ask(member, question) or said
             if said is not None and said.status != unlike:
                 break
@@ -230,7 +232,7 @@ def _odd(answers: Mapping[Member, _Said]) -> _Said | None:
 async def _ask(member: Member, question: _Question) -> _Said | None:
     """What it says; None when it is gone, or hangs."""
     limits = aiohttp.ClientTimeout(total=_LONGEST if question.url.path == "/-/reload" else 10.0)
-    connector = aiohttp.UnixConnector(member.admin)
+    connector = aiohttp.UnixConnector(member.admin_socket)
     try:
         async with (
             aiohttp.ClientSession(connector=connector, timeout=limits) as session,

@@ -11,19 +11,19 @@ class Following:
 
     def __init__(self, reloader: Reloader, watched: str | None) -> None:
         self._reloader = reloader
-        self._watched = () if watched is None else (watched,)
-        self.changed = asyncio.Event()
-        self._watch = Watch(self._files, self.changed.set)
+        self._watched_files = () if watched is None else (watched,)
+        self.reload_requested = asyncio.Event()
+        self._file_watcher = Watch(self._list_files, self.reload_requested.set)
 
     async def run(self) -> None:
         """Until cancelled. What has changed since this was made counts."""
         async with asyncio.TaskGroup() as tasks:
-            if self._watched:
-                tasks.create_task(self._watch.run())
+            if self._watched_files:
+                tasks.create_task(self._file_watcher.run())
             while True:
-                await self.changed.wait()
-                self.changed.clear()
+                await self.reload_requested.wait()
+                self.reload_requested.clear()
                 await self._reloader.reload()
 
-    def _files(self) -> frozenset[str]:
-        return self._reloader.files.union(self._watched)
+    def _list_files(self) -> frozenset[str]:
+        return self._reloader.files.union(self._watched_files)

@@ -38,10 +38,10 @@ class Begin(Struct, frozen=True, tag=True):
     ``draining``: tell whoever asks that no more requests should come.
     """
 
-    text: Text
-    processes: int
+    config_text: Text
+    process_count: int
     ports: Sequence[Seated]
-    admin: str = ""
+    admin_socket: str = ""
     log_level: str = "INFO"
     draining: bool = False
 
@@ -56,26 +56,26 @@ class Ready(Struct, frozen=True, tag=True):
 class Failed(Struct, frozen=True, tag=True):
     """It can't, and ends."""
 
-    why: str
+    reason: str
 
 
 class Prepare(Struct, frozen=True, tag=True):
     """Get ready to serve this instead."""
 
-    text: Text
+    config_text: Text
     ports: Sequence[Seated]
 
 
 class Prepared(Struct, frozen=True, tag=True):
     """It is ready to, unless there are complaints."""
 
-    complaints: Sequence[Complaint] = ()
+    issues: Sequence[Complaint] = ()
 
 
 class Verdict(Struct, frozen=True, tag=True):
     """Serve what was prepared, or leave it."""
 
-    go: bool
+    commit: bool
 
 
 class Done(Struct, frozen=True, tag=True):
@@ -92,7 +92,7 @@ class Outcome(Struct, frozen=True, tag=True):
     """What came of it."""
 
     number: int
-    told: Told
+    result: Told
 
 
 Message = Begin | Ready | Failed | Prepare | Prepared | Verdict | Done | Wish | Outcome
@@ -108,16 +108,16 @@ class Line:
         self._writer = writer
 
     @classmethod
-    async def over(cls, end: socket.socket) -> Self:
+    async def connect(cls, end: socket.socket) -> Self:
         """Over this end of a pair of sockets."""
         return cls(*await asyncio.open_connection(sock=end))
 
-    def say(self, message: Message) -> None:
+    def send(self, message: Message) -> None:
         """Tell the other end. What nobody can hear any more is lost."""
         data = _encode(message)
         self._writer.write(len(data).to_bytes(_LENGTH, "big") + data)
 
-    async def hear(self) -> Message | None:
+    async def receive(self) -> Message | None:
         """What the other end tells next; None when it is gone."""
         with suppress(asyncio.IncompleteReadError, ConnectionError):
             size = int.from_bytes(await self._reader.readexactly(_LENGTH), "big")

@@ -27,10 +27,10 @@ class Page:
     def __init__(self, text: str = "") -> None:
         self.families = parse_families(text)
 
-    def add(self, other: "Page") -> None:
+    def merge(self, other: "Page") -> None:
         """Count another process's figures into these."""
         for name, theirs in other.families.items():
-            merged = EVERY[name].merged if name in EVERY else "sum"
+            merged = EVERY[name].merge_mode if name in EVERY else "sum"
             if merged == "supervisor":
                 continue
             join = _JOIN[merged]
@@ -39,13 +39,13 @@ class Page:
             for sample, value in theirs.samples.items():
                 ours[sample] = join(ours[sample], value) if sample in ours else value
 
-    def counts(self) -> "Page":
+    def select_counters(self) -> "Page":
         """What of it only grows: counters and histograms."""
         page = Page()
         page.families = {name: one for name, one in self.families.items() if one.type != "gauge"}
         return page
 
-    def text(self) -> str:
+    def render(self) -> str:
         """As Prometheus reads it."""
         return format_families(self.families.values())
 

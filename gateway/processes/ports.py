@@ -17,12 +17,12 @@ class Held:
         """Those that are held."""
         return {listener_id: one.getsockname()[1] for listener_id, one in self._sockets.items()}
 
-    def take(self, listener_id: c.ListenerId) -> None:
+    def reserve(self, listener_id: c.ListenerId) -> None:
         """Hold this listener's port too, of which 0 is any that is free. Raises OSError."""
         host, _, port = listener_id[0].rpartition(":")
         self._sockets[listener_id] = _hold(host.strip("[]"), int(port))
 
-    def keep(self, listener_ids: frozenset[c.ListenerId]) -> None:
+    def release_others(self, listener_ids: frozenset[c.ListenerId]) -> None:
         """Hold only these."""
         for listener_id in self._sockets.keys() - listener_ids:
             self._sockets.pop(listener_id).close()

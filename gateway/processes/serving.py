@@ -55,76 +55,78 @@ class Among:
     """The other processes, as the supervisor tells of them: see ``gateway.app.Among``."""
 
     def __init__(self, line: Line, begin: Begin) -> None:
-        self.line = line
-        self._processes = begin.processes
-        self.admin = begin.admin
-        self._verdict = asyncio.get_running_loop().create_future()
-        self._wishes: dict[int, asyncio.Future[Told]] = {}
-        self._numbers = itertools.count()
+        self.channel = line
+        self._process_count = begin.process_count
+        self.admin_socket = begin.admin_socket
+        self._commit = asyncio.get_running_loop().create_future()
+        self._pending_reloads: dict[int, asyncio.Future[Told]] = {}
+        self._request_numbers = itertools.count()
 
-    def part(self, text: Text, ports: Sequence[Seated]) -> Loaded:
+    def load_partition(self, text: Text, ports: Sequence[Seated]) -> Loaded:
         """What this process serves of a text. Raises ConfigError."""
-        whole = text.read()
+        whole = text.load()
         taken = {(one.address, one.number): one.port for one in ports}
-        return replace(whole, config=share(whole.config, self._processes, taken))
+        return replace(whole, config=share(whole.config, self._process_count, taken))
 
-    async def agree(self) -> None:
-        self._verdict = asyncio.get_running_loop().create_future()
-        self.line.say(Prepared())
-        if not await self._verdict:
+    async def confirm_reload(self) -> None:
+        self._commit = asyncio.get_running_loop().create_future()
+        self.channel.send(Prepared())
+        if not await self._commit:
             raise _Overruled
 
     async def reload(self) -> Told:
-        number = next(self._numbers)
-        self._wishes[number] = asyncio.get_running_loop().create_future()
-        self.line.say(Wish(number))
+        number = next(self._request_numbers)
+        self._pending_reloads[number] = asyncio.get_running_loop().create_future()
+        self.channel.send(Wish(number))
         try:
-            return await self._wishes[number]
+            return await self._pending_reloads[number]
         finally:
-            del self._wishes[number]
+            del self._pending_reloads[number]
 
-    async def follow(self, app: App, gone: asyncio.Event) -> None:
+    async def follow_supervisor(self, app: App, gone: asyncio.Event) -> None:
         """Do what the supervisor says until it is ``gone``."""
         async with asyncio.TaskGroup() as tasks:
-            while (told := await self.line.hear()) is not None:
+            while (told := await self.channel.receive()) is not None:
                 match told:
                     case Prepare(text, ports):
-                        tasks.create_task(self._take(app, text, ports))
+                        tasks.create_task(self._apply_config(app, text, ports))
                     case Verdict(go):
-                        self._verdict.set_result(go)
-                    case Outcome(number, outcome) if number in self._wishes:
-                        self._wishes[number].set_result(outcome)
+                        self._commit.set_result(go)
+                    case Outcome(number, outcome) if number in self._pending_reloads:
+                        self._pending_reloads[number].set_result(outcome)
                     case _:
                         """Who asked has left."""
             gone.set()
 
-    async def _take(self, app: App, text: Text, ports: Sequence[Seated]) -> None:
+    async def _apply_config(self, app: App, text: Text, ports: Sequence[Seated]) -> None:
         try:
-            await app.take(await Aside(partial(self.part, text, ports)).run())
+            await app.apply_config(
+                await Aside(partial(self.load_partition, text, ports)).wait_result()
+            )
         except _Overruled:
-            self.line.say(Done())
+            self.channel.send(Done())
         except ConfigError as error:
-            self.line.say(Prepared(error.complaints))
+            self.channel.send(Prepared(error.issues))
         except Exception:
             log.exception("a reload failed")
             bug = Complaint(START.line, START.column, "the gateway failed; its log has the cause")
-            self.line.say(Prepared([bug]))
+            self.channel.send(Prepared([bug]))
         else:
-            self.line.say(Done())
+            self.channel.send(Done())
 
 
 async def serve(end: socket.socket) -> int:
     """Serve until told to stop; gives the process's exit code."""
-    line = await Line.over(end)
-    begin = await line.hear()
+    line = await Line.connect(end)
+    begin = await line.receive()
     if not isinstance(begin, Begin):
         return 1
     logging.basicConfig(level=begin.log_level, format="%(levelname)s %(name)s: %(message)s")
     among = Among(line, begin)
     try:
-        loaded = among.part(begin.text, begin.ports)
+        loaded = among.load_partition(begin.config_text, begin.ports)
     except ConfigError as error:
-        line.say(Failed(str(error)))
+        line.send(Failed(str(error)))
         return 1
     told = loaded.config.observe.access_log
     with the_log(told.buffer, exchanges=told.format != "off") as lines:
@@ -135,21 +137,23 @@ async def _serve(loaded: Loaded, among: Among, lines: Lines, *, draining: bool) 
     loop, stopping = asyncio.get_running_loop(), Stopping()
     origin = Origin(loaded, lambda: loaded)
     app = App(loaded.config, surroundings(lines), origin=origin, among=among)
-    app.drain(on=draining)
+    app.set_draining(on=draining)
     try:
         urls = await app.start()
     except (OSError, WorkerError) as error:
-        among.line.say(Failed(str(error)))
+        among.channel.send(Failed(str(error)))
         await app.stop()
         return 1
     settle()
-    among.line.say(Ready([*filter(None, urls)], [info.name for info in app.router.models()]))
-    following = loop.create_task(among.follow(app, stopping.event))
-    await stopping.come()
+    among.channel.send(
+        Ready([*filter(None, urls)], [info.name for info in app.router.list_models()])
+    )
+    following = loop.create_task(among.follow_supervisor(app, stopping.event))
+    await stopping.wait()
     following.cancel()
     with suppress(asyncio.CancelledError):
         await following
-    await app.stop(lame_duck=stopping.lame_duck)
+    await app.stop(lame_duck=stopping.use_shutdown_delay)
     return 0
 
 

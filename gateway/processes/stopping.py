@@ -13,18 +13,18 @@ class Stopping:
 
     def __init__(self) -> None:
         self.event = asyncio.Event()
-        self.lame_duck = True
+        self.use_shutdown_delay = True
         loop = asyncio.get_running_loop()
         loop.add_signal_handler(signal.SIGTERM, self.event.set)
-        loop.add_signal_handler(signal.SIGINT, self._now)
+        loop.add_signal_handler(signal.SIGINT, self._stop_now)
 
-    async def come(self) -> None:
+    async def wait(self) -> None:
         """Wait for it. From then on the next signal ends the process at once."""
         await self.event.wait()
         loop = asyncio.get_running_loop()
         for name in (signal.SIGTERM, signal.SIGINT):
             loop.remove_signal_handler(name)
 
-    def _now(self) -> None:
-        self.lame_duck = False
+    def _stop_now(self) -> None:
+        self.use_shutdown_delay = False
         self.event.set()

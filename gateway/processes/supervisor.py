@@ -50,10 +50,10 @@ _SLACK: Final = 5.0
 class Plan(Struct, frozen=True):
     """What is served at first and by how many, what reads it anew, and the file that is watched."""
 
-    first: Loaded
-    reading: Reading
-    processes: int
-    watched: str | None = None
+    initial_config: Loaded
+    config_reader: Reading
+    process_count: int
+    watched_file: str | None = None
     log_level: str = "INFO"
 
 
@@ -64,204 +64,212 @@ class Supervisor(Collector):
         """``folder`` is for the processes' admin sockets: nobody else may enter it."""
         self._plan = plan
         self._folder = Path(folder)
-        self._loaded, self._text = plan.first, plan.reading.text
-        self._held = Held()
-        self._members: list[Member] = []
-        self._born = self._failures = 0
-        self._turn = asyncio.Lock()
+        self._loaded_config, self._config_text = plan.initial_config, plan.config_reader.last_text
+        self._ports = Held()
+        self._processes: list[Member] = []
+        self._spawn_count = self._start_failures = 0
+        self._lock = asyncio.Lock()
         """Whose it is may start a process, or change what they serve."""
-        self._stopping = asyncio.Event()
-        self._why = ""
+        self._stop_event = asyncio.Event()
+        self._failure_reason = ""
         """What keeps all of it from going on."""
         self._tasks = asyncio.TaskGroup()
-        reloads = Reloads(plan.first.hash, time.time)  # noqa: TID251 - here it is passed in
-        self._reloader = Reloader(Origin(plan.first, plan.reading), self._take, reloads.tell)
+        reloads = Reloads(plan.initial_config.hash, time.time)  # noqa: TID251 - here it is passed in
+        self._reloader = Reloader(
+            Origin(plan.initial_config, plan.config_reader),
+            self._apply_config,
+            reloads.record_reload,
+        )
         registry = CollectorRegistry(auto_describe=False)
         registry.register(reloads)
         registry.register(self)
-        admin, own = plan.first.config.admin, partial(generate_latest, registry)
-        self._desk: Desk | None = None
+        admin, own = plan.initial_config.config.admin, partial(generate_latest, registry)
+        self._admin_proxy: Desk | None = None
         if admin is not None:
-            self._desk = Desk(admin.address, self._serving, own, self._shown)
+            self._admin_proxy = Desk(admin.address, self._list_serving, own, self._describe_config)
 
     async def run(self) -> int:
         """Serve until told to stop; gives the command's exit code."""
-        following = Following(self._reloader, self._plan.watched)
+        following = Following(self._reloader, self._plan.watched_file)
         loop = asyncio.get_running_loop()
         for name in (signal.SIGTERM, signal.SIGINT):
-            loop.add_signal_handler(name, self._stop, name)
-        loop.add_signal_handler(signal.SIGHUP, following.changed.set)
+            loop.add_signal_handler(name, self._handle_signal, name)
+        loop.add_signal_handler(signal.SIGHUP, following.reload_requested.set)
         async with self._tasks:
-            await self._open()
+            await self._start_all()
             tasks = [self._tasks.create_task(following.run())]
-            tasks += [self._tasks.create_task(self._keep(one)) for one in self._members]
-            await self._stopping.wait()
+            tasks += [self._tasks.create_task(self._keep_running(one)) for one in self._processes]
+            await self._stop_event.wait()
             for task in tasks:
                 task.cancel()
-            await self._close()
-        if self._why:
-            click.echo(f"interlingua can't serve: {self._why}", err=True)
-        return 1 if self._why else 0
+            await self._wait_closed()
+        if self._failure_reason:
+            click.echo(f"interlingua can't serve: {self._failure_reason}", err=True)
+        return 1 if self._failure_reason else 0
 
     def collect(self) -> Iterator[Metric]:
         """See prometheus_client's Collector."""
-        serving = len(self._serving())
-        yield PROCESSES.family([((), serving)])
-        yield RESTARTS.family([((), max(0, self._born - self._plan.processes))])
+        serving = len(self._list_serving())
+        yield PROCESSES.build_family([((), serving)])
+        yield RESTARTS.build_family([((), max(0, self._spawn_count - self._plan.process_count))])
 
-    async def _shown(self) -> object:
-        return await shown(self._loaded.config, self._loaded.hash, self._loaded.filename)
+    async def _describe_config(self) -> object:
+        return await shown(
+            self._loaded_config.config, self._loaded_config.hash, self._loaded_config.filename
+        )
 
-    def _serving(self) -> list[Member]:
-        return [one for one in self._members if one.ready is not None]
+    def _list_serving(self) -> list[Member]:
+        return [one for one in self._processes if one.ready_message is not None]
 
     # --- from the start to the end ----------------------------------------------------------------
 
-    async def _open(self) -> None:
+    async def _start_all(self) -> None:
         """Start all of them and listen, or give up."""
         try:
-            for listener_id in c.listeners_by_id(self._loaded.config):
-                self._held.take(listener_id)
-            whys = await asyncio.gather(*(self._start() for _ in range(self._plan.processes)))
+            for listener_id in c.listeners_by_id(self._loaded_config.config):
+                self._ports.reserve(listener_id)
+            whys = await asyncio.gather(
+                *(self._spawn_process() for _ in range(self._plan.process_count))
+            )
             if why := next(filter(None, whys), ""):
-                self._give_up(why)
+                self._fail(why)
                 return
-            urls = [*self._urls()]
-            if self._desk is not None:
-                urls.append(await self._desk.listen())
+            urls = [*self._get_urls()]
+            if self._admin_proxy is not None:
+                urls.append(await self._admin_proxy.listen())
         except OSError as error:
-            self._give_up(str(error))
+            self._fail(str(error))
             return
-        told = next((one.ready.models for one in self._members if one.ready), ())
+        told = next((one.ready_message.models for one in self._processes if one.ready_message), ())
         names, places = ", ".join(told) or "any", " and ".join(urls)
-        count = self._plan.processes
+        count = self._plan.process_count
         click.echo(f"interlingua serves {names} on {places} ({count} processes)", err=True)
 
-    async def _close(self) -> None:
+    async def _wait_closed(self) -> None:
         """Wait until what runs in them has ended."""
         await self._reloader.aclose()
-        await asyncio.gather(*(one.ended() for one in self._members))
-        if self._desk is not None:
-            await self._desk.close()
-        self._held.keep(frozenset())
+        await asyncio.gather(*(one.wait_exit() for one in self._processes))
+        if self._admin_proxy is not None:
+            await self._admin_proxy.close()
+        self._ports.release_others(frozenset())
 
-    def _give_up(self, why: str) -> None:
-        if not self._stopping.is_set():
-            self._why = why
-            self._drain(signal.SIGINT)
+    def _fail(self, why: str) -> None:
+        if not self._stop_event.is_set():
+            self._failure_reason = why
+            self._signal_all(signal.SIGINT)
 
-    def _stop(self, name: signal.Signals) -> None:
+    def _handle_signal(self, name: signal.Signals) -> None:
         """A signal has come; a second one ends all at once."""
-        if not self._stopping.is_set():
+        if not self._stop_event.is_set():
             said = "interlingua stops when what runs has ended; signal again to stop at once"
             click.echo(said, err=True)
-            self._drain(name)
+            self._signal_all(name)
             return
-        for one in self._members:
-            one.send(signal.SIGKILL)
+        for one in self._processes:
+            one.send_signal(signal.SIGKILL)
         signal.signal(name, signal.SIG_DFL)
         signal.raise_signal(name)
 
-    def _drain(self, name: signal.Signals) -> None:
+    def _signal_all(self, name: signal.Signals) -> None:
         """Let each come to its end. It must be told once: the second time ends it."""
-        self._stopping.set()
-        for one in self._members:
-            one.send(name)
+        self._stop_event.set()
+        for one in self._processes:
+            one.send_signal(name)
 
-    def _urls(self) -> Sequence[str]:
-        return next((one.ready.urls for one in self._members if one.ready), ())
+    def _get_urls(self) -> Sequence[str]:
+        return next((one.ready_message.urls for one in self._processes if one.ready_message), ())
 
     # --- each process -----------------------------------------------------------------------------
 
-    async def _start(self) -> str:
+    async def _spawn_process(self) -> str:
         """Start one more; why it does not serve, or ""."""
-        self._born += 1
-        admin = "" if self._desk is None else str(self._folder / str(self._born))
-        draining = self._desk is not None and self._desk.draining
-        member = await Member.born(admin)
-        self._members.append(member)
-        self._tasks.create_task(member.hear(self._reloader.reload))
-        count, level = self._plan.processes, self._plan.log_level
-        begin = Begin(self._text, count, self._seated(), admin, level, draining)
-        if self._stopping.is_set():
-            member.send(signal.SIGTERM)
-        return await member.begin(begin)
+        self._spawn_count += 1
+        admin = "" if self._admin_proxy is None else str(self._folder / str(self._spawn_count))
+        draining = self._admin_proxy is not None and self._admin_proxy.draining
+        member = await Member.spawn(admin)
+        self._processes.append(member)
+        self._tasks.create_task(member.read_messages(self._reloader.reload))
+        count, level = self._plan.process_count, self._plan.log_level
+        begin = Begin(self._config_text, count, self._list_ports(), admin, level, draining)
+        if self._stop_event.is_set():
+            member.send_signal(signal.SIGTERM)
+        return await member.start_serving(begin)
 
-    async def _keep(self, member: Member) -> None:
+    async def _keep_running(self, member: Member) -> None:
         """Start another in this one's place when it ends, and in that one's."""
         loop = asyncio.get_running_loop()
         pause = _PAUSE
         while True:
             began = loop.time()
-            end = await member.ended()
-            self._members.remove(member)
-            if self._desk is not None:
-                self._desk.bury(member)
+            end = await member.wait_exit()
+            self._processes.remove(member)
+            if self._admin_proxy is not None:
+                self._admin_proxy.forget_process(member)
             pause = _PAUSE if loop.time() - began > _STEADY else min(2 * pause, _LONGEST)
             log.error("a process ended with %s; another takes its place in %g s", end, pause)
             await asyncio.sleep(pause)
-            async with self._turn:
-                why = await self._start()
-            member = self._members[-1]
-            self._failures = self._failures + 1 if why else 0
+            async with self._lock:
+                why = await self._spawn_process()
+            member = self._processes[-1]
+            self._start_failures = self._start_failures + 1 if why else 0
             if why:
                 log.error("a process can't serve: %s", why)
-            if self._failures >= _MOST and not self._serving():
-                self._give_up(f"no process does any more, and the last one said: {why}")
+            if self._start_failures >= _MOST and not self._list_serving():
+                self._fail(f"no process does any more, and the last one said: {why}")
 
     # --- another configuration --------------------------------------------------------------------
 
-    async def _take(self, loaded: Loaded) -> None:
+    async def _apply_config(self, loaded: Loaded) -> None:
         """Let all of them serve this from now on. Raises ConfigError, and all stays as it was."""
         if wrong := [
-            *c.restart_required(self._loaded.config, loaded.config),
+            *c.restart_required(self._loaded_config.config, loaded.config),
             *undivided(loaded.config),
         ]:
-            raise loaded.refusal(*wrong)
-        async with self._turn:
-            self._hold(loaded)
-            text = self._plan.reading.text
-            complaints = await self._agreed(text, loaded.config.limits.warm + _SLACK)
+            raise loaded.build_error(*wrong)
+        async with self._lock:
+            self._reserve_ports(loaded)
+            text = self._plan.config_reader.last_text
+            complaints = await self._commit_reload(text, loaded.config.limits.warm + _SLACK)
             if complaints:
-                self._held.keep(frozenset(c.listeners_by_id(self._loaded.config)))
+                self._ports.release_others(frozenset(c.listeners_by_id(self._loaded_config.config)))
                 raise ConfigError(loaded.filename, complaints, loaded.files)
-            self._loaded, self._text = loaded, text
-            self._held.keep(frozenset(c.listeners_by_id(loaded.config)))
+            self._loaded_config, self._config_text = loaded, text
+            self._ports.release_others(frozenset(c.listeners_by_id(loaded.config)))
 
-    def _hold(self, loaded: Loaded) -> None:
+    def _reserve_ports(self, loaded: Loaded) -> None:
         """Hold the ports that are new. Raises ConfigError."""
         for number, listener_id in enumerate(c.listeners_by_id(loaded.config)):
-            if listener_id in self._held.ports:
+            if listener_id in self._ports.ports:
                 continue
             try:
-                self._held.take(listener_id)
+                self._ports.reserve(listener_id)
             except OSError as error:
-                self._held.keep(frozenset(c.listeners_by_id(self._loaded.config)))
+                self._ports.release_others(frozenset(c.listeners_by_id(self._loaded_config.config)))
                 why = f"the gateway can't listen there: {error.strerror or error}"
-                raise loaded.refusal((("listeners", number, "address"), why)) from None
+                raise loaded.build_error((("listeners", number, "address"), why)) from None
 
-    async def _agreed(self, text: Text, within: float) -> Sequence[Complaint]:
+    async def _commit_reload(self, text: Text, within: float) -> Sequence[Complaint]:
         """Let all prepare this, and serve it if all can; what keeps one of them from it."""
-        serving = self._serving()
-        prepare = Prepare(text, self._seated())
-        replies = await asyncio.gather(*(one.ask(prepare, within) for one in serving))
+        serving = self._list_serving()
+        prepare = Prepare(text, self._list_ports())
+        replies = await asyncio.gather(*(one.send_request(prepare, within) for one in serving))
         said = {
             one: it for one, it in zip(serving, replies, strict=True) if isinstance(it, Prepared)
         }
-        complaints = next((it.complaints for it in said.values() if it.complaints), ())
-        ready = [one for one, it in said.items() if not it.complaints]
+        complaints = next((it.issues for it in said.values() if it.issues), ())
+        ready = [one for one, it in said.items() if not it.issues]
         verdict = Verdict(not complaints)
-        await asyncio.gather(*(one.ask(verdict, _SLACK) for one in ready))
+        await asyncio.gather(*(one.send_request(verdict, _SLACK) for one in ready))
         return complaints
 
-    def _seated(self) -> Sequence[Seated]:
-        return [Seated(*listener_id, port) for listener_id, port in self._held.ports.items()]
+    def _list_ports(self) -> Sequence[Seated]:
+        return [Seated(*listener_id, port) for listener_id, port in self._ports.ports.items()]
 
 
 def supervise(plan: Plan) -> int:
     """Serve what the plan says until told to stop; gives the command's exit code."""
-    if wrong := [*undivided(plan.first.config)]:
-        click.echo(str(plan.first.refusal(*wrong)), err=True)
+    if wrong := [*undivided(plan.initial_config.config)]:
+        click.echo(str(plan.initial_config.build_error(*wrong)), err=True)
         return 1
     with tempfile.TemporaryDirectory(prefix="interlingua") as folder:
         return asyncio.run(Supervisor(plan, folder).run())

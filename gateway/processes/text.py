@@ -16,12 +16,12 @@ class Text(Struct, frozen=True):
 
     data: bytes
     filename: str
-    values: Mapping[str, str] = {}
+    env_overrides: Mapping[str, str] = {}
     insecure: bool = False
 
-    def read(self) -> Loaded:
+    def load(self) -> Loaded:
         """What it says. Raises ConfigError."""
-        env = {**os.environ, **self.values}
+        env = {**os.environ, **self.env_overrides}
         return loaded(self.data, self.filename, env=env, insecure=self.insecure)
 
 
@@ -39,7 +39,7 @@ def _file(path: str, *, insecure: bool) -> Text:
         return Text(Path(path).read_bytes(), path, insecure=insecure)
     except OSError as error:
         message = f"the file can't be read: {error.strerror}"
-        raise Complaints(path).fail(START, message) from None
+        raise Complaints(path).build_error(START, message) from None
 
 
 class Reading:
@@ -47,11 +47,11 @@ class Reading:
 
     def __init__(self, fetch: Fetch) -> None:
         self._fetch = fetch
-        self.text = Text(b"", "")
+        self.last_text = Text(b"", "")
 
     def __call__(self) -> Loaded:
         """Raises ConfigError."""
         text = self._fetch()
-        found = text.read()
-        self.text = text
+        found = text.load()
+        self.last_text = text
         return found

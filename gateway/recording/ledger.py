@@ -65,10 +65,10 @@ class Store(Protocol):
         """What the log calls it; it holds no secret."""
 
     @property
-    def failures(self) -> tuple[type[Exception], ...]:
+    def transient_errors(self) -> tuple[type[Exception], ...]:
         """What it raises while it can't be written to."""
 
-    def put(self, records: Sequence[Record]) -> int:
+    def insert_records(self, records: Sequence[Record]) -> int:
         """Write them all; gives how many it can never take. Raises one of ``failures``."""
 
     def close(self) -> None:
@@ -80,53 +80,53 @@ class Book:
 
     def __init__(self, store: Store) -> None:
         self._store = store
-        self._scribe = Scribe("usage", _MOST, self._write)
+        self._writer = Scribe("usage", _MOST, self._write_batch)
         self._failing = False
-        self._told = 0
+        self._logged_dropped = 0
         """Lost rows of which was said that they are."""
-        self.start = self._scribe.start
+        self.start = self._writer.start
 
-    def tell(self, record: Record) -> None:
+    def record_usage(self, record: Record) -> None:
         """Write down an exchange, if it came to a model."""
         if record.model:
-            self._scribe.put(record)
+            self._writer.enqueue(record)
 
-    def lost(self) -> int:
+    def count_dropped(self) -> int:
         """How many exchanges have no row."""
-        return self._scribe.lost
+        return self._writer.dropped
 
     def close(self, within: float) -> None:
         """Write what waits, for so many seconds at most, and let go of the store."""
-        if not self._scribe.close(within):
+        if not self._writer.close(within):
             log.warning("usage: the last rows are not in %s", self._store.name)
             return
-        self._say_lost()
+        self._log_dropped()
         self._store.close()
 
-    def _write(self, batch: Sequence[Record]) -> int:
+    def _write_batch(self, batch: Sequence[Record]) -> int:
         """Write them, if it is tried again and again; gives how many had to be given up."""
         while True:
-            last = self._scribe.closing.is_set()
+            last = self._writer.closing.is_set()
             try:
-                given_up = self._store.put(batch)
-            except self._store.failures as error:
+                given_up = self._store.insert_records(batch)
+            except self._store.transient_errors as error:
                 if not self._failing:
                     why = str(error) or type(error).__name__
                     log.warning("usage is not written to %s for now: %s", self._store.name, why)
                 self._failing = True
                 if last:
                     return len(batch)
-                self._scribe.closing.wait(_PATIENCE)
+                self._writer.closing.wait(_PATIENCE)
             else:
                 if self._failing:
                     log.warning("usage is written to %s again", self._store.name)
-                    self._say_lost()
+                    self._log_dropped()
                 self._failing = False
                 return given_up
 
-    def _say_lost(self) -> None:
-        if lost := self._scribe.lost - self._told:
-            self._told += lost
+    def _log_dropped(self) -> None:
+        if lost := self._writer.dropped - self._logged_dropped:
+            self._logged_dropped += lost
             log.warning("usage: %d rows are lost", lost)
 
 
@@ -141,26 +141,26 @@ class Ledger(Book):
 class _File:
     """A Store."""
 
-    failures = (OSError, sqlite3.Error)
+    transient_errors = (OSError, sqlite3.Error)
 
     def __init__(self, path: str, keep: float, now: Callable[[], float]) -> None:
         self.name = path
-        self._keep = keep
+        self._retention = keep
         self._now = now
         self._connection: sqlite3.Connection | None = None
-        self._file: tuple[int, int] | None = None
+        self._file_identity: tuple[int, int] | None = None
         """Which one is open."""
-        self._swept = 0.0
+        self._cleaned_at = 0.0
 
-    def put(self, records: Sequence[Record]) -> int:
+    def insert_records(self, records: Sequence[Record]) -> int:
         """See Store."""
         now = self._now()
-        connection = self._opened()
+        connection = self._open_database()
         rows = msgspec.json.encode([row(record) for record in records]).decode()
         connection.execute(_INSERT, (rows,))
-        if abs(now - self._swept) >= SWEEP:
-            connection.execute("DELETE FROM usage WHERE at < ?", (now - self._keep,))
-            self._swept = now
+        if abs(now - self._cleaned_at) >= SWEEP:
+            connection.execute("DELETE FROM usage WHERE at < ?", (now - self._retention,))
+            self._cleaned_at = now
         return 0
 
     def close(self) -> None:
@@ -168,11 +168,11 @@ class _File:
         if self._connection is not None:
             with suppress(sqlite3.Error):
                 self._connection.close()
-        self._connection = self._file = None
+        self._connection = self._file_identity = None
 
-    def _opened(self) -> sqlite3.Connection:
+    def _open_database(self) -> sqlite3.Connection:
         """The file, which may have been taken away since. Raises OSError or sqlite3.Error."""
-        whole = self._file is not None and self._file == _identity(self.name)
+        whole = self._file_identity is not None and self._file_identity == _identity(self.name)
         if self._connection is not None and whole:
             return self._connection
         self.close()
@@ -183,7 +183,7 @@ class _File:
         found.execute("PRAGMA journal_mode = WAL")
         found.execute("PRAGMA synchronous = NORMAL")
         found.execute(_TABLE)
-        self._file = _identity(self.name)
+        self._file_identity = _identity(self.name)
         return found
 
 

@@ -33,7 +33,7 @@ def the_log(most: int, *, exchanges: bool) -> Iterator["Lines"]:
     lines = Lines(_STANDARD_ERROR, most, exchanges=exchanges)
     lines.start()
     try:
-        with lines.taking_over(logging.getLogger()):
+        with lines.capture_logger(logging.getLogger()):
             yield lines
     finally:
         lines.close(_LAST_LINES)
@@ -45,49 +45,49 @@ class Lines:
     def __init__(self, descriptor: int, most: int, *, exchanges: bool = True) -> None:
         """So many lines may wait at ``most``. ``exchanges``: whether these have lines, too."""
         self._descriptor = descriptor
-        self._scribe = Scribe("log", most, self._write)
-        self._told = 0
+        self._writer = Scribe("log", most, self._write_batch)
+        self._logged_dropped = 0
         """Lost lines of which was said that they are."""
-        self.tell: Callable[[Struct], None] = self._scribe.put if exchanges else silent
+        self.write_record: Callable[[Struct], None] = self._writer.enqueue if exchanges else silent
         """Write this as a line of JSON."""
-        self.start = self._scribe.start
-        self.close = self._scribe.close
+        self.start = self._writer.start
+        self.close = self._writer.close
 
-    def lost(self) -> int:
+    def count_dropped(self) -> int:
         """How many lines nobody will read."""
-        return self._scribe.lost
+        return self._writer.dropped
 
-    def say(self, text: str) -> None:
+    def write_text(self, text: str) -> None:
         """Write a line of text."""
-        self._scribe.put(text.encode(errors="backslashreplace") + b"\n")
+        self._writer.enqueue(text.encode(errors="backslashreplace") + b"\n")
 
     @contextmanager
-    def taking_over(self, logger: logging.Logger) -> Iterator[None]:
+    def capture_logger(self, logger: logging.Logger) -> Iterator[None]:
         """What is logged there is said here, in the same form, for as long as this lasts.
 
         The same is said a few times a second at most.
         """
         before = logger.handlers
         seldom = Seldom(time.monotonic)
-        logger.handlers = [_Saying(self.say, one.formatter, seldom) for one in before]
+        logger.handlers = [_Saying(self.write_text, one.formatter, seldom) for one in before]
         try:
             yield
         finally:
             logger.handlers = before
 
-    def _write(self, batch: Sequence[Struct | bytes]) -> int:
+    def _write_batch(self, batch: Sequence[Struct | bytes]) -> int:
         """Write them; gives how many had to be left out."""
         try:
             for piece in _written(batch):
-                self._put_out(piece)
-            if lost := self._scribe.lost - self._told:
-                self._told += lost
-                self._put_out(b"WARNING interlingua: %d lines of this log are lost here\n" % lost)
+                self._write_all(piece)
+            if lost := self._writer.dropped - self._logged_dropped:
+                self._logged_dropped += lost
+                self._write_all(b"WARNING interlingua: %d lines of this log are lost here\n" % lost)
         except OSError:  # whoever read it is gone for good, or the disk is full
             return len(batch)
         return 0
 
-    def _put_out(self, data: bytes) -> None:
+    def _write_all(self, data: bytes) -> None:
         """Write all of it, however long that takes. Raises OSError."""
         while data:
             try:
@@ -137,8 +137,8 @@ class _Saying(logging.Handler):
         super().__init__()
         self.setFormatter(form)
         self.addFilter(seldom)
-        self._say = say
+        self._write_text = say
 
     def emit(self, record: logging.LogRecord) -> None:
         """See logging's Handler."""
-        self._say(self.format(record))
+        self._write_text(self.format(record))

@@ -29,4 +29,4 @@ class Lost(Collector):
     def collect(self) -> Iterator[Metric]:
         """See prometheus_client's Collector."""
         for name, count in self._counts.items():
-            yield _FAMILIES[name].family([((), count())])
+            yield _FAMILIES[name].build_family([((), count())])

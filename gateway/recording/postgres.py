@@ -51,60 +51,60 @@ def book(url: str, keep: float, now: Callable[[], float]) -> Book:
 class _Database:
     """A Store. Its loop runs only while it is written to, in the thread that writes."""
 
-    failures = FAILURES
+    transient_errors = FAILURES
 
     def __init__(self, url: str, keep: float, now: Callable[[], float]) -> None:
         self.name = shown(url)
         self._url = url
-        self._keep = keep
+        self._retention = keep
         self._now = now
         self._runner: asyncio.Runner | None = None
         self._connection: Any = None
-        self._swept = 0.0
+        self._cleaned_at = 0.0
 
-    def put(self, records: Sequence[Record]) -> int:
+    def insert_records(self, records: Sequence[Record]) -> int:
         """See Store."""
         if self._runner is None:
             self._runner = asyncio.Runner()
         rows = [tuple(map(_clean, row(record))) for record in records]
         try:
-            return self._runner.run(self._put(rows))
+            return self._runner.run(self._insert_rows(rows))
         except BaseException:
-            self._let_go()
+            self._drop_connection()
             raise
 
     def close(self) -> None:
         """See Store."""
-        self._let_go()
+        self._drop_connection()
         if self._runner is not None:
             self._runner.close()
             self._runner = None
 
-    async def _put(self, rows: Sequence[Sequence[Any]]) -> int:
+    async def _insert_rows(self, rows: Sequence[Sequence[Any]]) -> int:
         given_up = 0
         async with asyncio.timeout(_PATIENCE):
             if self._connection is None:
                 self._connection = await connected(self._url)
                 await self._connection.execute(_MAKE)
             try:
-                await self._insert(rows)
+                await self._insert_once(rows)
             except _REFUSED:
                 for one in rows:
                     try:
-                        await self._insert([one])
+                        await self._insert_once([one])
                     except _REFUSED:
                         given_up += 1
             now = self._now()
-            if abs(now - self._swept) >= SWEEP:
-                old = now - self._keep
+            if abs(now - self._cleaned_at) >= SWEEP:
+                old = now - self._retention
                 await self._connection.execute(f"DELETE FROM {TABLE} WHERE at < $1", old)  # noqa: S608
-                self._swept = now
+                self._cleaned_at = now
         return given_up
 
-    async def _insert(self, rows: Sequence[Sequence[Any]]) -> None:
+    async def _insert_once(self, rows: Sequence[Sequence[Any]]) -> None:
         await self._connection.execute(_INSERT, *zip(*rows, strict=True))
 
-    def _let_go(self) -> None:
+    def _drop_connection(self) -> None:
         """Cut the connection, which may be in any state."""
         if self._connection is not None and self._runner is not None:
             connection, self._connection = self._connection, None

@@ -24,33 +24,33 @@ class Scribe(Generic[ItemT]):
         linger: float = _LINGER,
     ) -> None:
         """So many may wait at ``most``. ``write`` gives how many of a batch it had to give up."""
-        self._linger = linger
-        self._refused = 0
-        self._given_up = 0
+        self._batch_delay = linger
+        self._rejected = 0
+        self._abandoned = 0
         """Only the thread changes it, as all others do what was refused."""
         self.closing = threading.Event()
         """What can't be written now must be given up."""
-        self._most = most
+        self._max_waiting = most
         self._write = write
         self._waiting = deque[ItemT]()
         self._idle = False
         """The thread sleeps until it is woken."""
         self._wake = threading.Event()
-        self._thread = threading.Thread(target=self._run, name=name, daemon=True)
+        self._thread = threading.Thread(target=self._write_batches, name=name, daemon=True)
 
     @property
-    def lost(self) -> int:
+    def dropped(self) -> int:
         """How many were not written: there was no room for them, or they were given up."""
-        return self._refused + self._given_up
+        return self._rejected + self._abandoned
 
     def start(self) -> None:
         """Begin to write."""
         self._thread.start()
 
-    def put(self, item: ItemT) -> None:
+    def enqueue(self, item: ItemT) -> None:
         """Have this written, if there is room. From any thread; it must not change any more."""
-        if len(self._waiting) >= self._most:
-            self._refused += 1
+        if len(self._waiting) >= self._max_waiting:
+            self._rejected += 1
             return
         self._waiting.append(item)
         if self._idle:
@@ -65,16 +65,16 @@ class Scribe(Generic[ItemT]):
             self._thread.join(within)
         return not self._thread.is_alive()
 
-    def _run(self) -> None:
-        while not self.closing.wait(self._linger) or self._waiting:
+    def _write_batches(self) -> None:
+        while not self.closing.wait(self._batch_delay) or self._waiting:
             if not self._waiting:
-                self._sleep()
+                self._wait_for_items()
                 continue
             while self._waiting:
                 some = range(min(_BATCH, len(self._waiting)))
-                self._given_up += self._write([self._waiting.popleft() for _ in some])
+                self._abandoned += self._write([self._waiting.popleft() for _ in some])
 
-    def _sleep(self) -> None:
+    def _wait_for_items(self) -> None:
         """Until something comes, or the end."""
         self._idle = True
         if not self._waiting:  # looked at after the flag was set: what comes later wakes it

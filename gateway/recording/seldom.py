@@ -19,9 +19,9 @@ _KNOWN: Final = 256
 class _Heard(Struct):
     """A message: how often it came since when, and how often that was not said."""
 
-    since: float
-    times: int = 0
-    unsaid: int = 0
+    window_start: float
+    count: int = 0
+    suppressed: int = 0
 
 
 class Seldom(logging.Filter):
@@ -34,25 +34,25 @@ class Seldom(logging.Filter):
     def __init__(self, clock: Callable[[], float]) -> None:
         super().__init__()
         self._clock = clock
-        self._heard: dict[tuple[object, ...], _Heard] = {}
+        self._message_states: dict[tuple[object, ...], _Heard] = {}
 
     def filter(self, record: logging.LogRecord) -> bool:
         """See logging's Filter."""
         now, error = self._clock(), record.exc_info
         name = (record.name, str(record.msg), error and error[0])
-        if len(self._heard) >= _KNOWN and name not in self._heard:
-            self._heard.clear()
-        heard = self._heard.setdefault(name, _Heard(now))
-        if now - heard.since >= 1.0:
-            heard.since, heard.times = now, 0
-        heard.times += 1
-        if heard.times > _MOST:
-            heard.unsaid += 1
+        if len(self._message_states) >= _KNOWN and name not in self._message_states:
+            self._message_states.clear()
+        heard = self._message_states.setdefault(name, _Heard(now))
+        if now - heard.window_start >= 1.0:
+            heard.window_start, heard.count = now, 0
+        heard.count += 1
+        if heard.count > _MOST:
+            heard.suppressed += 1
             return False
-        if heard.times > 1:
+        if heard.count > 1:
             record.exc_info = None
-        if heard.unsaid:
-            record.msg = f"{record.getMessage()} ({heard.unsaid} more of these were left out)"
+        if heard.suppressed:
+            record.msg = f"{record.getMessage()} ({heard.suppressed} more of these were left out)"
             record.args = ()
-            heard.unsaid = 0
+            heard.suppressed = 0
         return True

@@ -89,7 +89,7 @@ def check_host() -> Sequence[Finding]:
 async def check_connections(config: Config, services: Services) -> Sequence[Finding]:
     """Check all that the configuration names."""
     findings = await asyncio.gather(
-        check_listeners(config, services.now),
+        check_listeners(config, services.wall_clock),
         check_workers(config, services),
         check_services(config),
     )
@@ -344,7 +344,7 @@ async def check_workers(config: Config, services: Services) -> Sequence[Finding]
 
     async def run(check: _WorkerCheck) -> None:
         async with slots:
-            steps = [finding async for finding in _check_worker(check, services.now)]
+            steps = [finding async for finding in _check_worker(check, services.wall_clock)]
         findings.extend(steps)
 
     async with asyncio.TaskGroup() as tasks:
@@ -377,7 +377,7 @@ async def _worker_urls(
     )
     await backend.start()
     try:
-        urls = [report.url for report in backend.snapshot()]
+        urls = [report.url for report in backend.report_workers()]
     finally:
         await backend.aclose()
     if not urls:
@@ -501,11 +501,11 @@ async def _check_issuer(identity: Identity) -> Finding:
 
     subject = f"issuer {identity.issuer}"
     try:
-        keys = read(await Fetching(identity).fetch(), identity.algorithms)
+        keys = read(await Fetching(identity).fetch_keys(), identity.algorithms)
     except (OSError, ValueError, httpx.HTTPError, httpx.InvalidURL) as error:
         hint = "correct the issuer's url, or its `jwks`; until then, tokens are refused"
         return _error(subject, f"cannot fetch its keys: {_describe_failure(error)}", hint)
-    names = {name for name, _ in keys.of}
+    names = {name for name, _ in keys.by_name}
     return _ok(subject, f"has {len(names)} keys for {', '.join(identity.algorithms)}")
 
 

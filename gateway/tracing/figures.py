@@ -41,7 +41,7 @@ class _Series(Struct, frozen=True):
     error: str = ""
     direction: str = ""
 
-    def told(self) -> dict[str, Value | None]:
+    def build_attributes(self) -> dict[str, Value | None]:
         """By the gateway's own words."""
         return {
             "operation": self.operation,
@@ -57,38 +57,38 @@ class Figures:
 
     def __init__(self, names: Names, began: float) -> None:
         """``began`` is since when is counted, in Unix seconds."""
-        self._names = names
-        self._began = began
+        self._semconv = names
+        self._started_at = began
         self._series: dict[_Series, Histogram] = {}
 
-    def tell(self, record: Record) -> None:
+    def record_request(self, record: Record) -> None:
         """An exchange has ended."""
         operation = OPERATIONS.get(record.operation)
         if operation is None:
             return
         where = operation, record.backend, record.model
-        for name in (self._names.duration, self._names.durations[operation]):
-            self._add(_Series(name, *where, record.error), DURATION, record.duration)
-        first, usage, names = record.first_token, record.usage, self._names
+        for name in (self._semconv.duration, self._semconv.durations[operation]):
+            self._add_value(_Series(name, *where, record.error), DURATION, record.duration)
+        first, usage, names = record.first_token, record.usage, self._semconv
         if usage is not None:
-            self._count(where, usage.prompt_tokens, usage.completion_tokens)
+            self._count_tokens(where, usage.prompt_tokens, usage.completion_tokens)
         if first is None or record.outcome != "ok":
             return
-        self._add(_Series(names.first, *where), FIRST, first)
+        self._add_value(_Series(names.first_token, *where), FIRST, first)
         if usage is not None and usage.completion_tokens > 1:
             mean = (record.duration - first) / (usage.completion_tokens - 1)
-            self._add(_Series(names.pace, *where), PER_TOKEN, mean)
+            self._add_value(_Series(names.per_token, *where), PER_TOKEN, mean)
 
-    def metrics(self, now: float) -> Iterator[Metric]:
+    def build_metrics(self, now: float) -> Iterator[Metric]:
         """All of them as they are sent, at ``now`` in Unix seconds; from any thread."""
         points: dict[str, list[HistogramDataPoint]] = {}
         for series, histogram in self._series.copy().items():
             counts = histogram.counts.copy()
-            named = self._names.named(series.told())
+            named = self._semconv.rename_attributes(series.build_attributes())
             points.setdefault(series.name, []).append(
                 HistogramDataPoint(
                     attributes=attributes(named | {"error.type": series.error}),
-                    start_time_unix_nano=int(self._began * _NANOSECONDS),
+                    start_time_unix_nano=int(self._started_at * _NANOSECONDS),
                     time_unix_nano=int(now * _NANOSECONDS),
                     count=sum(counts),
                     sum=histogram.total,
@@ -101,15 +101,15 @@ class Figures:
             unit = "{token}" if told[0].explicit_bounds[0] == TOKENS[0] else "s"
             yield Metric(name=name, unit=unit, histogram=sent)
 
-    def _count(self, where: tuple[str, str, str], prompt: int, completion: int) -> None:
+    def _count_tokens(self, where: tuple[str, str, str], prompt: int, completion: int) -> None:
         counts: tuple[tuple[Direction, int], ...] = (("input", prompt), ("output", completion))
         for direction, count in counts:
-            counted = self._names.tokens.get((where[0], direction))
+            counted = self._semconv.tokens.get((where[0], direction))
             if counted is not None:
-                told = direction if counted.typed else ""
-                self._add(_Series(counted.name, *where, direction=told), TOKENS, count)
+                told = direction if counted.has_type_attribute else ""
+                self._add_value(_Series(counted.name, *where, direction=told), TOKENS, count)
 
-    def _add(self, series: _Series, edges: tuple[float, ...], value: float) -> None:
+    def _add_value(self, series: _Series, edges: tuple[float, ...], value: float) -> None:
         histogram = self._series.get(series)
         if histogram is None:
             if len(self._series) >= _MOST:

@@ -25,12 +25,12 @@ _SPAN: Final = 8
 class Try(Struct):
     """A worker was asked. Times are in Unix seconds."""
 
-    span: str
+    span_id: str
     url: str
     backend: str
     model: str
-    began: float
-    ended: float = 0.0
+    started_at: float
+    ended_at: float = 0.0
     error: str = ""
     """The class of what it failed with."""
 
@@ -42,31 +42,31 @@ class Trace(Struct, eq=False):
     method: str
     now: Callable[[], float]
     span_id: Callable[[], str]
-    linked: Parent | None = None
+    linked_parent: Parent | None = None
     """What the client says of a trace, where that is another."""
     parent: Parent | None = None
     """What this is part of."""
     request: Request | None = None
-    tries: list[Try] = field(default_factory=list[Try])
+    attempts: list[Try] = field(default_factory=list[Try])
 
-    def wants(self, request: Request) -> None:
+    def set_request(self, request: Request) -> None:
         """See ``gateway.core.watching.Trace``."""
         self.request = request
 
-    def asks(self, url: str) -> Headers:
+    def start_attempt(self, url: str) -> Headers:
         """See ``gateway.core.watching.Trace``."""
         record = self.record
         one = Try(self.span_id(), url, record.backend, record.model, self.now())
-        self.tries.append(one)
-        told = (("traceparent", f"00-{record.trace}-{one.span}-01"),)
-        state = self.parent.state if self.parent is not None else ""
+        self.attempts.append(one)
+        told = (("traceparent", f"00-{record.trace}-{one.span_id}-01"),)
+        state = self.parent.tracestate if self.parent is not None else ""
         return (*told, ("tracestate", state)) if state else told
 
-    def ends(self, error: GatewayError | None) -> None:
+    def end_attempt(self, error: GatewayError | None) -> None:
         """See ``gateway.core.watching.Trace``."""
-        one = self.tries[-1]
-        if not one.ended:
-            one.ended = self.now()
+        one = self.attempts[-1]
+        if not one.ended_at:
+            one.ended_at = self.now()
             one.error = "" if error is None else type(error).__name__
 
 
@@ -86,37 +86,39 @@ class Follower:
         draw: Callable[[], float],
         random: Callable[[int], bytes],
     ) -> None:
-        self._put = put
-        self._share = share
-        self._trust = trust
+        self._export = put
+        self._sample_rate = share
+        self._trust_parent = trust
         self._now = now
         self._draw = draw
         self._random = random
-        self._open: dict[str, Trace] = {}
+        self._open_traces: dict[str, Trace] = {}
         """By the span's id."""
 
-    def begin(self, record: Record, http: HttpRequest) -> None:
+    def start_trace(self, record: Record, http: HttpRequest) -> None:
         """See ``gateway.server.Traces``."""
-        if not self._trust:
-            if self._draw() >= self._share:
+        if not self._trust_parent:
+            if self._draw() >= self._sample_rate:
                 return
             said, followed = parent(http.headers), None
         else:
             said, followed = None, parent(http.headers)
-            if not (self._draw() < self._share if followed is None else followed.sampled):
+            if not (self._draw() < self._sample_rate if followed is None else followed.sampled):
                 return
-        record.trace = self._random(_TRACE).hex() if followed is None else followed.trace
-        record.span = self._id()
-        self._open[record.span] = Trace(record, http.method, self._now, self._id, said, followed)
+        record.trace = self._random(_TRACE).hex() if followed is None else followed.trace_id
+        record.span = self._make_span_id()
+        self._open_traces[record.span] = Trace(
+            record, http.method, self._now, self._make_span_id, said, followed
+        )
 
-    def of(self, record: Record) -> Trace | None:
+    def get_trace(self, record: Record) -> Trace | None:
         """See ``gateway.server.Traces``."""
-        return self._open.get(record.span) if record.span else None
+        return self._open_traces.get(record.span) if record.span else None
 
-    def tell(self, record: Record) -> None:
+    def end_trace(self, record: Record) -> None:
         """An exchange has ended."""
-        if record.span and (trace := self._open.pop(record.span, None)) is not None:
-            self._put(trace)
+        if record.span and (trace := self._open_traces.pop(record.span, None)) is not None:
+            self._export(trace)
 
-    def _id(self) -> str:
+    def _make_span_id(self) -> str:
         return self._random(_SPAN).hex()

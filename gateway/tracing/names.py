@@ -30,7 +30,7 @@ class Counted(Struct, frozen=True):
     """The metric that tells an operation's tokens; ``typed`` where one tells both directions."""
 
     name: str
-    typed: bool
+    has_type_attribute: bool
 
 
 class Names(Struct, frozen=True):
@@ -40,19 +40,19 @@ class Names(Struct, frozen=True):
     """By what the gateway calls them."""
     duration: str
     """Of a request, as the gateway serves it."""
-    first: str
+    first_token: str
     """To the first token."""
-    pace: str
+    per_token: str
     """For each token after it."""
     durations: Mapping[str, str]
     tokens: Mapping[tuple[str, Direction], Counted]
 
-    def named(self, told: Mapping[str, Value | None]) -> dict[str, Value | None]:
+    def rename_attributes(self, told: Mapping[str, Value | None]) -> dict[str, Value | None]:
         """What is told by the gateway's own words, by these."""
         return {self.attributes[name]: value for name, value in told.items()}
 
 
-_USAGE: Final = Counted("gen_ai.client.token.usage", typed=True)
+_USAGE: Final = Counted("gen_ai.client.token.usage", has_type_attribute=True)
 _DURATION: Final = "gen_ai.client.operation.duration"
 RELEASED: Final = Names(
     attributes={
@@ -79,8 +79,8 @@ RELEASED: Final = Names(
         "reasoning_tokens": "gen_ai.usage.reasoning.output_tokens",
     },
     duration="gen_ai.server.request.duration",
-    first="gen_ai.server.time_to_first_token",
-    pace="gen_ai.server.time_per_output_token",
+    first_token="gen_ai.server.time_to_first_token",
+    per_token="gen_ai.server.time_per_output_token",
     durations={"chat": _DURATION, "text_completion": _DURATION, "embeddings": _DURATION},
     tokens={
         ("chat", "input"): _USAGE,
@@ -90,8 +90,10 @@ RELEASED: Final = Names(
         ("embeddings", "input"): _USAGE,
     },
 )
-_INPUT: Final = Counted("gen_ai.client.inference.operation.input_tokens", typed=False)
-_OUTPUT: Final = Counted("gen_ai.client.inference.operation.output_tokens", typed=False)
+_INPUT: Final = Counted("gen_ai.client.inference.operation.input_tokens", has_type_attribute=False)
+_OUTPUT: Final = Counted(
+    "gen_ai.client.inference.operation.output_tokens", has_type_attribute=False
+)
 NEWEST: Final = replace(
     RELEASED,
     tokens={
@@ -100,7 +102,7 @@ NEWEST: Final = replace(
         ("text_completion", "input"): _INPUT,
         ("text_completion", "output"): _OUTPUT,
         ("embeddings", "input"): Counted(
-            "gen_ai.client.embeddings.operation.input_tokens", typed=False
+            "gen_ai.client.embeddings.operation.input_tokens", has_type_attribute=False
         ),
     },
     durations={**RELEASED.durations, "embeddings": "gen_ai.client.embeddings.duration"},

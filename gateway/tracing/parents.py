@@ -15,10 +15,10 @@ _SAMPLED: Final = 1
 class Parent(Struct, frozen=True):
     """A span of the client's. ``state`` is what others have to say of its trace."""
 
-    trace: str
-    span: str
+    trace_id: str
+    span_id: str
     sampled: bool
-    state: str = ""
+    tracestate: str = ""
 
 
 def parent(headers: Mapping[str, str]) -> Parent | None:

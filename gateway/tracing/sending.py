@@ -77,7 +77,7 @@ class Post:
         self._url = url
         self._headers = {**headers, "content-type": "application/x-protobuf"}
         self._closing = closing
-        self._good = True
+        self._healthy = True
         """Whether the last was taken, as the log knows."""
 
     def send(self, message: Message) -> bool:
@@ -87,13 +87,13 @@ class Post:
         for number in range(_TRIES):
             if number and self._closing.wait(_PAUSE):
                 break
-            why, again = self._try(data)
+            why, again = self._post(data)
             if not again:
                 break
-        self._tell(why)
+        self._log_change(why)
         return not why
 
-    def _try(self, data: bytes) -> tuple[str, bool]:
+    def _post(self, data: bytes) -> tuple[str, bool]:
         """Why it was not taken, or "", and whether it may be another time."""
         try:
             answer = httpx.post(
@@ -105,13 +105,13 @@ class Post:
             return "", False
         return str(answer.status_code), answer.status_code in _AGAIN
 
-    def _tell(self, why: str) -> None:
+    def _log_change(self, why: str) -> None:
         """Say it, where it has changed."""
-        if why and self._good:
+        if why and self._healthy:
             log.warning("%s takes nothing now: %s", self._url, why)
-        elif not why and not self._good:
+        elif not why and not self._healthy:
             log.warning("%s takes what it is sent again", self._url)
-        self._good = not why
+        self._healthy = not why
 
 
 class Spans:
@@ -121,25 +121,25 @@ class Spans:
         self, url: str, headers: Mapping[str, str], most: int, sender: Resource, names: Names
     ) -> None:
         """So many exchanges may wait at ``most``."""
-        self._scribe = Scribe[Trace]("traces", most, self._write, _LINGER)
-        self._post = Post(f"{url}/v1/traces", headers, self._scribe.closing)
-        self._sender = sender
-        self._names = names
-        self.put: Callable[[Trace], None] = self._scribe.put
+        self._writer = Scribe[Trace]("traces", most, self._export_batch, _LINGER)
+        self._client = Post(f"{url}/v1/traces", headers, self._writer.closing)
+        self._resource = sender
+        self._semconv = names
+        self.enqueue: Callable[[Trace], None] = self._writer.enqueue
         """Send this one; it must not change any more."""
-        self.start = self._scribe.start
-        self.close = self._scribe.close
+        self.start = self._writer.start
+        self.close = self._writer.close
 
-    def lost(self) -> int:
+    def count_dropped(self) -> int:
         """How many exchanges were not told."""
-        return self._scribe.lost
+        return self._writer.dropped
 
-    def _write(self, batch: Sequence[Trace]) -> int:
+    def _export_batch(self, batch: Sequence[Trace]) -> int:
         scope = ScopeSpans(
-            scope=_SCOPE, spans=chain.from_iterable(spans(one, self._names) for one in batch)
+            scope=_SCOPE, spans=chain.from_iterable(spans(one, self._semconv) for one in batch)
         )
-        told = ResourceSpans(resource=self._sender, scope_spans=[scope])
-        taken = self._post.send(ExportTraceServiceRequest(resource_spans=[told]))
+        told = ResourceSpans(resource=self._resource, scope_spans=[scope])
+        taken = self._client.send(ExportTraceServiceRequest(resource_spans=[told]))
         return 0 if taken else len(batch)
 
 
@@ -156,11 +156,13 @@ class Push:
     ) -> None:
         """``figures`` gives them, from any thread."""
         self._closing = threading.Event()
-        self._post = Post(f"{url}/v1/metrics", headers, self._closing)
-        self._every = every
-        self._sender = sender
-        self._figures = figures
-        self._thread = threading.Thread(target=self._run, name="figures", daemon=True)
+        self._client = Post(f"{url}/v1/metrics", headers, self._closing)
+        self._interval = every
+        self._resource = sender
+        self._collect_metrics = figures
+        self._thread = threading.Thread(
+            target=self._export_periodically, name="figures", daemon=True
+        )
         self.start = self._thread.start
 
     def close(self, within: float) -> bool:
@@ -170,12 +172,12 @@ class Push:
             self._thread.join(within)
         return not self._thread.is_alive()
 
-    def _run(self) -> None:
-        while not self._closing.wait(self._every):
-            self._send()
-        self._send()
+    def _export_periodically(self) -> None:
+        while not self._closing.wait(self._interval):
+            self._export_metrics()
+        self._export_metrics()
 
-    def _send(self) -> None:
-        scope = ScopeMetrics(scope=_SCOPE, metrics=self._figures())
-        told = ResourceMetrics(resource=self._sender, scope_metrics=[scope])
-        self._post.send(ExportMetricsServiceRequest(resource_metrics=[told]))
+    def _export_metrics(self) -> None:
+        scope = ScopeMetrics(scope=_SCOPE, metrics=self._collect_metrics())
+        told = ResourceMetrics(resource=self._resource, scope_metrics=[scope])
+        self._client.send(ExportMetricsServiceRequest(resource_metrics=[told]))

@@ -39,13 +39,13 @@ def attributes(told: Mapping[str, Value | None]) -> Iterable[KeyValue]:
 
 def spans(trace: Trace, names: Names) -> Iterator[Span]:
     """Those of one exchange, its own first. What was answered is told by who answered."""
-    record, tries = trace.record, trace.tries
+    record, tries = trace.record, trace.attempts
     local = {} if tries else _asked(trace, record.backend, record.model) | _said(record)
-    yield _server(trace, names.named(local))
+    yield _server(trace, names.rename_attributes(local))
     for number, one in enumerate(tries, 1):
         told = _asked(trace, one.backend, one.model)
         told |= _said(record) if number == len(tries) else {}
-        yield _client(trace, one, names.named(told))
+        yield _client(trace, one, names.rename_attributes(told))
 
 
 def _server(trace: Trace, told: Mapping[str, Value | None]) -> Span:
@@ -53,8 +53,8 @@ def _server(trace: Trace, told: Mapping[str, Value | None]) -> Span:
     made = Span(
         trace_id=bytes.fromhex(record.trace),
         span_id=bytes.fromhex(record.span),
-        trace_state="" if remote is None else remote.state,
-        parent_span_id=b"" if remote is None else bytes.fromhex(remote.span),
+        trace_state="" if remote is None else remote.tracestate,
+        parent_span_id=b"" if remote is None else bytes.fromhex(remote.span_id),
         flags=_SAMPLED | (_REMOTE if remote else _LOCAL),
         name=_sent(f"{trace.method} {record.dialect}"),
         kind=Span.SPAN_KIND_SERVER,
@@ -76,7 +76,7 @@ def _server(trace: Trace, told: Mapping[str, Value | None]) -> Span:
                 **told,
             }
         ),
-        links=[] if trace.linked is None else [_link(trace.linked)],
+        links=[] if trace.linked_parent is None else [_link(trace.linked_parent)],
     )
     if record.status >= _INTERNAL or record.outcome in ("truncated", "worker_error"):
         made.status.CopyFrom(Status(code=Status.STATUS_CODE_ERROR))
@@ -88,13 +88,13 @@ def _client(trace: Trace, one: Try, told: Mapping[str, Value | None]) -> Span:
     operation = OPERATIONS[record.operation]
     made = Span(
         trace_id=bytes.fromhex(record.trace),
-        span_id=bytes.fromhex(one.span),
+        span_id=bytes.fromhex(one.span_id),
         parent_span_id=bytes.fromhex(record.span),
         flags=_SAMPLED | _LOCAL,
         name=_sent(f"{operation} {one.model}"),
         kind=Span.SPAN_KIND_CLIENT,
-        start_time_unix_nano=_nanoseconds(one.began),
-        end_time_unix_nano=_nanoseconds(one.ended),
+        start_time_unix_nano=_nanoseconds(one.started_at),
+        end_time_unix_nano=_nanoseconds(one.ended_at),
         attributes=attributes(
             {
                 "server.address": url.hostname,
@@ -157,9 +157,9 @@ def _said(record: Record) -> dict[str, Value | None]:
 
 def _link(linked: Parent) -> Span.Link:
     return Span.Link(
-        trace_id=bytes.fromhex(linked.trace),
-        span_id=bytes.fromhex(linked.span),
-        trace_state=linked.state,
+        trace_id=bytes.fromhex(linked.trace_id),
+        span_id=bytes.fromhex(linked.span_id),
+        trace_state=linked.tracestate,
         flags=_REMOTE | linked.sampled,
     )
 

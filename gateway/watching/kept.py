@@ -36,23 +36,23 @@ class Kept:
 
     def __init__(self, clock: Clock, draw: Callable[[], float]) -> None:
         self._clock = clock
-        self._draw = draw
-        self._watches: dict[str, Watch] = {}
+        self._random = draw
+        self._recorders: dict[str, Watch] = {}
 
-    def watch(
+    def create_recorder(
         self, record: Record, principal: Principal | None, *, open_to_all: bool
     ) -> Watch | None:
         """See Explain."""
         if not (open_to_all if principal is None else principal.explain):
             return None
-        watch = Watch(record, self._clock, self._draw)
-        self._watches.pop(record.id, None)
-        self._watches[record.id] = watch
-        if len(self._watches) > KEPT:
-            del self._watches[next(iter(self._watches))]
+        watch = Watch(record, self._clock, self._random)
+        self._recorders.pop(record.id, None)
+        self._recorders[record.id] = watch
+        if len(self._recorders) > KEPT:
+            del self._recorders[next(iter(self._recorders))]
         return watch
 
-    def find(self, id: str) -> Explanation | None:  # noqa: A002 - what it is called everywhere
+    def find_explanation(self, id: str) -> Explanation | None:  # noqa: A002 - what it is called everywhere
         """What was found out about the request of this id, so far."""
-        watch = self._watches.get(id)
-        return None if watch is None else watch.explanation()
+        watch = self._recorders.get(id)
+        return None if watch is None else watch.build_explanation()

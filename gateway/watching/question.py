@@ -27,7 +27,7 @@ class Question(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True, om
     draw: Annotated[float, Meta(ge=0, lt=1)] = 0.5
 
     @property
-    def content(self) -> bytes:
+    def body_bytes(self) -> bytes:
         """The body as it would be sent."""
         raw = bytes(self.body)
         if raw == b"null":

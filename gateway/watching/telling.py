@@ -37,17 +37,17 @@ _SECRET: Final = frozenset(
 
 def tried(rule: Rule, unmet: str, match: Match | None) -> Tried:
     """A rule, as it was tried; ``match`` is None where ``unmet`` does not hold."""
-    when = rule.when
+    when = rule.conditions
     if match is None:
         return Tried(name=rule.name, followed=False, unmet=unmet, wanted=_wanted(when, unmet))
     return Tried(
         name=rule.name,
-        followed=match.within,
-        unmet="" if match.within else "share",
+        followed=match.is_selected,
+        unmet="" if match.is_selected else "share",
         share=when.share,
         sticky=match.sticky,
         bucket=match.bucket,
-        lies=match.lies,
+        lies=match.position,
         model=rule.to,
         version=rule.version,
     )
@@ -69,7 +69,7 @@ def sticky(sources: Sequence[str], traits: Traits, *, said: bool) -> list[Sticky
     """The sources, up to the first that says something; with ``said`` also what."""
     found = []
     for source in sources:
-        text = traits.said(source)
+        text = traits.read_source(source)
         found.append(Sticky(source, bool(text), text if said and text else None))
         if text:
             break
@@ -80,8 +80,8 @@ def split(route: Route, traits: Traits, drawn: float) -> Split | None:
     """How the split chose; None where none did."""
     if not route.split:
         return None
-    source, held = route.why.sticky, route.model.split
-    numbers: Mapping[str, int] = held.buckets(traits.said(source)) if source else {}
+    source, held = route.reason.sticky, route.model.split
+    numbers: Mapping[str, int] = held.compute_buckets(traits.read_source(source)) if source else {}
     whole = sum(held.weights.values())
     arms = [
         Arm(
@@ -100,7 +100,7 @@ def split(route: Route, traits: Traits, drawn: float) -> Split | None:
 def target(route: Route) -> Target:
     """Where a route leads."""
     to = route.target
-    return Target(route.model.info.name, to.version, to.backend_name, to.model)
+    return Target(route.model.info.name, to.version, to.backend_name, to.backend_model)
 
 
 def shadow(route: Route) -> Copied | None:
@@ -112,21 +112,21 @@ def shadow(route: Route) -> Copied | None:
 class Asking(Struct, frozen=True):
     """One target that is about to be asked. ``body`` is the most that a request may bring."""
 
-    dialect: Dialect
-    call: Call
+    adapter: Dialect
+    client_request: Call
     route: Route
-    answering: Answering
+    backend: Answering
     context: Context
-    body: int
+    max_body: int
 
 
 def defaults(asking: Asking) -> tuple[Default, ...]:
     """The model's defaults, and which of them hold for the request as the client sent it."""
     told = asking.route.model.defaults
-    if not told.any:
+    if not told.has_values:
         return ()
     applied: dict[str, Any] = {}
-    request = asking.dialect.decode(asking.call, asking.route.model.info)
+    request = asking.adapter.decode_request(asking.client_request, asking.route.model.info)
     if isinstance(request, GenerateRequest):
         applied |= unsaid(request.sampling, told.sampling)
         applied |= unsaid(request.stopping, told.stopping)
@@ -136,7 +136,7 @@ def defaults(asking: Asking) -> tuple[Default, ...]:
 
 def attempt(asking: Asking) -> Try:
     """What is known of a target before it is asked."""
-    route, answering = asking.route, asking.answering
+    route, answering = asking.route, asking.backend
     info, timeouts = route.model.info, asking.context.timeouts
     plan = answering.plan if isinstance(answering, Translation) else None
     return Try(
@@ -144,10 +144,10 @@ def attempt(asking: Asking) -> Try:
         relayed=plan is None,
         on_loss=route.model.on_loss,
         defaults=defaults(asking),
-        losses=() if plan is None else plan.losses,
+        losses=() if plan is None else plan.unsupported_parameters,
         limits=Limits(
-            asking.body,
-            info.context,
+            asking.max_body,
+            info.context_length,
             info.max_tokens,
             timeouts.connect,
             timeouts.first_token,

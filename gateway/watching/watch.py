@@ -46,103 +46,107 @@ class Watch:
     def __init__(
         self, record: Record, clock: Clock, draw: Callable[[], float], *, dry: bool = False
     ) -> None:
-        self.dry = dry
+        self.dry_run = dry
         self._record = record
         self._clock = clock
-        self._luck = draw
-        self._drawn = 0.0
+        self._random = draw
+        self._drawn_number = 0.0
         self._bucket: int | None = None
-        self._last = clock()
-        self._seconds: dict[str, float] = {}
-        self._told = Explanation(id=record.id, dry=dry)
-        self._rules: list[Tried] = []
-        self._tries: list[Try] = []
-        self._asked = 0
-        self._worker = ""
+        self._stage_started_at = clock()
+        self._stage_seconds: dict[str, float] = {}
+        self._explanation = Explanation(id=record.id, dry=dry)
+        self._explained_rules: list[Tried] = []
+        self._attempts: list[Try] = []
+        self._attempt_count = 0
+        self._worker_url = ""
 
     # --- the life of the request ------------------------------------------------------------------
 
-    def over(self, sink: Sink) -> Sink:
+    def wrap_sink(self, sink: Sink) -> Sink:
         """The sink, with the header on what it is given."""
         return _Telling(sink, self)
 
-    def read(self, dialect: Dialect, call: Call, principal: Principal | None, peer: str) -> None:
+    def record_request(
+        self, dialect: Dialect, call: Call, principal: Principal | None, peer: str
+    ) -> None:
         """The whole request is here."""
-        self._stage("read")
-        told = self._told
+        self._end_stage("read")
+        told = self._explanation
         told.dialect, told.peer = dialect.name, peer
         told.method, told.path = call.endpoint.method, call.path
         told.endpoint, told.task = call.endpoint.path, call.endpoint.task
         if principal is not None:
             told.key, told.tags = principal.name, sorted(principal.tags)
 
-    def router(self, router: Router) -> Router:
+    def wrap_router(self, router: Router) -> Router:
         """The table as this request follows it."""
-        return router.watched(self._try, self._draw)
+        return router.with_observer(self._record_rule, self._draw_number)
 
-    def routed(self, router: Router, envelope: Envelope, route: Route, traits: Traits) -> None:
+    def record_route(
+        self, router: Router, envelope: Envelope, route: Route, traits: Traits
+    ) -> None:
         """A target was found for it."""
-        self._stage("route")
-        told = self._told
+        self._end_stage("route")
+        told = self._explanation
         told.asked, told.stream = envelope.model, envelope.stream
-        known = {info.name for info in router.models()}
-        told.model = route.asked if route.asked in known else ANY
+        known = {info.name for info in router.list_models()}
+        told.model = route.requested_model if route.requested_model in known else ANY
         if route.pinned:
             told.pin = "name" if envelope.version is None else "path"
-        told.split = telling.split(route, traits, self._drawn)
+        told.split = telling.split(route, traits, self._drawn_number)
         if told.split is not None:
-            told.sticky = telling.sticky(route.model.sticky, traits, said=self.dry)
+            told.sticky = telling.sticky(route.model.sticky, traits, said=self.dry_run)
         told.target = telling.target(route)
         told.shadow = telling.shadow(route)
-        self._bucket = route.why.bucket
+        self._bucket = route.reason.bucket
 
-    def follow(self, able: Iterable[tuple[Route, Answering | str]]) -> None:
+    def record_fallbacks(self, able: Iterable[tuple[Route, Answering | str]]) -> None:
         """Who would answer in the target's stead, or why not; looked at of a dry request."""
-        if self.dry:
-            self._told.fallbacks = tuple(
-                Following(route.named, found if isinstance(found, str) else "")
+        if self.dry_run:
+            self._explanation.fallbacks = tuple(
+                Following(route.target_name, found if isinstance(found, str) else "")
                 for route, found in able
             )
 
-    def answers(self, asking: telling.Asking) -> None:
+    def record_attempt(self, asking: telling.Asking) -> None:
         """A target is asked. Raises Foretold where that is all there is to foretell."""
-        self._stage("instead" if self._tries else "translate")
-        self._tries.append(telling.attempt(asking))
-        if self.dry and not isinstance(asking.route.target.backend, Choosing):
+        self._end_stage("instead" if self._attempts else "translate")
+        self._attempts.append(telling.attempt(asking))
+        if self.dry_run and not isinstance(asking.route.target.backend, Choosing):
             raise Foretold("the request would be answered")
 
     # --- what its backend does --------------------------------------------------------------------
 
-    def chooses(self, choice: Choice, wire: WireRequest) -> None:
+    def on_selection(self, choice: Choice, wire: WireRequest) -> None:
         """See ``gateway.core.watching.Watch``."""
-        now = self._tries[-1]
+        now = self._attempts[-1]
         if len(now.choices) < _MOST and choice not in now.choices:
-            now.choices.append(choice if self.dry else _kept(choice))
-        if self.dry:
-            now.sent.append(telling.sent(choice.likely, wire, None))
+            now.choices.append(choice if self.dry_run else _kept(choice))
+        if self.dry_run:
+            now.sent.append(telling.sent(choice.expected_url, wire, None))
             raise Foretold("the request would be sent")
 
-    def sends(self, url: str, wire: WireRequest) -> None:
+    def on_send(self, url: str, wire: WireRequest) -> None:
         """See ``gateway.core.watching.Watch``."""
-        now = self._tries[-1]
-        self._asked += 1
-        self._worker = url
+        now = self._attempts[-1]
+        self._attempt_count += 1
+        self._worker_url = url
         if len(now.sent) < _MOST:
             now.sent.append(telling.sent(url, wire, _MOST_BODY))
 
-    def fails(self, url: str, error: GatewayError) -> None:
+    def on_failure(self, url: str, error: GatewayError) -> None:
         """See ``gateway.core.watching.Watch``."""
-        for one in self._tries[-1].sent:
+        for one in self._attempts[-1].sent:
             if one.url == url and not one.error:
                 one.error = type(error).__name__
                 return
 
     # --- what is told -----------------------------------------------------------------------------
 
-    def header(self) -> str:
+    def format_header(self) -> str:
         """What the answer's header tells: JSON in ASCII, shorter than 4 KiB."""
-        self._stage("first_byte")
-        told, record = self._told, self._record
+        self._end_stage("first_byte")
+        told, record = self._explanation, self._record
         found: dict[str, Any] = {
             "dialect": told.dialect,
             "model": _short(record.model),
@@ -153,37 +157,39 @@ class Watch:
             "pinned": bool(told.pin),
             "fell_back": [_short(one) for one in record.fell_back[:_MOST]],
             "losses": _short(loss.header(record.losses), 1000),
-            "worker": _short(self._worker, 200),
-            "attempts": self._asked,
-            "seconds": {name: round(long, 6) for name, long in self._seconds.items()},
+            "worker": _short(self._worker_url, 200),
+            "attempts": self._attempt_count,
+            "seconds": {name: round(long, 6) for name, long in self._stage_seconds.items()},
         }
         return _encode(found).decode()
 
-    def explanation(self) -> Explanation:
+    def build_explanation(self) -> Explanation:
         """All of it, as it is now."""
         record = self._record
         return replace(
-            self._told,
-            rules=tuple(self._rules),
+            self._explanation,
+            rules=tuple(self._explained_rules),
             fell_back=record.fell_back,
-            tries=tuple(self._tries),
-            seconds={} if self.dry else self._seconds,
-            answer=None if self.dry or not record.duration else _answered(record),
+            tries=tuple(self._attempts),
+            seconds={} if self.dry_run else self._stage_seconds,
+            answer=None if self.dry_run or not record.duration else _answered(record),
         )
 
     # --- its own ----------------------------------------------------------------------------------
 
-    def _try(self, rule: Rule, unmet: str, match: Match | None) -> None:
-        self._rules.append(telling.tried(rule, unmet, match))
+    def _record_rule(self, rule: Rule, unmet: str, match: Match | None) -> None:
+        self._explained_rules.append(telling.tried(rule, unmet, match))
 
-    def _draw(self) -> float:
-        self._drawn = self._luck()
-        return self._drawn
+    def _draw_number(self) -> float:
+        self._drawn_number = self._random()
+        return self._drawn_number
 
-    def _stage(self, name: str) -> None:
+    def _end_stage(self, name: str) -> None:
         now = self._clock()
-        self._seconds[name] = self._seconds.get(name, 0.0) + now - self._last
-        self._last = now
+        self._stage_seconds[name] = (
+            self._stage_seconds.get(name, 0.0) + now - self._stage_started_at
+        )
+        self._stage_started_at = now
 
 
 class _Telling:
@@ -191,21 +197,21 @@ class _Telling:
 
     def __init__(self, sink: Sink, watch: Watch) -> None:
         self._sink = sink
-        self._watch = watch
+        self._recorder = watch
 
     @property
     def started(self) -> bool:
         return self._sink.started
 
     @property
-    def pressure(self) -> bool:
-        return self._sink.pressure
+    def needs_drain(self) -> bool:
+        return self._sink.needs_drain
 
-    def whole(self, status: int, headers: Headers, body: bytes) -> None:
-        self._sink.whole(status, (*headers, (HEADER, self._watch.header())), body)
+    def send_response(self, status: int, headers: Headers, body: bytes) -> None:
+        self._sink.send_response(status, (*headers, (HEADER, self._recorder.format_header())), body)
 
     def start(self, status: int, headers: Headers) -> None:
-        self._sink.start(status, (*headers, (HEADER, self._watch.header())))
+        self._sink.start(status, (*headers, (HEADER, self._recorder.format_header())))
 
     def write(self, data: bytes) -> None:
         self._sink.write(data)
@@ -219,7 +225,7 @@ class _Telling:
 
 def _kept(choice: Choice) -> Choice:
     """A choice as it is remembered: of many workers the likely one and some more."""
-    likely_first = sorted(choice.candidates, key=lambda one: one.url != choice.likely)
+    likely_first = sorted(choice.candidates, key=lambda one: one.url != choice.expected_url)
     return replace(choice, candidates=likely_first[:_MOST_CANDIDATES])
 
 

@@ -12,30 +12,30 @@ from protocols.openai.answers import ChatEncoder, Style, TextEncoder
 from protocols.openai.vectors import VectorEncoder
 
 STYLE = Style(
-    answer=("id", "object", "created", "model", "choices", "usage"),
-    chat_choice=("index", "message", "finish_reason", "logprobs"),
-    message=("role", "content", "reasoning_content", "refusal", "tool_calls", "function_call"),
-    text_choice=("index", "text", "finish_reason", "logprobs"),
-    chunk=("id", "object", "created", "model", "choices", "usage"),
-    chat_piece=("index", "delta", "finish_reason", "logprobs"),
-    text_piece=("index", "text", "finish_reason", "logprobs"),
-    absent={},
-    served_header="served-model-name",
+    unary_keys=("id", "object", "created", "model", "choices", "usage"),
+    chat_choice_keys=("index", "message", "finish_reason", "logprobs"),
+    message_keys=("role", "content", "reasoning_content", "refusal", "tool_calls", "function_call"),
+    text_choice_keys=("index", "text", "finish_reason", "logprobs"),
+    chunk_keys=("id", "object", "created", "model", "choices", "usage"),
+    chat_chunk_keys=("index", "delta", "finish_reason", "logprobs"),
+    text_chunk_keys=("index", "text", "finish_reason", "logprobs"),
+    default_values={},
+    version_header="served-model-name",
 )
-_UNASKED = replace(STYLE, usage="finish")
+_UNASKED = replace(STYLE, usage_position="finish")
 
 
 def generation(request: GenerateRequest, about: About, *, by_prompt: bool) -> Encoder:
     """What writes a conversation or a completion; ``by_prompt``: an index is the prompt's."""
     style = STYLE if "stream_options" in request.given else _UNASKED
     if request.kind == "chat":
-        return ChatEncoder(style, request, about, model=about.served_model)
+        return ChatEncoder(style, request, about, model=about.backend_model)
     if by_prompt:
-        style = replace(style, index="prompt")
-    return TextEncoder(style, request, about, model=about.served_model)
+        style = replace(style, index_scope="prompt")
+    return TextEncoder(style, request, about, model=about.backend_model)
 
 
 def vectors(request: EmbedRequest, about: About) -> Encoder:
     """What writes embeddings."""
     name = f"embd-{about.id}"
-    return VectorEncoder(STYLE, request, about, id=name, model=about.served_model)
+    return VectorEncoder(STYLE, request, about, id=name, model=about.backend_model)

@@ -26,7 +26,7 @@ from protocols.schema import (
 )
 
 _TEXTS: Schema = {"anyOf": [TEXT, array(TEXT, minItems=1)]}
-_INPUTS: Schema = {"anyOf": [NONEMPTY, array(NONEMPTY, minItems=1, maxItems=READING.most_inputs)]}
+_INPUTS: Schema = {"anyOf": [NONEMPTY, array(NONEMPTY, minItems=1, maxItems=READING.max_inputs)]}
 _THINKING: Schema = {
     "anyOf": [
         record({"type": {"const": "disabled"}}, "type"),

@@ -38,25 +38,25 @@ _ROOTS = ("/serving-endpoints", "/ai-gateway/mlflow/v1")
 _LIST = "/api/2.0/serving-endpoints"
 
 _ENDPOINTS = (
-    Endpoint("POST", "/serving-endpoints/{name}/invocations", variant="invocations"),
+    Endpoint("POST", "/serving-endpoints/{name}/invocations", operation="invocations"),
     Endpoint(
         "POST",
         "/serving-endpoints/{name}/served-models/{served}/invocations",
-        variant="invocations",
+        operation="invocations",
     ),
     *(
         endpoint
         for root in _ROOTS
         for endpoint in (
-            Endpoint("POST", f"{root}/chat/completions", variant="chat"),
-            Endpoint("POST", f"{root}/completions", variant="completion"),
-            Endpoint("POST", f"{root}/embeddings", variant="embedding"),
+            Endpoint("POST", f"{root}/chat/completions", operation="chat"),
+            Endpoint("POST", f"{root}/completions", operation="completion"),
+            Endpoint("POST", f"{root}/embeddings", operation="embedding"),
             Endpoint("GET", f"{root}/models", "inform", "models"),
         )
     ),
     Endpoint("GET", _LIST, "inform", "endpoints"),
     Endpoint("GET", f"{_LIST}/{{name}}", "inform", "endpoint"),
-    Endpoint("GET", "/.well-known/databricks-config", "inform", "config", open=True),
+    Endpoint("GET", "/.well-known/databricks-config", "inform", "config", public=True),
 )
 
 
@@ -77,10 +77,15 @@ class Databricks:
     name = "databricks"
     profiles: ClassVar[tuple[str, ...]] = ("2026",)
     model_options: ClassVar[Mapping[str, Any]] = {"pay_per_token": bool}
-    roots: tuple[str, ...] = ("/serving-endpoints", "/api/2.0", "/ai-gateway", "/.well-known")
+    path_prefixes: tuple[str, ...] = (
+        "/serving-endpoints",
+        "/api/2.0",
+        "/ai-gateway",
+        "/.well-known",
+    )
     endpoints: tuple[Endpoint, ...] = _ENDPOINTS
-    tables: Mapping[str, tuple[Param, ...]] = TABLES
-    probe = WireRequest(_LIST, b"", method="GET")
+    param_tables: Mapping[str, tuple[Param, ...]] = TABLES
+    health_request = WireRequest(_LIST, b"", method="GET")
 
     def __init__(
         self,
@@ -100,10 +105,10 @@ class Databricks:
         if completion_index not in get_args(_CompletionIndex):
             raise ValueError(f"completion_index is prompt or flat, not {completion_index!r}")
         self._stream_default = stream_default
-        self._order = role_rules
-        self._by_prompt = completion_index == "prompt"
-        self._worker = Worker(self.name, pay_per_token=pay_per_token, extra_params=extra_params)
-        self._relays = relay.relays()
+        self._role_rules = role_rules
+        self._indexes_by_prompt = completion_index == "prompt"
+        self._upstream = Worker(self.name, pay_per_token=pay_per_token, extra_params=extra_params)
+        self._passthrough_rules = relay.relays()
 
     # --- towards clients --------------------------------------------------------------------------
 
@@ -114,65 +119,67 @@ class Databricks:
         "Query individual models behind an endpoint".
         """
         fields = read_object(call.body)
-        name, served = _name(call, fields), call.params.get("served")
-        return Envelope(name, served, self._stream(call, fields))
+        name, served = _name(call, fields), call.path_params.get("served")
+        return Envelope(name, served, self._is_stream(call, fields))
 
-    def decode(self, call: Call, model: ModelInfo | None = None) -> Request:
+    def decode_request(self, call: Call, model: ModelInfo | None = None) -> Request:
         """The request, checked."""
         fields = read_object(call.body)
         task = _task(call, fields)
-        strict = call.endpoint.variant == "invocations"
+        strict = call.endpoint.operation == "invocations"
         if strict:
             requests.check_known(fields, task)
-        if self._stream(call, fields) and task != "embedding":
+        if self._is_stream(call, fields) and task != "embedding":
             fields["stream"] = Raw(b"true")
         name = _name(call, fields)
-        request = requests.read(fields, task, name, order=self._order, wrapped=strict)
+        request = requests.read(fields, task, name, order=self._role_rules, wrapped=strict)
         if model is not None:
             requests.check_model(request, pay_per_token=listing.is_pay_per_token(model))
         return request
 
-    def encoder(self, call: Call, request: Request, about: About) -> Encoder:
+    def create_encoder(self, call: Call, request: Request, about: About) -> Encoder:
         """What writes the answer."""
         del call
         if isinstance(request, EmbedRequest):
             return answers.vectors(request, about)
-        return answers.generation(request, about, by_prompt=self._by_prompt)
+        return answers.generation(request, about, by_prompt=self._indexes_by_prompt)
 
-    def refuse(self, error: GatewayError, call: Call | None) -> Reply:
+    def encode_error(self, error: GatewayError, call: Call | None) -> Reply:
         """The answer that tells of an error."""
         del call
         return errors.refuse(error)
 
-    def inform(self, call: Call, catalog: Catalog) -> Reply:
+    def handle_info_request(self, call: Call, catalog: Catalog) -> Reply:
         """Endpoints, models and the host's metadata. Raises ModelNotFound."""
-        match call.endpoint.variant:
+        match call.endpoint.operation:
             case "endpoints":
-                return Reply(200, _encode(listing.endpoints(catalog.models())))
+                return Reply(200, _encode(listing.endpoints(catalog.list_models())))
             case "endpoint":
-                return Reply(200, _encode(listing.endpoint(catalog.find(call.params["name"]))))
+                return Reply(
+                    200, _encode(listing.endpoint(catalog.find_model(call.path_params["name"])))
+                )
             case "models":
-                return Reply(200, _encode(listing.models(catalog.models())))
+                return Reply(200, _encode(listing.models(catalog.list_models())))
             case _:  # the host's metadata: each field is optional, and none is true of a gateway
                 return Reply(200, b"{}")
 
-    def names(self, call: Call) -> Mapping[str, str]:
+    def field_names(self, call: Call) -> Mapping[str, str]:
         """The wire name of each field."""
         del call
         return requests.NAMES
 
-    def describe(self) -> Description:
+    def openapi_fragment(self) -> Description:
         """What the endpoints take and answer."""
         return described.describe()
 
-    def _stream(self, call: Call, fields: Mapping[str, Raw]) -> bool:
+    def _is_stream(self, call: Call, fields: Mapping[str, Raw]) -> bool:
         """Whether to stream: vectors never are. Raises InvalidParameter."""
         raw = given(fields.get("stream"))
         got = self._stream_default if raw is None else value(raw)
         if not isinstance(got, bool):
             raise wrong_type("stream", "a boolean", got)
-        embeds = call.endpoint.variant == "embedding" or (
-            call.endpoint.variant == "invocations"
+        embeds = call.endpoint.operation == "embedding" or (
+            call.endpoint.operation == "invocations"
             and "input" in fields
             and "messages" not in fields
         )
@@ -180,28 +187,30 @@ class Databricks:
 
     # --- towards workers --------------------------------------------------------------------------
 
-    def losses(self, request: Request, names: Mapping[str, str]) -> tuple[Loss, ...]:
+    def unsupported_parameters(
+        self, request: Request, names: Mapping[str, str]
+    ) -> tuple[Loss, ...]:
         """See ``gateway.core.ports.WorkerDialect``."""
-        return self._worker.losses(request, names)
+        return self._upstream.unsupported_parameters(request, names)
 
-    def encode(self, request: Request) -> WireRequest:
+    def encode_request(self, request: Request) -> WireRequest:
         """See ``gateway.core.ports.WorkerDialect``."""
-        return self._worker.encode(request)
+        return self._upstream.encode_request(request)
 
-    def relay(self, client: Dialect, call: Call, about: About) -> Relay | None:
+    def prepare_passthrough(self, client: Dialect, call: Call, about: About) -> Relay | None:
         """See ``gateway.core.ports.Relaying``: for clients whose order of roles is not checked."""
-        if not isinstance(client, Databricks) or client._order == "strict":  # noqa: SLF001
+        if not isinstance(client, Databricks) or client._role_rules == "strict":  # noqa: SLF001
             return None
         try:
             fields = read_object(call.body)
-            task, stream = _task(call, fields), client._stream(call, fields)  # noqa: SLF001
+            task, stream = _task(call, fields), client._is_stream(call, fields)  # noqa: SLF001
         except ClientError:
             return None
-        return relay.relay(self._relays, call, about, task, stream=stream)
+        return relay.relay(self._passthrough_rules, call, about, task, stream=stream)
 
-    def decoder(self, request: Request) -> Decoder:
+    def create_decoder(self, request: Request) -> Decoder:
         """See ``gateway.core.ports.WorkerDialect``."""
-        return self._worker.decoder(request)
+        return self._upstream.create_decoder(request)
 
     def read_error(self, status: int, headers: Mapping[str, str], body: bytes) -> GatewayError:
         """See ``gateway.core.ports.WorkerDialect``."""
@@ -210,11 +219,11 @@ class Databricks:
 
 def _name(call: Call, fields: Mapping[str, Raw]) -> str:
     """On the path of one endpoint a ``model`` in the body says nothing."""
-    return call.params.get("name") or read_model(fields)
+    return call.path_params.get("name") or read_model(fields)
 
 
 def _task(call: Call, fields: dict[str, Raw]) -> Task:
-    match call.endpoint.variant:
+    match call.endpoint.operation:
         case "chat" | "completion" | "embedding" as task:
             return task
         case _:

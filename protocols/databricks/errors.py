@@ -106,7 +106,7 @@ def _message(error: GatewayError) -> str:
         case ContextTooLong(tokens=int() as tokens, limit=int() as limit):
             return f"Bad request: the prompt has {tokens} tokens, the model's limit is {limit}"
         case InvalidParameter(expected=Param() as row, problem="below" | "above"):
-            got = str(error.got).removesuffix(".0")
+            got = str(error.value).removesuffix(".0")
             return f"{error.param} must be {_range(row)}, got {got}"
         case _:
             return error.message

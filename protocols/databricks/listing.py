@@ -98,7 +98,7 @@ class Models(Struct):
 
 def is_pay_per_token(info: ModelInfo) -> bool:
     """Whether the endpoint is one of the service's own, paid by the token, or a provisioned one."""
-    return bool(info.options.get(_FAMILY, {}).get("pay_per_token"))
+    return bool(info.protocol_options.get(_FAMILY, {}).get("pay_per_token"))
 
 
 def endpoints(models: Sequence[ModelInfo]) -> Endpoints:
@@ -138,9 +138,9 @@ def _endpoint(info: ModelInfo, *, whole: bool) -> ServingEndpoint:
 
 
 def _entity(info: ModelInfo, version: VersionInfo, *, whole: bool) -> _Entity:
-    entity = _Entity(version.name, version.served_model, version.name, info.created * 1000)
+    entity = _Entity(version.name, version.backend_model, version.name, info.created * 1000)
     if is_pay_per_token(info):
-        entity.foundation_model = _Foundation(version.served_model, version.served_model)
+        entity.foundation_model = _Foundation(version.backend_model, version.backend_model)
     if whole:
         state = "DEPLOYMENT_READY" if version.ready else "DEPLOYMENT_RECOVERING"
         entity.state = _Deployment(state)

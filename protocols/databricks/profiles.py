@@ -53,8 +53,8 @@ def profile(*, pay_per_token: bool, extra: bool) -> Profile:
         completion=(*_COMPLETION, *behavior, *completion),
         embedding=(row(tables.EMBEDDING, "instruction"),),
         labels=(),
-        writing=Writing(parts="joined", roles=(("developer", "system"),)),
-        chat_top=20,
+        message_style=Writing(part_format="joined", role_mapping=(("developer", "system"),)),
+        max_chat_logprobs=20,
         template_arguments=False,
-        text_format=False,
+        completion_response_format=False,
     )

@@ -90,26 +90,26 @@ _OPENAI: Final[Mapping[Task, str]] = {
 def relays() -> Relays:
     """For every endpoint: what only some take goes the long way."""
     taken = profile(pay_per_token=False, extra=False)
-    form = partial(Form, ours=_OURS)
+    form = partial(Form, gateway_fields=_OURS)
     forms: Mapping[Task, Form] = {
         "chat": form(
             path=_ENDPOINT,
-            shapes=_CHAT,
-            worker=taken.chat,
-            client=tables.CHAT,
-            fits=fits_chat,
+            field_types=_CHAT,
+            worker_params=taken.chat,
+            client_params=tables.CHAT,
+            is_valid_body=fits_chat,
         ),
         "completion": form(
             path=_ENDPOINT,
-            shapes=_COMPLETION,
-            worker=taken.completion,
-            client=tables.COMPLETION,
+            field_types=_COMPLETION,
+            worker_params=taken.completion,
+            client_params=tables.COMPLETION,
         ),
         "embedding": form(
             path=_ENDPOINT,
-            shapes=_EMBEDDING,
-            worker=taken.embedding,
-            client=tables.EMBEDDING,
+            field_types=_EMBEDDING,
+            worker_params=taken.embedding,
+            client_params=tables.EMBEDDING,
         ),
     }
     return Relays(
@@ -127,10 +127,10 @@ def relay(relays: Relays, call: Call, about: About, task: Task, *, stream: bool)
     ``stream`` is what the client means, also by silence: whatever the worker takes that for, the
     client gets what it waits for.
     """
-    if about.served_model in _NO_NAMES:
+    if about.backend_model in _NO_NAMES:
         return None
-    form = f"{task} of an endpoint" if call.endpoint.variant == "invocations" else task
+    form = f"{task} of an endpoint" if call.endpoint.operation == "invocations" else task
     streams = stream and task != "embedding"
-    names = {"model": about.served_model}
+    names = {"model": about.backend_model}
     headers = heading(STYLE, about, ())
-    return relays.relay(form, call, about, headers, names=names, stream=streams)
+    return relays.prepare_passthrough(form, call, about, headers, names=names, stream=streams)

@@ -42,15 +42,15 @@ READING = Reading(
     chat=Table(*tables.LENIENT_CHAT),
     completion=Table(*tables.LENIENT_COMPLETION),
     embedding=Table(*tables.EMBEDDING),
-    rules=Rules(
+    message_rules=Rules(
         roles=("system", "developer", "user", "assistant", "tool"),
         user_parts=MEDIA,
         assistant_parts=("text", "refusal", "reasoning"),
-        tool_turns=False,
-        argument_objects=True,
+        requires_tool_results=False,
+        accepts_argument_objects=True,
     ),
-    most_tools=tables.MOST_TOOLS,
-    completion_default=None,
+    max_tools=tables.MOST_TOOLS,
+    default_completion_tokens=None,
 )
 
 _RAW_PROMPT = Table(tables.USE_RAW_PROMPT)

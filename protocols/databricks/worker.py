@@ -68,24 +68,29 @@ class Worker:
             for extra in (False, True)
         }
 
-    def losses(self, request: Request, names: Mapping[str, str]) -> tuple[Loss, ...]:
+    def unsupported_parameters(
+        self, request: Request, names: Mapping[str, str]
+    ) -> tuple[Loss, ...]:
         """See ``gateway.core.ports.WorkerDialect``."""
-        narrow = self._narrow(request, names)
-        return (*narrow.losses, *self._writer(request).losses(narrow.request, names))
+        narrow = self._reduce_request(request, names)
+        return (
+            *narrow.unsupported_parameters,
+            *self._select_writer(request).unsupported_parameters(narrow.request, names),
+        )
 
-    def encode(self, request: Request) -> WireRequest:
+    def encode_request(self, request: Request) -> WireRequest:
         """See ``gateway.core.ports.WorkerDialect``. Raises ModelNotFound, Unsupported."""
         texts = request.inputs if isinstance(request, EmbedRequest) else request.prompts
         _check_texts(texts, "input" if isinstance(request, EmbedRequest) else "prompt")
-        writer = self._writer(request)
-        asked = replace(self._narrow(request, {}).request, extra={})
-        _, body = writer.write(asked)
+        writer = self._select_writer(request)
+        asked = replace(self._reduce_request(request, {}).request, extra={})
+        _, body = writer.write_body(asked)
         del body["model"]
         if isinstance(request, GenerateRequest):
             _finish(body, request)
         extra = {name: body.pop(name) for name in EXTRA & body.keys()}
         if request.source == self._source:
-            extra |= {n: value(raw) for n, raw in request.extra.items() if writer.forwards(n)}
+            extra |= {n: value(raw) for n, raw in request.extra.items() if writer.forwards_field(n)}
             if request.client_id is not None:
                 body["client_request_id"] = request.client_id
         if extra:
@@ -94,49 +99,49 @@ class Worker:
             body["usage_context"] = context
         return WireRequest(_path(request.model), _encode(body), _JSON)
 
-    def decoder(self, request: Request) -> Decoder:
+    def create_decoder(self, request: Request) -> Decoder:
         """See ``gateway.core.ports.WorkerDialect``."""
         complaint = partial(faults.complain, judge=meaning)
         if isinstance(request, EmbedRequest):
             return VectorDecoder(request, complaint=complaint)
-        narrow = self._generation(request, {})
-        echoes = self._writer(request).echoes(narrow.request)
+        narrow = self._reduce_generation(request, {})
+        echoes = self._select_writer(request).expects_echo(narrow.request)
         return AnswerDecoder(narrow.request, echoes=echoes, complaint=complaint)
 
-    def _writer(self, request: Request) -> Writer:
+    def _select_writer(self, request: Request) -> Writer:
         return self._writers[self._extra_params or request.source == self._source]
 
     # --- requests ---------------------------------------------------------------------------------
 
-    def _narrow(self, request: Request, names: Mapping[str, str]) -> Narrowing[Any]:
+    def _reduce_request(self, request: Request, names: Mapping[str, str]) -> Narrowing[Any]:
         """What of the request an endpoint can be asked."""
         if isinstance(request, EmbedRequest):
             vectors = Narrowing(request, names)
-            vectors.own_extra(self._source)
-            vectors.set(
+            vectors.drop_foreign_extra(self._source)
+            vectors.set_field(
                 "encoding", "float"
             )  # base64 is a form of the answer, which is ours to give
             return vectors
-        return self._generation(request, names)
+        return self._reduce_generation(request, names)
 
-    def _generation(
+    def _reduce_generation(
         self, request: GenerateRequest, names: Mapping[str, str]
     ) -> Narrowing[GenerateRequest]:
         narrow = Narrowing(request, names)
-        narrow.own_extra(self._source)
-        narrow.drop("sampling.logit_bias")
-        narrow.set("given", request.given - {"max_completion_tokens"})
+        narrow.drop_foreign_extra(self._source)
+        narrow.drop_fields("sampling.logit_bias")
+        narrow.set_field("given", request.given - {"max_completion_tokens"})
         if request.kind == "chat":
             if self._pay_per_token and (request.n or 1) > 1:
-                narrow.drop("n", detail="one at a time")
+                narrow.drop_fields("n", detail="one at a time")
             _narrow_messages(narrow)
             _narrow_tools(narrow)
             _narrow_reasoning(narrow, own=request.source == self._source)
         else:
             if (request.n or 1) > 1:
-                narrow.drop("n", detail="those of one prompt have one index")
-            narrow.set("n", None)
-            narrow.set(
+                narrow.drop_fields("n", detail="those of one prompt have one index")
+            narrow.set_field("n", None)
+            narrow.set_field(
                 "templating.mode", "raw"
             )  # an endpoint wraps a prompt, and stays at its task
             without_logprobs(narrow)
@@ -146,8 +151,8 @@ class Worker:
 def _narrow_messages(narrow: Narrowing[GenerateRequest]) -> None:
     only_parts(narrow, _UNSEEN)
     if any(message.name and message.role != "user" for message in narrow.request.messages):
-        narrow.tell("messages", "dropped", "names")
-    narrow.set("messages", tuple(_plain(message) for message in narrow.request.messages))
+        narrow.report("messages", "dropped", "names")
+    narrow.set_field("messages", tuple(_plain(message) for message in narrow.request.messages))
 
 
 def _plain(message: Message) -> Message:
@@ -162,11 +167,11 @@ def _narrow_tools(narrow: Narrowing[GenerateRequest]) -> None:
     """No more than may be; the one that must be called is among them."""
     choice, tools = narrowed(narrow.request.tool_choice, narrow.request.tools)
     if len(tools) > MOST_TOOLS:
-        narrow.tell("tools", "clamped", f"{len(tools)} to {MOST_TOOLS}")
+        narrow.report("tools", "clamped", f"{len(tools)} to {MOST_TOOLS}")
         named = choice.name if isinstance(choice, NamedTool) else None
         kept = sorted(tools, key=lambda tool: tool.name != named)[:MOST_TOOLS]
-        narrow.set("tools", tuple(kept))
-        narrow.set("tool_choice", choice)
+        narrow.set_field("tools", tuple(kept))
+        narrow.set_field("tool_choice", choice)
 
 
 def _narrow_reasoning(narrow: Narrowing[GenerateRequest], *, own: bool) -> None:
@@ -175,14 +180,14 @@ def _narrow_reasoning(narrow: Narrowing[GenerateRequest], *, own: bool) -> None:
     if asked is None:
         return
     if asked.effort == "none":
-        narrow.drop("reasoning.effort")
+        narrow.drop_fields("reasoning.effort")
     elif (nearest := EFFORTS.get(asked.effort or "")) is not None:
-        narrow.tell("reasoning.effort", "clamped", f"{asked.effort} to {nearest}")
-        narrow.set("reasoning.effort", nearest)
+        narrow.report("reasoning.effort", "clamped", f"{asked.effort} to {nearest}")
+        narrow.set_field("reasoning.effort", nearest)
     if asked.include is False and not own:
-        narrow.tell("reasoning.include", "approximated", "no thinking at all")
-    narrow.set("reasoning.budget", None)
-    narrow.set("reasoning.include", None)
+        narrow.report("reasoning.include", "approximated", "no thinking at all")
+    narrow.set_field("reasoning.budget", None)
+    narrow.set_field("reasoning.include", None)
 
 
 def _finish(body: dict[str, Any], request: GenerateRequest) -> None:

@@ -59,8 +59,8 @@ def read_chat(call: Call, setup: Setup) -> GenerateRequest:
     template = {} if early else _template(fields)
     offered = bool(form.get("tools"))
     messages = read_messages(get(fields, "messages"), full=early or offered, tools=offered)
-    _check_length(fields["messages"], setup.profile.limit, tools=offered)
-    values = read(setup.chat, fields)
+    _check_length(fields["messages"], setup.profile.max_text_length, tools=offered)
+    values = read(setup.chat_params, fields)
     if not early:
         _chat_logprobs(values)
         for path, got in template.items():
@@ -72,13 +72,13 @@ def read_chat(call: Call, setup: Setup) -> GenerateRequest:
     return build(
         values,
         setup,
-        setup.chat,
+        setup.chat_params,
         fields,
         known=known,
         model=model,
         kind="chat",
         messages=messages,
-        client_id=setup.name(call),
+        client_id=setup.get_request_id(call),
         **form,
     )
 
@@ -234,7 +234,7 @@ def read_completion(call: Call, setup: Setup) -> GenerateRequest:
     """/v1/completions: one prompt, of text or of token ids."""
     fields = body(call)
     model = read_model(fields, setup)
-    prompt = _prompt(get(fields, "prompt"), setup.profile.limit)
+    prompt = _prompt(get(fields, "prompt"), setup.profile.max_text_length)
     values = read(tables.COMPLETION, fields)
     if (top := values.get("asked.top_logprobs")) is not None:
         values["logprobs.top"] = top
@@ -251,7 +251,7 @@ def read_completion(call: Call, setup: Setup) -> GenerateRequest:
         prompts=(prompt,),
         templating=RAW,
         output=output,
-        client_id=setup.name(call),
+        client_id=setup.get_request_id(call),
     )
 
 

@@ -32,9 +32,9 @@ class Row(Struct, frozen=True):
 
     param: Param
     kind: Kind
-    said: str = ""
+    range_error: str = ""
     """Of a value outside the range."""
-    typed: str = ""
+    type_error: str = ""
     """Of a value of another type; empty: "NAME must be KIND type."."""
 
 
@@ -168,7 +168,7 @@ def _complaint(row: Row, error: InvalidParameter, got: Any) -> InvalidParameter:
         low = 0 if row.kind == "unsigned" else -_INT64  # what is below or above is no such number
         mistyped = not low <= got < 2 * _INT64
     if mistyped:
-        text = row.typed or f"{param.wire} must be {row.kind} type."
+        text = row.type_error or f"{param.wire} must be {row.kind} type."
         return InvalidParameter(text, param=param.wire, problem="type", expected=param, got=got)
-    text = row.said.format(got=shown(got))
+    text = row.range_error.format(got=shown(got))
     return InvalidParameter(text, param=param.wire, problem=error.problem, expected=param, got=got)

@@ -50,20 +50,20 @@ _EARLY_REASONS: Mapping[FinishReason, str] = {
 class Form(Struct, frozen=True):
     """What tells conversations from completions, and the first releases from the later."""
 
-    chat: bool = True
+    is_chat: bool = True
     early: bool = False
 
     @property
-    def whole(self) -> str:
+    def unary_object(self) -> str:
         """The ``object`` of a whole answer."""
-        return "chat.completion" if self.chat else "text_completion"
+        return "chat.completion" if self.is_chat else "text_completion"
 
     @property
-    def chunk(self) -> str:
+    def chunk_object(self) -> str:
         """The ``object`` of a chunk."""
-        return "chat.completion.chunk" if self.chat else "text_completion"
+        return "chat.completion.chunk" if self.is_chat else "text_completion"
 
-    def reason(self, reason: FinishReason, *, called: bool) -> str:
+    def map_finish_reason(self, reason: FinishReason, *, called: bool) -> str:
         """A finish reason's name: whatever is no length is an end."""
         if self.early:
             return _EARLY_REASONS.get(reason, "eos_token")
@@ -80,178 +80,188 @@ class Encoder:
     def __init__(
         self, form: Form, request: GenerateRequest, about: About, headers: Headers
     ) -> None:
-        self._form, self._request, self._headers = form, request, headers
+        self._variant, self._request, self._headers = form, request, headers
         about_it = b'"created":%d,"model":%b' % (about.created, encode(about.model))
         head = b'{"id":%b,"object":%b,' + about_it + b","
-        self._whole = head % (encode(request.client_id), encode(form.whole))
-        self._chunk = head % (encode(request.client_id), encode(form.chunk))
-        self._begun = False
+        self._unary_head = head % (encode(request.client_id), encode(form.unary_object))
+        self._chunk_head = head % (encode(request.client_id), encode(form.chunk_object))
+        self._started = False
         self._prompt_tokens: int | None = None
         self._usage: types.Usage | None = None
-        self._tokens = [0] * request.choices
-        self._offsets = [0] * request.choices
+        self._token_counts = [0] * request.choice_count
+        self._text_offsets = [0] * request.choice_count
         self._templates: dict[int, tuple[bytes, bytes]] = {}
-        self._called: set[int] = set()
-        self._ends: list[End] = []
+        self._choices_with_calls: set[int] = set()
+        self._choice_ends: list[End] = []
 
     def headers(self) -> Headers:
         """See ``gateway.core.ports.Encoder``."""
         return self._headers
 
-    def write(self, events: Sequence[Event]) -> bytes:
+    def encode_events(self, events: Sequence[Event]) -> bytes:
         """See ``gateway.core.ports.Encoder``."""
-        return b"".join([self._write(event) for event in events])
+        return b"".join([self._encode_event(event) for event in events])
 
-    def error(self, error: GatewayError) -> bytes:
+    def encode_error_event(self, error: GatewayError) -> bytes:
         """See ``gateway.core.ports.Encoder``. What its client stopped has come to its end."""
         if isinstance(error, ClientGone):
-            return self._stopped()
+            return self._encode_stopped()
         return errors.broken(error, self._request.timeout)
 
-    def whole(self, answer: Answer) -> Reply:
+    def encode_unary(self, answer: Answer) -> Reply:
         """See ``gateway.core.ports.Encoder``."""
-        write = self._message if self._form.chat else self._completion
+        write = self._build_chat_choice if self._variant.is_chat else self._build_completion_choice
         body = b'"choices":' + encode([write(choice) for choice in answer.choices])
         if answer.usage is not None:
             body += b',"usage":' + encode(usage_of(answer.usage))
-        return reply(self._whole + body + b"}")
+        return reply(self._unary_head + body + b"}")
 
     # --- a stream ---------------------------------------------------------------------------------
 
-    def _write(self, event: Event) -> bytes:
+    def _encode_event(self, event: Event) -> bytes:
         match event:
             case Text() | Thought() | Refusal():
-                return self._opened() + self._say(event)
+                return self._encode_role_chunks() + self._encode_text(event)
             case CallStart(index, call, name_id, name):
                 piece = CallPiece(call, name_id, "function", Function(name, ""))
-                return self._opened() + self._call(index, piece)
+                return self._encode_role_chunks() + self._encode_call(index, piece)
             case CallArguments(index, call, text):
                 piece = CallPiece(call, function=Function(arguments=text))
-                return self._opened() + self._call(index, piece)
+                return self._encode_role_chunks() + self._encode_call(index, piece)
             case Start(prompt_tokens):
                 self._prompt_tokens = prompt_tokens
             case End():
-                self._ends.append(event)
+                self._choice_ends.append(event)
             case types.Usage():
                 self._usage = event
             case Done():
-                last = b"".join([self._last(end) for end in self._ends])
-                return self._opened() + last + DONE
+                last = b"".join([self._encode_final_chunk(end) for end in self._choice_ends])
+                return self._encode_role_chunks() + last + DONE
             case _:
                 pass
         return b""
 
-    def _opened(self) -> bytes:
+    def _encode_role_chunks(self) -> bytes:
         """Before the first piece of a conversation, an empty one for each choice."""
-        if self._begun or self._form.early or not self._form.chat:
+        if self._started or self._variant.early or not self._variant.is_chat:
             return b""
-        self._begun = True
-        return b"".join([self._piece(i, content=b'""') for i in range(self._request.choices)])
+        self._started = True
+        return b"".join(
+            [self._encode_delta(i, content=b'""') for i in range(self._request.choice_count)]
+        )
 
-    def _say(self, event: Text | Thought | Refusal) -> bytes:
+    def _encode_text(self, event: Text | Thought | Refusal) -> bytes:
         index, logprobs = event.index, b"null"
         if isinstance(event, Text):
-            self._tokens[index] += event.tokens
+            self._token_counts[index] += event.tokens
             if event.logprobs:
-                logprobs = encode(self._logprobs(index, event.logprobs))
+                logprobs = encode(self._build_logprobs(index, event.logprobs))
         if not event.text and logprobs == b"null":
             return b""
-        apart = isinstance(event, Thought) and self._form.chat and not self._form.early
+        apart = isinstance(event, Thought) and self._variant.is_chat and not self._variant.early
         if not apart and logprobs == b"null":
-            head, tail = self._templates.get(index) or self._template(index)
+            head, tail = self._templates.get(index) or self._build_template(index)
             return head + encode(event.text) + tail
         key = b"reasoning_content" if apart else b"content"
-        return self._piece(index, content=encode(event.text), key=key, logprobs=logprobs)
+        return self._encode_delta(index, content=encode(event.text), key=key, logprobs=logprobs)
 
-    def _template(self, index: int) -> tuple[bytes, bytes]:
+    def _build_template(self, index: int) -> tuple[bytes, bytes]:
         """A piece of plain text, cut where the text belongs; JSON never holds the mark."""
-        head, _, tail = self._piece(index, content=b"\0").partition(b"\0")
+        head, _, tail = self._encode_delta(index, content=b"\0").partition(b"\0")
         self._templates[index] = head, tail
         return head, tail
 
-    def _call(self, index: int, piece: CallPiece) -> bytes:
-        self._called.add(index)
-        return self._piece(index, content=b"[%b]" % encode(piece), key=b"tool_calls")
+    def _encode_call(self, index: int, piece: CallPiece) -> bytes:
+        self._choices_with_calls.add(index)
+        return self._encode_delta(index, content=b"[%b]" % encode(piece), key=b"tool_calls")
 
-    def _piece(
+    def _encode_delta(
         self, index: int, *, content: bytes, key: bytes = b"content", logprobs: bytes = b"null"
     ) -> bytes:
-        if not self._form.chat:
-            return self._frame(index, b'"text":' + content, logprobs, b"null", b"")
+        if not self._variant.is_chat:
+            return self._encode_chunk(index, b'"text":' + content, logprobs, b"null", b"")
         delta = b'"delta":{"role":"assistant","%b":%b}' % (key, content)
-        return self._frame(index, delta, logprobs, b"null", b"")
+        return self._encode_chunk(index, delta, logprobs, b"null", b"")
 
-    def _last(self, end: End) -> bytes:
-        reason = encode(self._form.reason(end.reason, called=end.index in self._called))
-        if self._form.early:
-            return self._frame(end.index, b'"delta":{}', b"null", reason, b"")
-        said = b'"delta":{"role":"assistant","content":""}' if self._form.chat else b'"text":""'
-        usage = self._usage_of(end.index)
+    def _encode_final_chunk(self, end: End) -> bytes:
+        reason = encode(
+            self._variant.map_finish_reason(
+                end.finish_reason, called=end.index in self._choices_with_calls
+            )
+        )
+        if self._variant.early:
+            return self._encode_chunk(end.index, b'"delta":{}', b"null", reason, b"")
+        said = (
+            b'"delta":{"role":"assistant","content":""}' if self._variant.is_chat else b'"text":""'
+        )
+        usage = self._get_choice_usage(end.index)
         told = b"" if usage is None else b'"usage":' + encode(usage_of(usage))
-        return self._frame(end.index, said, b"null", reason, told)
+        return self._encode_chunk(end.index, said, b"null", reason, told)
 
-    def _stopped(self) -> bytes:
+    def _encode_stopped(self) -> bytes:
         """The end of every choice that had none; a call that it had begun is none."""
-        cut = set(range(self._request.choices)) - {end.index for end in self._ends}
-        self._called -= cut
-        self._ends.extend(End("content_filter", index) for index in sorted(cut))
-        return self._write(Done())
+        cut = set(range(self._request.choice_count)) - {end.index for end in self._choice_ends}
+        self._choices_with_calls -= cut
+        self._choice_ends.extend(End("content_filter", index) for index in sorted(cut))
+        return self._encode_event(Done())
 
-    def _usage_of(self, index: int) -> types.Usage | None:
+    def _get_choice_usage(self, index: int) -> types.Usage | None:
         """Each choice tells its own tokens; the backend's figure is for all of them."""
-        if self._request.choices == 1 and self._usage is not None:
+        if self._request.choice_count == 1 and self._usage is not None:
             return self._usage
         prompt = self._usage.prompt_tokens if self._usage else self._prompt_tokens
-        return None if prompt is None else types.Usage(prompt, self._tokens[index])
+        return None if prompt is None else types.Usage(prompt, self._token_counts[index])
 
-    def _frame(
+    def _encode_chunk(
         self, index: int, said: bytes, logprobs: bytes, reason: bytes, usage: bytes
     ) -> bytes:
-        more = b"" if self._form.early and self._form.chat else b',"logprobs":' + logprobs
-        if not self._form.chat:
+        more = b"" if self._variant.early and self._variant.is_chat else b',"logprobs":' + logprobs
+        if not self._variant.is_chat:
             more += b',"stop_reason":null'
         choice = b'{"index":%d,%b%b,"finish_reason":%b}' % (index, said, more, reason)
         choices = b'"choices":[%b]' % choice
-        parts = [usage, choices] if self._form.chat else [choices, usage]
-        return framed(self._chunk + b",".join(filter(None, parts)) + b"}")
+        parts = [usage, choices] if self._variant.is_chat else [choices, usage]
+        return framed(self._chunk_head + b",".join(filter(None, parts)) + b"}")
 
     # --- a whole answer ---------------------------------------------------------------------------
 
-    def _message(self, choice: ChoiceAnswer) -> dict[str, Any]:
-        form = self._form
+    def _build_chat_choice(self, choice: ChoiceAnswer) -> dict[str, Any]:
+        form = self._variant
         text = choice.text + choice.refusal
         message: dict[str, Any] = {"role": "assistant", "content": text}
         whole: dict[str, Any] = {"index": choice.index, "message": message}
         if form.early:
-            message["content"] = choice.thought + text
+            message["content"] = choice.reasoning + text
         else:
-            if choice.thought:
-                message["reasoning_content"] = choice.thought
-            message["tool_calls"] = calls_of(choice.calls)
-            whole["logprobs"] = self._logprobs(choice.index, choice.logprobs)
-        whole["finish_reason"] = form.reason(choice.reason, called=bool(choice.calls))
+            if choice.reasoning:
+                message["reasoning_content"] = choice.reasoning
+            message["tool_calls"] = calls_of(choice.tool_calls)
+            whole["logprobs"] = self._build_logprobs(choice.index, choice.logprobs)
+        whole["finish_reason"] = form.map_finish_reason(
+            choice.finish_reason, called=bool(choice.tool_calls)
+        )
         return whole
 
-    def _completion(self, choice: ChoiceAnswer) -> dict[str, Any]:
+    def _build_completion_choice(self, choice: ChoiceAnswer) -> dict[str, Any]:
         return {
             "index": choice.index,
-            "text": choice.thought + choice.text + choice.refusal,
-            "logprobs": self._logprobs(choice.index, choice.logprobs),
+            "text": choice.reasoning + choice.text + choice.refusal,
+            "logprobs": self._build_logprobs(choice.index, choice.logprobs),
             "stop_reason": None,
-            "finish_reason": self._form.reason(choice.reason, called=False),
+            "finish_reason": self._variant.map_finish_reason(choice.finish_reason, called=False),
         }
 
-    def _logprobs(self, index: int, tokens: Sequence[TokenLogprob]) -> Any:
+    def _build_logprobs(self, index: int, tokens: Sequence[TokenLogprob]) -> Any:
         if not tokens:
             return None
-        if self._form.chat:
+        if self._variant.is_chat:
             return {"content": [_chat_logprob(one) for one in tokens]}
-        start = self._offsets[index]
+        start = self._text_offsets[index]
         columns = _Columns([], [], [], [])
         for one in tokens:
-            columns.add(one, start)
+            columns.append_token(one, start)
             start += len(one.token.encode())
-        self._offsets[index] = start
+        self._text_offsets[index] = start
         return columns
 
 
@@ -307,7 +317,7 @@ class _Columns(Struct):
     tokens: list[str]
     top_logprobs: list[dict[str, float | None]]
 
-    def add(self, one: TokenLogprob, offset: int) -> None:
+    def append_token(self, one: TokenLogprob, offset: int) -> None:
         self.text_offset.append(offset)
         self.token_logprobs.append(one.logprob)
         self.tokens.append(one.token)

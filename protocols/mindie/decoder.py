@@ -46,86 +46,88 @@ class TextDecoder:
     """
 
     def __init__(self, request: GenerateRequest, *, early: bool) -> None:
-        self._timing = request.want.timing
+        self._wants_timing = request.want.timing
         self._early = early
-        self._body = sse.Body()
-        self._splitter = sse.Splitter()
-        self._tokens = 0
-        self._served = False
+        self._body_reader = sse.Body()
+        self._sse_parser = sse.Splitter()
+        self._token_count = 0
+        self._has_metadata = False
         self._closing = False
-        self._done = False
-        self._failed: GatewayError | None = None
+        self._is_done = False
+        self._pending_error: GatewayError | None = None
 
     def feed(self, data: bytes) -> Sequence[Event]:
         """See ``gateway.core.ports.Decoder``."""
-        if self._failed is not None:
-            raise self._failed
-        if self._done:
+        if self._pending_error is not None:
+            raise self._pending_error
+        if self._is_done:
             return ()
-        return self._events(self._body.feed(data))
+        return self._decode_events(self._body_reader.feed(data))
 
     def close(self) -> Sequence[Event]:
         """See ``gateway.core.ports.Decoder``."""
-        if self._failed is not None:
-            raise self._failed
+        if self._pending_error is not None:
+            raise self._pending_error
         self._closing = True
-        if (whole := self._body.whole) is not None:
-            return self._answer(bytes(whole))
-        events = [] if self._done else self._events(b"\n\n")  # the last newline may be missing
-        if not self._done:
+        if (whole := self._body_reader.unary_body) is not None:
+            return self._decode_unary(bytes(whole))
+        events = (
+            [] if self._is_done else self._decode_events(b"\n\n")
+        )  # the last newline may be missing
+        if not self._is_done:
             raise StreamBroken("The worker's stream stopped before its end.")
         return events
 
     # --- a stream ---------------------------------------------------------------------------------
 
-    def _events(self, data: bytes) -> list[Event]:
-        events, self._failed = sse.events_of(self._payloads(data), self._event)
+    def _decode_events(self, data: bytes) -> list[Event]:
+        events, self._pending_error = sse.events_of(self._iter_payloads(data), self._decode_event)
         return events
 
-    def _payloads(self, data: bytes) -> Iterator[bytes]:
+    def _iter_payloads(self, data: bytes) -> Iterator[bytes]:
         """Those that are there to be read. Raises what a line tells of that is no event."""
-        for payload in self._splitter.feed(data):
-            if payload.strip() and not self._done:
+        for payload in self._sse_parser.feed(data):
+            if payload.strip() and not self._is_done:
                 yield payload
-        if self._splitter.stray is not None and not self._done:
-            complain(self._splitter.stray)
+        if self._sse_parser.stray_line is not None and not self._is_done:
+            complain(self._sse_parser.stray_line)
             raise WorkerFailed(_BROKEN)
 
-    def _event(self, payload: bytes, events: list[Event]) -> None:
-        wire = self._wire(payload)
+    def _decode_event(self, payload: bytes, events: list[Event]) -> None:
+        wire = self._decode_wire(payload)
         details = wire.details or WireDetails()
         made = tokens_of(details)
-        count = 1 if made is None else max(made - self._tokens, 0)
-        self._tokens += count
+        count = 1 if made is None else max(made - self._token_count, 0)
+        self._token_count += count
         reason = details.finish_reason or wire.finish_reason
         text = wire.text_output or ""
         if self._early and reason == "eos_token" and _END_TOKEN.fullmatch(text):
             text = ""
-        self._tell(wire, details, events)
+        self._add_metadata(wire, details, events)
         events.append(Text(text, tokens=count))
         if reason:
-            self._end(reason, events)
+            self._add_end(reason, events)
 
     # --- one JSON object --------------------------------------------------------------------------
 
-    def _answer(self, body: bytes) -> list[Event]:
-        wire = self._wire(body)
+    def _decode_unary(self, body: bytes) -> list[Event]:
+        wire = self._decode_wire(body)
         details = wire.details or WireDetails()
         events: list[Event] = []
-        self._tell(wire, details, events)
+        self._add_metadata(wire, details, events)
         made = tokens_of(details)
         events.append(Text(wire.text_output or "", tokens=1 if made is None else made))
-        self._end(details.finish_reason or wire.finish_reason or "", events)
+        self._add_end(details.finish_reason or wire.finish_reason or "", events)
         return events
 
     # --- both -------------------------------------------------------------------------------------
 
-    def _wire(self, body: bytes) -> WireText:
+    def _decode_wire(self, body: bytes) -> WireText:
         try:
             wire = read_wire(body)
         except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as e:
             complain(body)
-            if self._closing and self._body.whole is None:
+            if self._closing and self._body_reader.unary_body is None:
                 raise StreamBroken("The worker's stream stopped inside an event.") from e
             raise WorkerFailed("The worker's answer can't be read.") from e
         if wire.text_output is None or wire.error is not None:
@@ -133,9 +135,9 @@ class TextDecoder:
             raise WorkerFailed("The worker's answer has no text.")
         return wire
 
-    def _tell(self, wire: WireText, details: WireDetails, events: list[Event]) -> None:
-        if not self._served:
-            self._served = True
+    def _add_metadata(self, wire: WireText, details: WireDetails, events: list[Event]) -> None:
+        if not self._has_metadata:
+            self._has_metadata = True
             model, name = wire.model_name, wire.id
             events.append(
                 Served(
@@ -143,14 +145,14 @@ class TextDecoder:
                     id=name if isinstance(name, str) else None,
                 )
             )
-        if self._timing:
+        if self._wants_timing:
             events += timings_of(wire, details)
 
-    def _end(self, reason: str, events: list[Event]) -> None:
+    def _add_end(self, reason: str, events: list[Event]) -> None:
         known = REASONS.get(reason, "unknown")
         if known is None:
             raise WorkerFailed(_BROKEN)
-        self._done = True
+        self._is_done = True
         events += [End(known), Done()]
 
 
@@ -162,48 +164,48 @@ class TalkDecoder:
     """
 
     def __init__(self, request: GenerateRequest, *, early: bool) -> None:
-        self._running = request.want.usage == "each"
+        self._continuous_usage = request.want.usage == "each"
         self._early = early
         asked = replace(request.want, usage="each")
         self._inner = AnswerDecoder(replace(request, want=asked), complaint=complain)
-        self._index = 0
+        self._choice_index = 0
         self._usages: dict[int, Usage] = {}
-        self._failed: GatewayError | None = None
+        self._pending_error: GatewayError | None = None
 
     def feed(self, data: bytes) -> Sequence[Event]:
         """See ``gateway.core.ports.Decoder``."""
-        if self._failed is not None:
-            raise self._failed
-        return self._told(self._inner.feed(data))
+        if self._pending_error is not None:
+            raise self._pending_error
+        return self._merge_usage(self._inner.feed(data))
 
     def close(self) -> Sequence[Event]:
         """See ``gateway.core.ports.Decoder``."""
-        if self._failed is not None:
-            raise self._failed
-        return self._told(self._inner.close())
+        if self._pending_error is not None:
+            raise self._pending_error
+        return self._merge_usage(self._inner.close())
 
-    def _told(self, events: Sequence[Event]) -> list[Event]:
+    def _merge_usage(self, events: Sequence[Event]) -> list[Event]:
         out: list[Event] = []
         for event in events:
             match event:
                 case Usage():
-                    self._usages[self._index] = event
-                    if self._running:
-                        out.append(self._usage())
+                    self._usages[self._choice_index] = event
+                    if self._continuous_usage:
+                        out.append(self._sum_usage())
                 case End("stop") if self._early:
-                    self._failed = WorkerFailed(_BROKEN)
+                    self._pending_error = WorkerFailed(_BROKEN)
                     break
                 case Done():
-                    out += [] if self._running or not self._usages else [self._usage()]
+                    out += [] if self._continuous_usage or not self._usages else [self._sum_usage()]
                     out.append(event)
                 case _:
-                    self._index = getattr(event, "index", self._index)
+                    self._choice_index = getattr(event, "index", self._choice_index)
                     out.append(event)
-        if self._failed is not None and not out:
-            raise self._failed
+        if self._pending_error is not None and not out:
+            raise self._pending_error
         return out
 
-    def _usage(self) -> Usage:
+    def _sum_usage(self) -> Usage:
         """Of all choices, which have the prompt in common."""
         told = self._usages.values()
         thought = [one.reasoning_tokens for one in told if one.reasoning_tokens is not None]

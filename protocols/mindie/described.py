@@ -106,7 +106,7 @@ def _refused(*more: tuple[type[GatewayError], int]) -> dict[str, Schema]:
 
 
 def _texts(profile: Profile, table: tuple[Param, ...]) -> dict[str, Schema]:
-    said = {**NONEMPTY, "maxLength": profile.limit // 2}
+    said = {**NONEMPTY, "maxLength": profile.max_text_length // 2}
     parts = array({"anyOf": [_PARTS["text"], *_MEDIA]}, minItems=1, maxItems=20)
     asked = record(
         {
@@ -171,7 +171,7 @@ def _chat(setup: Setup, table: tuple[Param, ...]) -> Schema:
 
 
 def _completion(setup: Setup, table: tuple[Param, ...]) -> Schema:
-    said = {**NONEMPTY, "maxLength": setup.profile.limit // 2}
+    said = {**NONEMPTY, "maxLength": setup.profile.max_text_length // 2}
     ids = array({"type": "integer", "minimum": 0}, minItems=1)
     properties = {
         "model": _MODEL,
@@ -279,9 +279,9 @@ _BESIDE: Final[Mapping[str, Schema]] = {
 
 
 def _others(setup: Setup) -> dict[str, Schema]:
-    text = {**NONEMPTY, "maxLength": setup.profile.limit // 2}
+    text = {**NONEMPTY, "maxLength": setup.profile.max_text_length // 2}
     asked = {"inputs": text, "do_decode": optional(FLAG), "model": _MODEL}
-    needed = ("inputs",) if setup.model else ("inputs", "model")
+    needed = ("inputs",) if setup.default_model else ("inputs", "model")
     tokens = record({"token_number": WHOLE, "tokens": array(TEXT)}, "token_number", "tokens")
     gone = _refused((ModelNotFound, 404), (RequestNotFound, 404))
     return {

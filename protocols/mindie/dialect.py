@@ -76,10 +76,10 @@ class MindIE:
     """
 
     name = "mindie"
-    probe: WireRequest = PROBE
+    health_request: WireRequest = PROBE
     profiles: ClassVar[tuple[str, ...]] = tuple(PROFILES)
     model_options: ClassVar[Mapping[str, Any]] = {}
-    roots: tuple[str, ...] = ("/v2", "/v1", "/")
+    path_prefixes: tuple[str, ...] = ("/v2", "/v1", "/")
     endpoints: tuple[Endpoint, ...] = (
         _post(f"{_MODEL}/generate", "text"),
         _post(f"{_MODEL}/generate_stream", "text_stream"),
@@ -121,49 +121,49 @@ class MindIE:
         if chosen is None:
             known = ", ".join(self.profiles)
             raise ValueError(f"{profile!r} is no profile of MindIE; there are {known}")
-        self._setup = Setup(
+        self._config = Setup(
             profile=chosen,
             vllm_validator=vllm_validator,
-            model=model,
+            default_model=model,
             templating=TEMPLATINGS[prompts],
             max_iter_times=max_iter_times,
         )
-        self._text_names = checks.names(chosen.text)
-        self.tables: Mapping[str, tuple[Param, ...]] = {
-            "text": checks.rows(chosen.text),
-            "text_stream": checks.rows(chosen.text),
-            "chat": checks.rows(self._setup.chat),
+        self._text_field_names = checks.names(chosen.text_params)
+        self.param_tables: Mapping[str, tuple[Param, ...]] = {
+            "text": checks.rows(chosen.text_params),
+            "text_stream": checks.rows(chosen.text_params),
+            "chat": checks.rows(self._config.chat_params),
             **_TABLES,
         }
-        self._chat_names = checks.names(self._setup.chat) | _CHAT_NAMES
-        self._writer = Writer(self._setup, chats, renderer)
-        self._relays = ServerRelays(self._setup, chats)
+        self._chat_field_names = checks.names(self._config.chat_params) | _CHAT_NAMES
+        self._upstream = Writer(self._config, chats, renderer)
+        self._passthrough = ServerRelays(self._config, chats)
 
     # --- towards clients --------------------------------------------------------------------------
 
     def peek(self, call: Call) -> Envelope:
         """See ``gateway.core.ports.Dialect``."""
-        variant = call.endpoint.variant
+        variant = call.endpoint.operation
         match variant:
             case "text" | "text_stream" | "tokens":
                 return Envelope(info.model_name(call), stream=variant == "text_stream")
             case "stop":
-                return self._peek_stop(call)
+                return self._read_stop_routing(call)
             case "tokenizer":
-                self.text(call)
-                return Envelope(self._unnamed(call))
+                self.read_text(call)
+                return Envelope(self._read_default_model(call))
             case "chat" | "completion":
                 fields = body(call)
                 stream = get(fields, "stream") is True
-                return Envelope(chat.read_model(fields, self._setup), stream=stream)
+                return Envelope(chat.read_model(fields, self._config), stream=stream)
             case _:
-                return self._peek_unnamed(call)
+                return self._read_default_routing(call)
 
-    def decode(self, call: Call, model: ModelInfo | None = None) -> Request:
+    def decode_request(self, call: Call, model: ModelInfo | None = None) -> Request:
         """See ``gateway.core.ports.Dialect``."""
         del model
-        setup = self._setup
-        match call.endpoint.variant:
+        setup = self._config
+        match call.endpoint.operation:
             case "text" | "text_stream" as variant:
                 return prompts.read_text(call, setup, stream=variant == "text_stream")
             case "tokens":
@@ -173,18 +173,20 @@ class MindIE:
             case "completion":
                 return chat.read_completion(call, setup)
             case "native":
-                return inputs.read_native(call, setup, self._unnamed(call))
+                return inputs.read_native(call, setup, self._read_default_model(call))
             case "generate" if inputs.manner(call) == "prompt":
-                return inputs.read_vllm(call, setup, self._unnamed(call))
+                return inputs.read_vllm(call, setup, self._read_default_model(call))
             case _:
-                stream = self._peek_unnamed(call).stream
-                return inputs.read_inputs(call, setup, self._unnamed(call), stream=stream)
+                stream = self._read_default_routing(call).stream
+                return inputs.read_inputs(
+                    call, setup, self._read_default_model(call), stream=stream
+                )
 
-    def encoder(self, call: Call, request: Request, about: About) -> Encoder:
+    def create_encoder(self, call: Call, request: Request, about: About) -> Encoder:
         """See ``gateway.core.ports.Dialect``."""
         assert isinstance(request, GenerateRequest)  # noqa: S101 - decode makes no other
-        profile, headers = self._setup.profile, headers_of(call)
-        match call.endpoint.variant:
+        profile, headers = self._config.profile, headers_of(call)
+        match call.endpoint.operation:
             case "text" | "text_stream":
                 return TextEncoder(profile, request, about, headers)
             case "tokens":
@@ -193,7 +195,7 @@ class MindIE:
             case "chat":
                 return chunks.Encoder(chunks.Form(early=profile.early), request, about, headers)
             case "completion":
-                return chunks.Encoder(chunks.Form(chat=False), request, about, headers)
+                return chunks.Encoder(chunks.Form(is_chat=False), request, about, headers)
             case "native":
                 return NativeEncoder(profile, request, about, headers)
             case "generate" if inputs.manner(call) == "prompt":
@@ -201,77 +203,79 @@ class MindIE:
             case variant:
                 return InputsEncoder(profile, request, headers, listed=variant == "root")
 
-    def refuse(self, error: GatewayError, call: Call | None) -> Reply:
+    def encode_error(self, error: GatewayError, call: Call | None) -> Reply:
         """See ``gateway.core.ports.Dialect``."""
         return _headed(errors.refuse(error, call), call)
 
-    def inform(self, call: Call, catalog: Catalog) -> Reply:
+    def handle_info_request(self, call: Call, catalog: Catalog) -> Reply:
         """See ``gateway.core.ports.Dialect``; also the answer of ``stop``, once it has stopped."""
-        return _headed(info.inform(call, catalog, self._setup), call)
+        return _headed(info.inform(call, catalog, self._config), call)
 
-    def text(self, call: Call) -> str:
+    def read_text(self, call: Call) -> str:
         """See ``gateway.core.ports.Tokenizing``."""
-        return tokenizer.read(call, self._setup)
+        return tokenizer.read(call, self._config)
 
-    def tokens(self, call: Call, tokens: Sequence[Token]) -> Reply:
+    def encode_tokens(self, call: Call, tokens: Sequence[Token]) -> Reply:
         """See ``gateway.core.ports.Tokenizing``."""
         return _headed(tokenizer.told(call, tokens), call)
 
-    def names(self, call: Call) -> Mapping[str, str]:
+    def field_names(self, call: Call) -> Mapping[str, str]:
         """See ``gateway.core.ports.Dialect``."""
-        match call.endpoint.variant:
+        match call.endpoint.operation:
             case "text" | "text_stream":
-                return self._text_names
+                return self._text_field_names
             case "chat":
-                return self._chat_names
+                return self._chat_field_names
             case "generate" if inputs.manner(call) == "prompt":
                 return _PROMPT_NAMES
             case _:
-                return _NAMES[call.endpoint.variant]
+                return _NAMES[call.endpoint.operation]
 
-    def describe(self) -> Description:
+    def openapi_fragment(self) -> Description:
         """See ``gateway.core.ports.Described``."""
-        return described.describe(self._setup, self.tables)
+        return described.describe(self._config, self.param_tables)
 
     # --- towards workers --------------------------------------------------------------------------
 
-    def losses(self, request: Request, names: Mapping[str, str]) -> tuple[Loss, ...]:
+    def unsupported_parameters(
+        self, request: Request, names: Mapping[str, str]
+    ) -> tuple[Loss, ...]:
         """See ``gateway.core.ports.WorkerDialect``."""
-        return self._writer.losses(request, names)
+        return self._upstream.unsupported_parameters(request, names)
 
-    def encode(self, request: Request) -> WireRequest:
+    def encode_request(self, request: Request) -> WireRequest:
         """See ``gateway.core.ports.WorkerDialect``."""
-        return self._writer.encode(request)
+        return self._upstream.encode_request(request)
 
-    def relay(self, client: Dialect, call: Call, about: About) -> Relay | None:
+    def prepare_passthrough(self, client: Dialect, call: Call, about: About) -> Relay | None:
         """See ``gateway.core.ports.Relaying``: between servers of one release."""
         if not isinstance(client, MindIE):
             return None
-        return self._relays.relay(client._setup, call, about)  # noqa: SLF001
+        return self._passthrough.prepare_passthrough(client._config, call, about)  # noqa: SLF001
 
-    def decoder(self, request: Request) -> Decoder:
+    def create_decoder(self, request: Request) -> Decoder:
         """See ``gateway.core.ports.WorkerDialect``."""
-        return self._writer.decoder(request)
+        return self._upstream.create_decoder(request)
 
     def read_error(self, status: int, headers: Mapping[str, str], body: bytes) -> GatewayError:
         """See ``gateway.core.ports.WorkerDialect``."""
         return faults.read_error(status, headers, body)
 
-    def cancel(self, request: Request) -> WireRequest:
+    def encode_cancel(self, request: Request) -> WireRequest:
         """See ``gateway.core.ports.Cancelling``."""
-        return self._writer.cancel(request)
+        return self._upstream.encode_cancel(request)
 
-    def questions(self, model: str) -> Sequence[WireRequest]:
+    def metadata_requests(self, model: str) -> Sequence[WireRequest]:
         """See ``gateway.core.ports.Learning``."""
-        return self._writer.questions(model)
+        return self._upstream.metadata_requests(model)
 
-    def learn(self, model: str, answers: Sequence[bytes | None]) -> int | None:
+    def load_metadata(self, model: str, answers: Sequence[bytes | None]) -> int | None:
         """See ``gateway.core.ports.Learning``."""
-        return self._writer.learn(model, answers)
+        return self._upstream.load_metadata(model, answers)
 
     # --- what a call names ------------------------------------------------------------------------
 
-    def _peek_stop(self, call: Call) -> Envelope:
+    def _read_stop_routing(self, call: Call) -> Envelope:
         """Raises InvalidParameter where the body names no request."""
         model = info.model_name(call)
         fields = body(call)
@@ -282,14 +286,14 @@ class MindIE:
             raise wrong("id must not be null.", "id", "missing")
         return Envelope(model, client_id=prompts.check_id(got))
 
-    def _peek_unnamed(self, call: Call) -> Envelope:
-        stream = _STREAMS[call.endpoint.variant](call)
-        return Envelope(self._unnamed(call), stream=stream)
+    def _read_default_routing(self, call: Call) -> Envelope:
+        stream = _STREAMS[call.endpoint.operation](call)
+        return Envelope(self._read_default_model(call), stream=stream)
 
-    def _unnamed(self, call: Call) -> str:
+    def _read_default_model(self, call: Call) -> str:
         """The model of an endpoint that asks for none: the body may name it all the same."""
         got = get(body(call), "model")
-        name = got if isinstance(got, str) and got else self._setup.model
+        name = got if isinstance(got, str) and got else self._config.default_model
         if not name:
             raise wrong("Request contains not model or model null", "model", "missing")
         return name

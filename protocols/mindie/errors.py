@@ -87,7 +87,7 @@ def unknown_model(name: str) -> str:
 def broken(error: GatewayError, timeout: float | None) -> bytes:
     """The bare text at the end of a stream that fails; ``timeout`` is the client's own."""
     match error:
-        case DeadlineExceeded(which=which):
+        case DeadlineExceeded(phase=which):
             return _timeout(which, timeout is not None).encode()
         case _:
             return b"Failed to get engine response"
@@ -95,7 +95,7 @@ def broken(error: GatewayError, timeout: float | None) -> bytes:
 
 def refuse(error: GatewayError, call: Call | None) -> Reply:
     """See ``gateway.core.ports.Dialect``."""
-    variant = call.endpoint.variant if call else ""
+    variant = call.endpoint.operation if call else ""
     match error:
         case RequestNotFound(id=name):
             return told(404, f"RequestId is {name} not found.")
@@ -113,7 +113,7 @@ def refuse(error: GatewayError, call: Call | None) -> Reply:
             return _too_large(limit)
         case RateLimited() | QuotaExceeded():
             return _busy(error, variant)
-        case DeadlineExceeded(which=which):
+        case DeadlineExceeded(phase=which):
             own = call is not None and _has_timeout(call)
             return told(500, _timeout(which, own))
         case InternalError():
@@ -139,7 +139,7 @@ def _other(error: GatewayError) -> Reply:
         case WorkerError():
             return failed()
         case _:
-            return told(400 if error.blame == "client" else 500, error.message)
+            return told(400 if error.origin == "client" else 500, error.message)
 
 
 def _too_large(limit: int) -> Reply:

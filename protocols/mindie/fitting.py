@@ -47,25 +47,27 @@ class _Fit:
 
     def __init__(self, request: GenerateRequest, names: Mapping[str, str]) -> None:
         self.request = request
-        self.names = names
-        self.lost: list[Loss] = []
+        self.field_names = names
+        self.unsupported: list[Loss] = []
 
-    def set(self, **fields: Any) -> None:
+    def replace_fields(self, **fields: Any) -> None:
         self.request = replace(self.request, **fields)
 
-    def sampling(self, **fields: Any) -> None:
-        self.set(sampling=replace(self.request.sampling, **fields))
+    def replace_sampling(self, **fields: Any) -> None:
+        self.replace_fields(sampling=replace(self.request.sampling, **fields))
 
-    def stopping(self, **fields: Any) -> None:
-        self.set(stopping=replace(self.request.stopping, **fields))
+    def replace_stopping(self, **fields: Any) -> None:
+        self.replace_fields(stopping=replace(self.request.stopping, **fields))
 
-    def lose(self, path: str, reason: Reason, detail: str = "", *, shown: str = "") -> None:
-        wire = self.names.get(path, shown or path.rpartition(".")[2])
-        self.lost.append(Loss(wire, reason, detail, path))
+    def add_unsupported(
+        self, path: str, reason: Reason, detail: str = "", *, shown: str = ""
+    ) -> None:
+        wire = self.field_names.get(path, shown or path.rpartition(".")[2])
+        self.unsupported.append(Loss(wire, reason, detail, path))
 
     @property
-    def done(self) -> Fitted:
-        return self.request, tuple(self.lost)
+    def result(self) -> Fitted:
+        return self.request, tuple(self.unsupported)
 
 
 def fit_text(
@@ -77,16 +79,16 @@ def fit_text(
     _fit_prompts(fit)
     many = request.n or 1
     if many > 1:
-        fit.lose("n", "dropped")
+        fit.add_unsupported("n", "dropped")
     if (request.best_of or 1) > many:
-        fit.lose("best_of", "dropped")
-    fit.set(n=None, best_of=None)
+        fit.add_unsupported("best_of", "dropped")
+    fit.replace_fields(n=None, best_of=None)
     sampling = request.sampling
     if sampling.temperature == 0 or sampling.do_sample is False:
-        fit.sampling(temperature=None, do_sample=False)
+        fit.replace_sampling(temperature=None, do_sample=False)
     elif takes.early and sampling.do_sample is None and _sampled(request):
-        fit.sampling(do_sample=True)
-    return fit.done
+        fit.replace_sampling(do_sample=True)
+    return fit.result
 
 
 def fit_talk(
@@ -97,19 +99,19 @@ def fit_talk(
     _fit_common(fit, takes, most)
     _fit_prompts(fit)
     _fit_messages(fit, early=takes.early)
-    if request.output is not None and not takes.vllm:
-        fit.lose("output", "dropped", shown="response_format")
-        fit.set(output=None)
+    if request.output is not None and not takes.vllm_validator:
+        fit.add_unsupported("output", "dropped", shown="response_format")
+        fit.replace_fields(output=None)
     if request.sampling.do_sample and not _sampled(request):
-        fit.sampling(temperature=1.0)
+        fit.replace_sampling(temperature=1.0)
     if takes.early:
         _fit_early(fit)
-        return fit.done
-    if takes.vllm:
+        return fit.result
+    if takes.vllm_validator:
         _fit_thinking(fit)
     _fit_stops(fit)
     _fit_count(fit)
-    return fit.done
+    return fit.result
 
 
 def _sampled(request: GenerateRequest) -> bool:
@@ -123,24 +125,24 @@ def _fit_common(fit: _Fit, takes: Takes, most: int | None) -> None:
     if (seed := request.sampling.seed) is not None:
         taken = seed % _SEEDS or (_SEEDS - 1 if takes.early else 0)
         if taken != seed:
-            fit.lose("sampling.seed", "approximated", f"{seed} as {taken}")
-            fit.sampling(seed=taken)
+            fit.add_unsupported("sampling.seed", "approximated", f"{seed} as {taken}")
+            fit.replace_sampling(seed=taken)
     if request.stopping.overflow == "error":
-        fit.stopping(overflow=None)  # every server says so
+        fit.replace_stopping(overflow=None)  # every server says so
     asked = request.stopping.max_tokens
     if most is not None and asked is not None and asked > most:
-        fit.lose("stopping.max_tokens", "clamped", f"{asked} to {most}")
-        fit.stopping(max_tokens=most)
+        fit.add_unsupported("stopping.max_tokens", "clamped", f"{asked} to {most}")
+        fit.replace_stopping(max_tokens=most)
     if request.source != "mindie":
-        fit.lost += [Loss(name, "dropped") for name in request.extra]
-        fit.set(extra={})
-    fit.set(given=frozenset())
+        fit.unsupported += [Loss(name, "dropped") for name in request.extra]
+        fit.replace_fields(extra={})
+    fit.replace_fields(given=frozenset())
 
 
 def _fit_prompts(fit: _Fit) -> None:
     if len(fit.request.prompts) > 1:
-        fit.lose("prompts", "dropped", shown="prompt")
-        fit.set(prompts=fit.request.prompts[:1])
+        fit.add_unsupported("prompts", "dropped", shown="prompt")
+        fit.replace_fields(prompts=fit.request.prompts[:1])
 
 
 # --- conversations --------------------------------------------------------------------------------
@@ -158,9 +160,9 @@ def _fit_messages(fit: _Fit, *, early: bool) -> None:
             fitted = replace(fitted, tool_calls=())
         if _says(fitted) or not (early or message.role == "assistant"):
             kept.append(fitted)
-    fit.set(messages=tuple(kept) or fit.request.messages)
+    fit.replace_fields(messages=tuple(kept) or fit.request.messages)
     if lost:
-        fit.lose("messages", "dropped", ", ".join(sorted(lost)))
+        fit.add_unsupported("messages", "dropped", ", ".join(sorted(lost)))
 
 
 def _part(part: Part, lost: set[str], *, early: bool) -> Part | None:
@@ -191,17 +193,17 @@ def _fit_early(fit: _Fit) -> None:
     """The first releases know a few scalars, and nothing of tools or log probabilities."""
     request = fit.request
     if request.tools:
-        fit.lose("tools", "dropped")
-        fit.set(tools=(), tool_choice=None)
+        fit.add_unsupported("tools", "dropped")
+        fit.replace_fields(tools=(), tool_choice=None)
     if request.logprobs is not None:
-        fit.lose("logprobs.top", "dropped", shown="logprobs")
-        fit.set(logprobs=None)
+        fit.add_unsupported("logprobs.top", "dropped", shown="logprobs")
+        fit.replace_fields(logprobs=None)
     if request.sampling.do_sample is False:
-        fit.lose("sampling.do_sample", "approximated", f"as temperature {COLDEST}")
-        fit.sampling(do_sample=None, temperature=COLDEST)
+        fit.add_unsupported("sampling.do_sample", "approximated", f"as temperature {COLDEST}")
+        fit.replace_sampling(do_sample=None, temperature=COLDEST)
     if (request.n or 1) > 1:
-        fit.lose("n", "dropped")
-        fit.set(n=None)
+        fit.add_unsupported("n", "dropped")
+        fit.replace_fields(n=None)
 
 
 def _fit_thinking(fit: _Fit) -> None:
@@ -211,7 +213,7 @@ def _fit_thinking(fit: _Fit) -> None:
         return
     budget = b"%d" % min(reasoning.budget, INT32)
     asked = {"enable_thinking": Raw(b"true"), "thinking_budget": Raw(budget)}
-    fit.set(
+    fit.replace_fields(
         reasoning=replace(reasoning, budget=None),
         templating=replace(how, arguments={**(how.arguments or {}), **asked}),
     )
@@ -227,8 +229,8 @@ def _fit_stops(fit: _Fit) -> None:
             taken.append(stop)
             room -= size
     if len(taken) < len(stops):
-        fit.lose("stopping.stop", "clamped", f"{len(stops)} to {len(taken)}")
-        fit.stopping(stop=tuple(taken))
+        fit.add_unsupported("stopping.stop", "clamped", f"{len(stops)} to {len(taken)}")
+        fit.replace_stopping(stop=tuple(taken))
 
 
 def _fit_count(fit: _Fit) -> None:
@@ -237,15 +239,15 @@ def _fit_count(fit: _Fit) -> None:
     many, best, width = request.n or 1, request.best_of or 1, sampling.beam_width
     short = 0 < (request.stopping.max_tokens or INT32) <= BEAM_TOKENS
     if width is not None and short:
-        fit.set(best_of=max(width, many))
-        fit.sampling(beam_width=many)
+        fit.replace_fields(best_of=max(width, many))
+        fit.replace_sampling(beam_width=many)
         return
     if width is not None:
-        fit.lose("sampling.beam_width", "dropped", f"only up to {BEAM_TOKENS} tokens")
-        fit.sampling(beam_width=None)
+        fit.add_unsupported("sampling.beam_width", "dropped", f"only up to {BEAM_TOKENS} tokens")
+        fit.replace_sampling(beam_width=None)
     if best > many:
-        fit.lose("best_of", "dropped")
-    fit.set(best_of=None)
+        fit.add_unsupported("best_of", "dropped")
+    fit.replace_fields(best_of=None)
     if many > 1 and (not sampling.temperature or sampling.do_sample is False):
-        fit.lose("n", "dropped", "no temperature")
-        fit.set(n=None)
+        fit.add_unsupported("n", "dropped", "no temperature")
+        fit.replace_fields(n=None)

@@ -28,12 +28,12 @@ _OWNER: Final = "MindIE Server"
 
 def inform(call: Call, catalog: Catalog, setup: Setup) -> Reply:
     """See ``gateway.core.ports.Dialect``. Raises ModelNotFound or PathNotFound."""
-    return _ANSWERS[call.endpoint.variant](call, catalog, setup)
+    return _ANSWERS[call.endpoint.operation](call, catalog, setup)
 
 
 def model_name(call: Call) -> str:
     """The model of a path. Raises PathNotFound for what no model may be called."""
-    name = call.params["model"]
+    name = call.path_params["model"]
     if not MODEL.fullmatch(name):
         raise PathNotFound("no endpoint of this path")
     return name
@@ -44,7 +44,7 @@ def _told(told: Any) -> Reply:
 
 
 def _model(call: Call, catalog: Catalog) -> ModelInfo:
-    return catalog.find(model_name(call))
+    return catalog.find_model(model_name(call))
 
 
 def _server(call: Call, catalog: Catalog, setup: Setup) -> Reply:
@@ -73,7 +73,7 @@ def _metadata(call: Call, catalog: Catalog, setup: Setup) -> Reply:
     _model(call, catalog)
     return _told(
         {
-            "name": call.params["model"],
+            "name": call.path_params["model"],
             "platform": _OWNER,
             "inputs": [_tensor("input0")],
             "outputs": [_tensor("output0")],
@@ -86,10 +86,10 @@ def _config(call: Call, catalog: Catalog, setup: Setup) -> Reply:
     model = _model(call, catalog)
     return _told(
         {
-            "model_name": call.params["model"],
+            "model_name": call.path_params["model"],
             "input_datatype": "INT64",
             "output_datatype": "INT64",
-            "max_seq_len": model.context or _SEQUENCE,
+            "max_seq_len": model.context_length or _SEQUENCE,
             "npu_mem_size": -1,
             "cpu_mem_size": 0,
             "world_size": 1,
@@ -108,14 +108,14 @@ def _slots(call: Call, catalog: Catalog, setup: Setup) -> Reply:
         {
             "total_slots": _SLOTS,
             "free_slots": _SLOTS if free else 0,
-            "available_tokens_length": (model.context or _SEQUENCE) * _SLOTS if free else 0,
+            "available_tokens_length": (model.context_length or _SEQUENCE) * _SLOTS if free else 0,
         }
     )
 
 
 def _info(call: Call, catalog: Catalog, setup: Setup) -> Reply:
     del call
-    models = catalog.models()
+    models = catalog.list_models()
     return _told(
         {
             "docker_label": None,
@@ -129,7 +129,9 @@ def _info(call: Call, catalog: Catalog, setup: Setup) -> Reply:
             "version": setup.profile.version,
             "waiting_served_ratio": None,
             "models": [_info_of(model) for model in models],
-            "max_input_length": max((m.context or _SEQUENCE for m in models), default=_SEQUENCE),
+            "max_input_length": max(
+                (m.context_length or _SEQUENCE for m in models), default=_SEQUENCE
+            ),
         }
     )
 
@@ -141,7 +143,7 @@ def _info_of(model: ModelInfo) -> dict[str, Any]:
         "model_id": model.name,
         "model_pipeline_tag": "text-generation",
         "model_sha": None,
-        "max_total_tokens": model.context or _SEQUENCE,
+        "max_total_tokens": model.context_length or _SEQUENCE,
     }
 
 
@@ -151,13 +153,13 @@ def _listed(name: str, created: int) -> dict[str, Any]:
 
 def _list(call: Call, catalog: Catalog, setup: Setup) -> Reply:
     del call, setup
-    data = [_listed(model.name, model.created) for model in catalog.models()]
+    data = [_listed(model.name, model.created) for model in catalog.list_models()]
     return _told({"object": "list", "data": data})
 
 
 def _one(call: Call, catalog: Catalog, setup: Setup) -> Reply:
     del setup
-    return _told(_listed(call.params["model"], _model(call, catalog).created))
+    return _told(_listed(call.path_params["model"], _model(call, catalog).created))
 
 
 def _live(call: Call, catalog: Catalog, setup: Setup) -> Reply:
@@ -168,7 +170,7 @@ def _live(call: Call, catalog: Catalog, setup: Setup) -> Reply:
 
 def _ready(call: Call, catalog: Catalog, setup: Setup) -> Reply:
     """Ready when some model is; until then, as while an engine starts, 503 with no body."""
-    if not catalog.ready or any(model.ready for model in catalog.models()):
+    if not catalog.ready or any(model.ready for model in catalog.list_models()):
         return _live(call, catalog, setup)
     return errors.nothing(503)
 

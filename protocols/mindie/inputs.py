@@ -76,7 +76,7 @@ def read_native(call: Call, setup: Setup, model: str) -> GenerateRequest:
         model=model,
         stream=bool(stream),
         want=want(values, token_ids=True, timing=bool(stream)),
-        client_id=setup.name(call),
+        client_id=setup.get_request_id(call),
         **prompt,
     )
 
@@ -127,7 +127,7 @@ def read_inputs(call: Call, setup: Setup, model: str, *, stream: bool) -> Genera
         adapter=_adapter(parameters, values),
         stream=stream,
         want=want(values, token_ids=stream or bool(values.get("asked.details"))),
-        client_id=setup.name(call),
+        client_id=setup.get_request_id(call),
         **prompt,
     )
 
@@ -157,6 +157,6 @@ def read_vllm(call: Call, setup: Setup, model: str) -> GenerateRequest:
         fields,
         known=("prompt", "model"),
         model=model,
-        client_id=setup.name(call),
+        client_id=setup.get_request_id(call),
         **prompt,
     )

@@ -47,26 +47,26 @@ class _Told:
 
     def __init__(self) -> None:
         self.texts: list[str] = []
-        self.tokens = 0
+        self.token_count = 0
         self.prompt_tokens = 0
-        self.reason = ""
+        self.finish_reason = ""
 
-    def note(self, event: Event, profile: Profile) -> None:
+    def update(self, event: Event, profile: Profile) -> None:
         """Remember what the end will repeat."""
         match event:
             case Text(text):
                 self.texts.append(text)
-                self.tokens += event.tokens
+                self.token_count += event.tokens
             case Thought(text) | Refusal(text):
                 self.texts.append(text)
-                self.tokens += 1
+                self.token_count += 1
             case Start(prompt_tokens):
                 self.prompt_tokens = prompt_tokens or 0
             case Usage(prompt_tokens, completion_tokens):
                 self.prompt_tokens = prompt_tokens
-                self.tokens = max(self.tokens, completion_tokens)
+                self.token_count = max(self.token_count, completion_tokens)
             case End(reason):
-                self.reason = reason_of(reason, profile)
+                self.finish_reason = reason_of(reason, profile)
             case _:
                 pass
 
@@ -113,61 +113,63 @@ class NativeEncoder:
         self, profile: Profile, request: GenerateRequest, about: About, headers: Headers
     ) -> None:
         self._profile, self._request, self._headers = profile, request, headers
-        self._watch = Stopwatch(about.clock)
-        self._told = _Told()
+        self._timer = Stopwatch(about.clock)
+        self._state = _Told()
 
     def headers(self) -> Headers:
         """See ``gateway.core.ports.Encoder``."""
         return self._headers
 
-    def write(self, events: Sequence[Event]) -> bytes:
+    def encode_events(self, events: Sequence[Event]) -> bytes:
         """See ``gateway.core.ports.Encoder``."""
-        return b"".join([self._write(event) for event in events])
+        return b"".join([self._encode_event(event) for event in events])
 
-    def error(self, error: GatewayError) -> bytes:
+    def encode_error_event(self, error: GatewayError) -> bytes:
         """See ``gateway.core.ports.Encoder``. What its client stopped has come to its end."""
         if isinstance(error, ClientGone):
-            self._told.reason = STOPPED
-            return self._last()
+            self._state.finish_reason = STOPPED
+            return self._encode_final_event()
         return errors.broken(error, self._request.timeout)
 
-    def whole(self, answer: Answer) -> Reply:
+    def encode_unary(self, answer: Answer) -> Reply:
         """See ``gateway.core.ports.Encoder``."""
         choice = only(answer)
         body: dict[str, Any] = {"generated_text": said(choice)}
         if self._request.want.details:
             tokens = answer.usage.completion_tokens if answer.usage else choice.tokens
-            body["details"] = self._details(
-                reason_of(choice.reason, self._profile), tokens, choice.token_ids
+            body["details"] = self._build_details(
+                reason_of(choice.finish_reason, self._profile), tokens, choice.token_ids
             )
         return reply(encode(body))
 
-    def _write(self, event: Event) -> bytes:
-        self._told.note(event, self._profile)
+    def _encode_event(self, event: Event) -> bytes:
+        self._state.update(event, self._profile)
         match event:
             case Text(text) | Thought(text) | Refusal(text):
                 token = _NativeToken(_ids(event), text)
-                return framed(encode(_NativePiece(*self._watch.lap(), token)))
+                return framed(encode(_NativePiece(*self._timer.measure_chunk(), token)))
             case Timing():
-                self._watch.take(event)
+                self._timer.set_backend_timing(event)
             case Done():
-                return self._last()
+                return self._encode_final_event()
             case _:
                 pass
         return b""
 
-    def _last(self) -> bytes:
-        told = self._told
-        details = self._details(told.reason, told.tokens, UNSET)
+    def _encode_final_event(self) -> bytes:
+        told = self._state
+        details = self._build_details(told.finish_reason, told.token_count, UNSET)
         last = _NativeLast(
-            *self._watch.lap(),
+            *self._timer.measure_chunk(),
             "".join(told.texts),
             details if self._request.want.details else None,
             _NativeToken([], None),
         )
         return framed(encode(last))
 
-    def _details(self, reason: str, tokens: int, ids: list[int] | UnsetType) -> _NativeDetails:
+    def _build_details(
+        self, reason: str, tokens: int, ids: list[int] | UnsetType
+    ) -> _NativeDetails:
         return _NativeDetails(reason, tokens, ids, self._request.sampling.seed)
 
 
@@ -218,61 +220,61 @@ class InputsEncoder:
     def __init__(
         self, profile: Profile, request: GenerateRequest, headers: Headers, *, listed: bool = False
     ) -> None:
-        self._profile, self._request, self._listed = profile, request, listed
+        self._profile, self._request, self._as_list = profile, request, listed
         self._headers = headers
-        self._told = _Told()
+        self._state = _Told()
 
     def headers(self) -> Headers:
         """See ``gateway.core.ports.Encoder``."""
         return self._headers
 
-    def write(self, events: Sequence[Event]) -> bytes:
+    def encode_events(self, events: Sequence[Event]) -> bytes:
         """See ``gateway.core.ports.Encoder``."""
-        return b"".join([self._write(event) for event in events])
+        return b"".join([self._encode_event(event) for event in events])
 
-    def error(self, error: GatewayError) -> bytes:
+    def encode_error_event(self, error: GatewayError) -> bytes:
         """See ``gateway.core.ports.Encoder``. What its client stopped has come to its end."""
         if isinstance(error, ClientGone):
-            self._told.reason = STOPPED
-            return self._last()
+            self._state.finish_reason = STOPPED
+            return self._encode_final_event()
         return errors.broken(error, self._request.timeout)
 
-    def whole(self, answer: Answer) -> Reply:
+    def encode_unary(self, answer: Answer) -> Reply:
         """See ``gateway.core.ports.Encoder``."""
         choice = only(answer)
         body: dict[str, Any] = {}
         if self._request.want.details:
-            body["details"] = self._details(answer, choice)
+            body["details"] = self._build_details(answer, choice)
         body["generated_text"] = said(choice)
-        return reply(encode([body] if self._listed else body))
+        return reply(encode([body] if self._as_list else body))
 
-    def _details(self, answer: Answer, choice: ChoiceAnswer) -> _WholeDetails:
+    def _build_details(self, answer: Answer, choice: ChoiceAnswer) -> _WholeDetails:
         usage = answer.usage
         return _WholeDetails(
             usage.prompt_tokens if usage else 0,
-            reason_of(choice.reason, self._profile),
+            reason_of(choice.finish_reason, self._profile),
             usage.completion_tokens if usage else choice.tokens,
             [],
             self._request.sampling.seed,
             [_WholeToken(one) for one in choice.token_ids] or UNSET,
         )
 
-    def _write(self, event: Event) -> bytes:
-        self._told.note(event, self._profile)
+    def _encode_event(self, event: Event) -> bytes:
+        self._state.update(event, self._profile)
         match event:
             case Text(text) | Thought(text) | Refusal(text):
                 return framed(encode(_Piece(_Token(_ids(event), text))))
             case Done():
-                return self._last()
+                return self._encode_final_event()
             case _:
                 return b""
 
-    def _last(self) -> bytes:
-        told = self._told
+    def _encode_final_event(self) -> bytes:
+        told = self._state
         details = None
         if self._request.want.details:
             seed = self._request.sampling.seed
-            details = _LastDetails(told.prompt_tokens, told.reason, told.tokens, seed)
+            details = _LastDetails(told.prompt_tokens, told.finish_reason, told.token_count, seed)
         return framed(encode(_Piece(_Token([], ""), "".join(told.texts), details)))
 
 
@@ -286,37 +288,37 @@ class PromptEncoder:
 
     def __init__(self, request: GenerateRequest, headers: Headers) -> None:
         self._request, self._headers = request, headers
-        self._choices = request.choices
+        self._choice_count = request.choice_count
 
     def headers(self) -> Headers:
         """See ``gateway.core.ports.Encoder``."""
         return self._headers
 
-    def write(self, events: Sequence[Event]) -> bytes:
+    def encode_events(self, events: Sequence[Event]) -> bytes:
         """See ``gateway.core.ports.Encoder``."""
-        return b"".join([self._write(event) for event in events])
+        return b"".join([self._encode_event(event) for event in events])
 
-    def error(self, error: GatewayError) -> bytes:
+    def encode_error_event(self, error: GatewayError) -> bytes:
         """See ``gateway.core.ports.Encoder``. What its client stopped just ends, as all does."""
         if isinstance(error, ClientGone):
             return b""
         return errors.broken(error, self._request.timeout)
 
-    def whole(self, answer: Answer) -> Reply:
+    def encode_unary(self, answer: Answer) -> Reply:
         """Every text begins with the prompt."""
-        prompt = self._prompt()
+        prompt = self._get_prompt()
         return reply(encode({"text": [prompt + said(choice) for choice in answer.choices]}))
 
-    def _prompt(self) -> str:
+    def _get_prompt(self) -> str:
         request = self._request
         if request.prompts:
             return str(request.prompts[0])
         return request.messages[0].text
 
-    def _write(self, event: Event) -> bytes:
+    def _encode_event(self, event: Event) -> bytes:
         match event:
             case Text(text, index) | Thought(text, index) | Refusal(text, index):
-                texts = [""] * self._choices
+                texts = [""] * self._choice_count
                 texts[index] = text
                 return encode({"text": texts}) + b"\0"
             case _:

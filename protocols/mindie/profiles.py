@@ -35,29 +35,29 @@ class Profile(Struct, frozen=True, kw_only=True):
     name: str
     version: str
     """Of the server, as it names itself."""
-    limit: int
+    max_text_length: int
     """The longest text, in UTF-16 units."""
-    text: Table = tables.TEXT
-    chat: Table = tables.CHAT
+    text_params: Table = tables.TEXT
+    chat_params: Table = tables.CHAT
     early: bool = False
     """The first releases: conversations of plain text, answered with a bare delta at the end, under
     finish reasons of their own; text that is greedy unless sampling is asked for; events without
     times; ids that may be anything."""
-    completions: bool = False
+    has_completions: bool = False
     """A worker of this release has OpenAI's completions."""
 
 
 PROFILES: Final[Mapping[str, Profile]] = {
     one.name: one
     for one in (
-        Profile(name="2x", version="2.0.0", limit=40 << 20, completions=True),
-        Profile(name="1x", version="1.0.0", limit=4 << 20),
+        Profile(name="2x", version="2.0.0", max_text_length=40 << 20, has_completions=True),
+        Profile(name="1x", version="1.0.0", max_text_length=4 << 20),
         Profile(
             name="rc1",
             version="1.0.RC1",
-            limit=512 << 10,
-            text=tables.TEXT_RC1,
-            chat=tables.CHAT_RC1,
+            max_text_length=512 << 10,
+            text_params=tables.TEXT_RC1,
+            chat_params=tables.CHAT_RC1,
             early=True,
         ),
     )
@@ -71,20 +71,20 @@ class Setup(Struct, frozen=True, kw_only=True):
     profile: Profile
     vllm_validator: bool = True
     """The server's ``openAiSupport``: conversations are checked after vLLM's rules."""
-    model: str = ""
+    default_model: str = ""
     """The model of the endpoints that name none."""
     templating: Templating = RAW
     """How text that is no conversation becomes the model's input."""
     max_iter_times: int | None = None
     """The most tokens that any answer has; None: no limit of ours."""
-    counter: Iterator[int] = field(default_factory=itertools.count)
+    request_counter: Iterator[int] = field(default_factory=itertools.count)
 
     @property
-    def chat(self) -> Table:
+    def chat_params(self) -> Table:
         """The parameters of conversations."""
         later = not self.profile.early
-        return tables.CHAT_PLAIN if later and not self.vllm_validator else self.profile.chat
+        return tables.CHAT_PLAIN if later and not self.vllm_validator else self.profile.chat_params
 
-    def name(self, call: Call) -> str:
+    def get_request_id(self, call: Call) -> str:
         """A name for a request: the header's, or the next of the server's own."""
-        return call.headers.get("req-id") or f"endpoint_common_{next(self.counter)}"
+        return call.headers.get("req-id") or f"endpoint_common_{next(self.request_counter)}"

@@ -36,9 +36,9 @@ _ID_TEXT = (
 class Words(Struct, frozen=True):
     """What an endpoint says of a prompt that is no text, of an empty list, and of the length."""
 
-    abnormal: str
-    empty: str
-    length: str
+    wrong_type: str
+    empty_list: str
+    wrong_length: str
 
 
 def check_id(got: Any, *, early: bool = False) -> str:
@@ -53,12 +53,12 @@ def check_id(got: Any, *, early: bool = False) -> str:
 def read_text(call: Call, setup: Setup, *, stream: bool) -> GenerateRequest:
     """The request: ``text_input`` and ``parameters``."""
     fields = body(call)
-    name = setup.name(call)
+    name = setup.get_request_id(call)
     early = setup.profile.early
     client_id = None if (got := get(fields, "id")) is None else check_id(got, early=early)
     prompt = _text_input(fields, setup, name)
     parameters = inner(fields, "parameters")
-    table = setup.profile.text
+    table = setup.profile.text_params
     values = read(table, parameters)
     sampling(values, setup, tokens=tables.DEFAULT_NEW_TOKENS)
     timing = parameters.get("perf_stat") is not None and get(parameters, "perf_stat") is True
@@ -67,7 +67,7 @@ def read_text(call: Call, setup: Setup, *, stream: bool) -> GenerateRequest:
         setup,
         table,
         parameters,
-        model=call.params["model"],
+        model=call.path_params["model"],
         stream=stream,
         want=want(values, timing=timing),
         client_id=client_id or name,
@@ -89,16 +89,16 @@ def _text_input(fields: Mapping[str, Raw], setup: Setup, name: str) -> dict[str,
 
 def read_prompt(fields: Mapping[str, Raw], key: str, setup: Setup, words: Words) -> dict[str, Any]:
     """A prompt of text or of parts, as fields of the request. Raises InvalidParameter."""
-    got, limit = get(fields, key), setup.profile.limit
+    got, limit = get(fields, key), setup.profile.max_text_length
     if isinstance(got, list):
         if not got:
-            raise wrong(words.empty, key, "empty")
+            raise wrong(words.empty_list, key, "empty")
         check_media(got)
     elif not isinstance(got, str):
-        raise wrong(words.abnormal, key, "type")
+        raise wrong(words.wrong_type, key, "type")
     measured = got if isinstance(got, str) else fields[key]
     if (length := too_long(measured, limit)) is not None:
-        text = words.length.format(limit=limit, length=length)
+        text = words.wrong_length.format(limit=limit, length=length)
         raise wrong(text, key, "too_long" if length else "empty")
     if isinstance(got, str):
         return {"kind": "completion", "prompts": (got,), "templating": setup.templating}

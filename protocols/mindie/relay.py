@@ -76,40 +76,45 @@ class ServerRelays:
 
     def __init__(self, setup: Setup, chats: Chats) -> None:
         """``chats``: conversations go as messages, or else are made into text."""
-        self._setup = setup
+        self._config = setup
         self._early = setup.profile.early
         taken = takes(setup)
-        self._relays = Relays(
+        self._openai_passthrough = Relays(
             _forms(setup, taken, chats),
-            read=self._talk,
+            read=self._build_openai_decoder,
             whole=errors.JSON,
             stream=_EVENTS,
         )
-        self._wires = {param.wire for param in rows(setup.profile.text)}
-        table = rows(setup.profile.text)
-        self._parameters = check = checker(
-            Form(path="", shapes=_PARAMETERS, worker=taken.text, client=table)
+        self._text_param_names = {param.wire for param in rows(setup.profile.text_params)}
+        table = rows(setup.profile.text_params)
+        self._parameters_checker = check = checker(
+            Form(
+                path="",
+                field_types=_PARAMETERS,
+                worker_params=taken.text_params,
+                client_params=table,
+            )
         )
-        self._known = names(check)
-        self._numbers = itertools.count()
+        self._checked_names = names(check)
+        self._request_numbers = itertools.count()
 
-    def relay(self, client: Setup, call: Call, about: About) -> Relay | None:
+    def prepare_passthrough(self, client: Setup, call: Call, about: About) -> Relay | None:
         """See ``gateway.core.ports.Relaying``; ``client`` is the setup that the call came by."""
-        if not self._alike(client) or "req-id" in call.headers:
+        if not self._is_same_server(client) or "req-id" in call.headers:
             return None
-        if len(call.body) > self._setup.profile.limit:
+        if len(call.body) > self._config.profile.max_text_length:
             return None
-        name = self._name(about)
-        match call.endpoint.variant:
-            case "chat" | "completion" as variant if variant in self._relays:
-                return self._said(variant, call, about, name)
+        name = self._build_unique_request_id(about)
+        match call.endpoint.operation:
+            case "chat" | "completion" as variant if variant in self._openai_passthrough:
+                return self._prepare_openai(variant, call, about, name)
             case "text" | "text_stream" as variant if client.templating.mode == "raw":
-                return self._text(call, about, name, stream=variant == "text_stream")
+                return self._prepare_generate(call, about, name, stream=variant == "text_stream")
             case _:
                 return None
 
-    def _alike(self, client: Setup) -> bool:
-        mine = self._setup
+    def _is_same_server(self, client: Setup) -> bool:
+        mine = self._config
         return (
             client.profile is mine.profile
             and client.vllm_validator == mine.vllm_validator
@@ -117,16 +122,16 @@ class ServerRelays:
             and mine.max_iter_times is None
         )
 
-    def _name(self, about: About) -> str:
+    def _build_unique_request_id(self, about: About) -> str:
         """A request's name that no other has: an exchange's may be its client's choice."""
         shown = _NOT_IN_ID.sub("_", about.id)[:_LONGEST]
-        return f"{shown}-{about.created:x}-{next(self._numbers):x}"
+        return f"{shown}-{about.created:x}-{next(self._request_numbers):x}"
 
     # --- in OpenAI's manner -----------------------------------------------------------------------
 
-    def _said(self, variant: str, call: Call, about: About, name: str) -> Relay | None:
+    def _prepare_openai(self, variant: str, call: Call, about: About, name: str) -> Relay | None:
         headers = headers_of(call)
-        relay = self._relays.relay(
+        relay = self._openai_passthrough.prepare_passthrough(
             variant,
             call,
             about,
@@ -137,35 +142,41 @@ class ServerRelays:
             return None
 
         request = replace(relay.request, client_id=name)
-        form = chunks.Form(chat=variant == "chat", early=self._early)
+        form = chunks.Form(is_chat=variant == "chat", early=self._early)
         return replace(
             relay,
             request=request,
-            wire=replace(relay.wire, headers=(*relay.wire.headers, ("req-id", name))),
-            encoder=lambda: chunks.Encoder(form, cast("GenerateRequest", request), about, headers),
+            upstream_request=replace(
+                relay.upstream_request, headers=(*relay.upstream_request.headers, ("req-id", name))
+            ),
+            create_encoder=lambda: chunks.Encoder(
+                form, cast("GenerateRequest", request), about, headers
+            ),
         )
 
-    def _talk(self, request: GenerateRequest) -> Decoder:
+    def _build_openai_decoder(self, request: GenerateRequest) -> Decoder:
         return TalkDecoder(request, early=self._early)
 
     # --- generate ---------------------------------------------------------------------------------
 
-    def _text(self, call: Call, about: About, name: str, *, stream: bool) -> Relay | None:
+    def _prepare_generate(
+        self, call: Call, about: About, name: str, *, stream: bool
+    ) -> Relay | None:
         try:
             fields = read_object(call.body)
             if fields.keys() != _TEXT_FIELDS:
                 return None
             prompt = _prompt(fields["text_input"])
             parameters = read_object(bytes(fields["parameters"]))
-            body = self._parameters.decode(fields["parameters"])
+            body = self._parameters_checker.decode(fields["parameters"])
         except (Malformed, msgspec.DecodeError):
             return None
-        said = parameters.keys() & self._known
-        if not (body.details and self._wires.isdisjoint(parameters.keys() - said)):
+        said = parameters.keys() & self._checked_names
+        if not (body.details and self._text_param_names.isdisjoint(parameters.keys() - said)):
             return None
         fields["parameters"] = Raw(_encode(parameters))
         request = GenerateRequest(
-            model=about.served_model,
+            model=about.backend_model,
             kind="completion",
             prompts=(prompt,),
             stream=stream,
@@ -175,11 +186,11 @@ class ServerRelays:
             want=Want(details=True),
         )
         way = "generate_stream" if stream else "generate"
-        path = f"/v2/models/{quote(about.served_model, safe='')}/{way}"
+        path = f"/v2/models/{quote(about.backend_model, safe='')}/{way}"
         wire = WireRequest(path, _encode(fields | {"id": name}), JSON)
-        return self._relayed(wire, request, call, about)
+        return self._build_passthrough(wire, request, call, about)
 
-    def _relayed(
+    def _build_passthrough(
         self, wire: WireRequest, request: GenerateRequest, call: Call, about: About
     ) -> Relay:
         headers, tally = headers_of(call), _Tally()
@@ -192,8 +203,10 @@ class ServerRelays:
             return passage(request, decoder, names, b"")
 
         def encoder() -> Encoder:
-            made = TextEncoder(self._setup.profile, request, about, headers)
-            made.write([Usage(0, tally.tokens)])  # told in the event that ends what is stopped
+            made = TextEncoder(self._config.profile, request, about, headers)
+            made.encode_events(
+                [Usage(0, tally.tokens)]
+            )  # told in the event that ends what is stopped
             return made
 
         return Relay(request, wire, lambda: first + headers, passed, encoder)
@@ -204,44 +217,46 @@ class _Counted:
 
     def __init__(self, inner: Decoder, tally: _Tally) -> None:
         self._inner = inner
-        self._tally = tally
+        self._counter = tally
 
     def feed(self, data: bytes) -> Sequence[Event]:
         """See ``gateway.core.ports.Decoder``."""
-        return self._noted(self._inner.feed(data))
+        return self._count_tokens(self._inner.feed(data))
 
     def close(self) -> Sequence[Event]:
         """See ``gateway.core.ports.Decoder``."""
-        return self._noted(self._inner.close())
+        return self._count_tokens(self._inner.close())
 
-    def _noted(self, events: Sequence[Event]) -> Sequence[Event]:
-        self._tally.tokens += sum(one.tokens for one in events if isinstance(one, Text))
+    def _count_tokens(self, events: Sequence[Event]) -> Sequence[Event]:
+        self._counter.tokens += sum(one.tokens for one in events if isinstance(one, Text))
         return events
 
 
 def _forms(setup: Setup, taken: Takes, chats: Chats) -> dict[str, Form]:
     """The endpoints in OpenAI's manner, as far as the workers have them."""
-    forwards: Callable[[str], bool] = Writer(taken.talk, "/v1", powers=False).forwards
+    forwards: Callable[[str], bool] = Writer(
+        taken.openai_profile, "/v1", powers=False
+    ).forwards_field
     later = {} if taken.early else {**TOOLS, "stop": _STOPS, "logprobs": FLAG}
     forms = {}
     if chats == "messages":
         top = {} if taken.early else {"top_logprobs": up_to(20)}
         forms["chat"] = Form(
             path="/v1/chat/completions",
-            shapes={"messages": PLAIN_MESSAGES, "stream": FLAG, **later, **top},
-            worker=taken.talk.chat,
-            client=rows(setup.chat),
-            ours=_OURS,
-            forwards=forwards,
-            fits=fits_chat,
+            field_types={"messages": PLAIN_MESSAGES, "stream": FLAG, **later, **top},
+            worker_params=taken.openai_profile.chat,
+            client_params=rows(setup.chat_params),
+            gateway_fields=_OURS,
+            forwards_field=forwards,
+            is_valid_body=fits_chat,
         )
-    if taken.completions:
+    if taken.has_completions:
         forms["completion"] = Form(
             path="/v1/completions",
-            shapes={"prompt": _PROMPT, "stream": FLAG, "stop": _STOPS, "logprobs": up_to(5)},
-            worker=taken.talk.completion,
-            client=rows(COMPLETION),
-            ours=_OURS,
-            forwards=forwards,
+            field_types={"prompt": _PROMPT, "stream": FLAG, "stop": _STOPS, "logprobs": up_to(5)},
+            worker_params=taken.openai_profile.completion,
+            client_params=rows(COMPLETION),
+            gateway_fields=_OURS,
+            forwards_field=forwards,
         )
     return forms

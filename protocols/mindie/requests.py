@@ -96,12 +96,12 @@ def _url(got: Any) -> str:
 class Counting(Struct, frozen=True):
     """What is said of ``best_of`` (b) and ``n`` that do not go together."""
 
-    fewer: str
-    unequal: str
+    best_of_below_n: str
+    best_of_not_n: str
     """In a stream; empty where a stream may have more candidates than answers."""
-    cold: str
+    no_temperature: str
     """More than one answer, and no temperature by which they could differ."""
-    nothing: str = "None"
+    null_text: str = "None"
 
 
 CHAT_COUNTING = Counting(
@@ -131,15 +131,15 @@ def count(values: Values, said: Counting) -> None:
     if values.get("asked.beams"):
         _count_beams(values)
         return
-    b, shown = best or said.nothing, n or said.nothing
-    if best is not None and values.get("stream") and said.unequal and best != n:
-        text = CHAT_COUNTING.unequal if n is None else said.unequal
+    b, shown = best or said.null_text, n or said.null_text
+    if best is not None and values.get("stream") and said.best_of_not_n and best != n:
+        text = CHAT_COUNTING.best_of_not_n if n is None else said.best_of_not_n
         raise wrong(text.format(b=b, n=n), "best_of", "conflict")
     if best is not None and n is not None and best < n:
-        raise wrong(said.fewer.format(b=b, n=n), "best_of", "conflict")
+        raise wrong(said.best_of_below_n.format(b=b, n=n), "best_of", "conflict")
     answers = best or n or 1
     if answers > 1 and not values.get("sampling.temperature"):
-        raise wrong(said.cold.format(b=b, n=shown), "n", "conflict")
+        raise wrong(said.no_temperature.format(b=b, n=shown), "n", "conflict")
     values["best_of"] = None
     values["n"] = answers if best or n else None
 
@@ -176,7 +176,9 @@ def build(
         asked = values.get("stopping.max_tokens") or setup.max_iter_times
         values["stopping.max_tokens"] = min(asked, setup.max_iter_times)
     known = more.pop("known", ())
-    return GenerateRequest(**{**values.fields(), "extra": rest(table, fields, known), **more})
+    return GenerateRequest(
+        **{**values.build_request_arguments(), "extra": rest(table, fields, known), **more}
+    )
 
 
 def sampling(values: Values, setup: Setup, *, tokens: int | None) -> None:

@@ -27,7 +27,11 @@ _LEAST = 1e-6
 """In place of a 0 that is refused: a nucleus of one token."""
 _APART = ("stream", "priority", "timeout")
 """What is written otherwise."""
-_WRITING = Writing(parts="joined", absent="", roles=(("developer", "system"), ("function", "tool")))
+_WRITING = Writing(
+    part_format="joined",
+    empty_content="",
+    role_mapping=(("developer", "system"), ("function", "tool")),
+)
 _ONE: Final = Param(wire="n", field="n", type="int", low=1, high=1)
 """Passed over by a server that has no such field, and gives one answer anyway."""
 
@@ -37,13 +41,13 @@ class Takes(Struct, frozen=True, kw_only=True):
 
     early: bool
     """See ``protocols.mindie.profiles.Profile``."""
-    text: params.Table
+    text_params: params.Table
     """The parameters of generate."""
-    talk: Profile
+    openai_profile: Profile
     """Of the endpoints in OpenAI's manner."""
-    vllm: bool
+    vllm_validator: bool
     """Conversations may name an output's form, and how long to think."""
-    completions: bool
+    has_completions: bool
     """There is /v1/completions."""
 
 
@@ -51,23 +55,23 @@ def takes(setup: Setup) -> Takes:
     """What the server of this setup takes."""
     profile = setup.profile
     early = profile.early
-    talk = written(setup.chat)
+    talk = written(setup.chat_params)
     useless = ("watermark", *(("typical_p",) if early else ()))
     return Takes(
         early=early,
-        text=params.Table(*written(profile.text, useless=useless)),
-        talk=Profile(
+        text_params=params.Table(*written(profile.text_params, useless=useless)),
+        openai_profile=Profile(
             chat=(*talk, _ONE) if early else talk,
             completion=written(tables.COMPLETION),
             labels=(),
-            writing=_WRITING,
-            chat_top=20,
-            text_top=5,
+            message_style=_WRITING,
+            max_chat_logprobs=20,
+            max_completion_logprobs=5,
             template_arguments=not early,
-            beams=not early,
+            beam_search=not early,
         ),
-        vllm=setup.vllm_validator and not early,
-        completions=profile.completions,
+        vllm_validator=setup.vllm_validator and not early,
+        has_completions=profile.has_completions,
     )
 
 

@@ -56,7 +56,7 @@ def reason_of(reason: FinishReason, profile: Profile) -> str:
 
 def headers_of(call: Call) -> Headers:
     """What the server adds to every answer. ``startTime`` is in nanoseconds of Unix time."""
-    return ("RequestUUID", call.id), ("startTime", str(round(call.began * 1e9)))
+    return ("RequestUUID", call.id), ("startTime", str(round(call.started_at * 1e9)))
 
 
 def reply(body: bytes) -> Reply:
@@ -66,7 +66,7 @@ def reply(body: bytes) -> Reply:
 
 def said(choice: ChoiceAnswer) -> str:
     """All that a choice says, where reasoning has no place of its own."""
-    return choice.thought + choice.text + choice.refusal
+    return choice.reasoning + choice.text + choice.refusal
 
 
 def only(answer: Answer) -> ChoiceAnswer:
@@ -82,23 +82,23 @@ class Stopwatch:
 
     def __init__(self, clock: Clock) -> None:
         self._clock = clock
-        self._last = clock()
-        self._first = True
-        self._told: Timing | None = None
+        self._last_time = clock()
+        self._is_first = True
+        self._backend_timing: Timing | None = None
 
-    def take(self, timing: Timing) -> None:
+    def set_backend_timing(self, timing: Timing) -> None:
         """The backend's figures for the piece that comes."""
-        self._told = timing
+        self._backend_timing = timing
 
-    def lap(self) -> tuple[int | None, int | None]:
+    def measure_chunk(self) -> tuple[int | None, int | None]:
         """The times of prefill and decoding, of which a piece has one."""
         now = self._clock()
-        first, told = self._first, self._told
-        seconds = now - self._last
+        first, told = self._is_first, self._backend_timing
+        seconds = now - self._last_time
         if told is not None:
             figure = told.prefill if first else told.decode
             seconds = seconds if figure is None else figure
-        self._last, self._first, self._told = now, False, None
+        self._last_time, self._is_first, self._backend_timing = now, False, None
         spent = round(seconds * 1000)
         return (spent, None) if first else (None, spent)
 
@@ -141,39 +141,39 @@ class TextEncoder:
         self._profile, self._request, self._headers = profile, request, headers
         head = b'{"id":%b,"model_name":%b,"model_version":null,"text_output":'
         self._head = head % (encode(request.client_id), encode(about.model))
-        self._event = b"data:" + self._head
-        self._details = request.want.details
-        self._watch = Stopwatch(about.clock)
-        self._held: _Held | None = None
-        self._reason: str | None = None
-        self._tokens = 0
-        self._batch, self._queue = 1, 0
-        self._begun = False
+        self._event_head = b"data:" + self._head
+        self._with_details = request.want.details
+        self._timer = Stopwatch(about.clock)
+        self._pending: _Held | None = None
+        self._finish_reason: str | None = None
+        self._token_count = 0
+        self._batch_size, self._queue_microseconds = 1, 0
+        self._started = False
 
     def headers(self) -> Headers:
         """See ``gateway.core.ports.Encoder``."""
         return self._headers
 
-    def write(self, events: Sequence[Event]) -> bytes:
+    def encode_events(self, events: Sequence[Event]) -> bytes:
         """See ``gateway.core.ports.Encoder``."""
-        return b"".join([self._write(event) for event in events])
+        return b"".join([self._encode_event(event) for event in events])
 
-    def error(self, error: GatewayError) -> bytes:
+    def encode_error_event(self, error: GatewayError) -> bytes:
         """Bare text. What was held back is text all the same, and goes before it."""
         if isinstance(error, ClientGone):
-            self._reason = STOPPED
-            return self._finish()
-        return self._release() + errors.broken(error, self._request.timeout)
+            self._finish_reason = STOPPED
+            return self._encode_end()
+        return self._flush_pending() + errors.broken(error, self._request.timeout)
 
-    def whole(self, answer: Answer) -> Reply:
+    def encode_unary(self, answer: Answer) -> Reply:
         """See ``gateway.core.ports.Encoder``."""
         choice = only(answer)
         body = self._head + encode(said(choice))
-        if self._details:
+        if self._with_details:
             tokens = answer.usage.completion_tokens if answer.usage else choice.tokens
             steps = _steps(answer.timings, tokens)
             details = _Details(
-                finish_reason=reason_of(choice.reason, self._profile),
+                finish_reason=reason_of(choice.finish_reason, self._profile),
                 generated_tokens=tokens,
                 batch_size=[step.batch_size or 1 for step in steps],
                 queue_wait_time=[_micro(step.queue) for step in steps],
@@ -181,54 +181,56 @@ class TextEncoder:
             body += b',"details":' + encode(details)
         return reply(body + b"}")
 
-    def _write(self, event: Event) -> bytes:
+    def _encode_event(self, event: Event) -> bytes:
         match event:
             case Text(text):
-                return self._say(text, event.tokens)
+                return self._encode_text(text, event.tokens)
             case Thought(text) | Refusal(text):
-                return self._say(text, 1)
+                return self._encode_text(text, 1)
             case Timing():
-                self._watch.take(event)
-                self._batch = event.batch_size or self._batch
-                self._queue = self._queue if event.queue is None else _micro(event.queue)
+                self._timer.set_backend_timing(event)
+                self._batch_size = event.batch_size or self._batch_size
+                self._queue_microseconds = (
+                    self._queue_microseconds if event.queue is None else _micro(event.queue)
+                )
             case End(reason):
-                self._reason = reason_of(reason, self._profile)
+                self._finish_reason = reason_of(reason, self._profile)
             case Usage():
-                self._tokens = max(event.completion_tokens, self._tokens)
+                self._token_count = max(event.completion_tokens, self._token_count)
             case Done():
-                return self._finish()
+                return self._encode_end()
             case _:
                 pass
         return b""
 
-    def _say(self, text: str, tokens: int) -> bytes:
-        self._begun = True
-        if not self._details:
-            return self._event + encode(text) + b"}\n\n"
-        before = self._release()
-        self._tokens += tokens
+    def _encode_text(self, text: str, tokens: int) -> bytes:
+        self._started = True
+        if not self._with_details:
+            return self._event_head + encode(text) + b"}\n\n"
+        before = self._flush_pending()
+        self._token_count += tokens
         details = _Details(
-            generated_tokens=self._tokens,
-            batch_size=self._batch,
-            queue_wait_time=self._queue,
+            generated_tokens=self._token_count,
+            batch_size=self._batch_size,
+            queue_wait_time=self._queue_microseconds,
         )
-        times = None if self._profile.early else _Times(*self._watch.lap())
-        self._held = _Held(text, details, times)
+        times = None if self._profile.early else _Times(*self._timer.measure_chunk())
+        self._pending = _Held(text, details, times)
         return before
 
-    def _finish(self) -> bytes:
+    def _encode_end(self) -> bytes:
         """The last event. An answer without any text still has one."""
-        out = b"" if self._begun else self._say("", 0)
-        if self._held is not None and self._reason is not None:
-            self._held.details.finish_reason = self._reason
-            self._held.details.generated_tokens = self._tokens
-        return out + self._release()
+        out = b"" if self._started else self._encode_text("", 0)
+        if self._pending is not None and self._finish_reason is not None:
+            self._pending.details.finish_reason = self._finish_reason
+            self._pending.details.generated_tokens = self._token_count
+        return out + self._flush_pending()
 
-    def _release(self) -> bytes:
-        if self._held is None:
+    def _flush_pending(self) -> bytes:
+        if self._pending is None:
             return b""
-        held, self._held = self._held, None
-        body = self._event + encode(held.text) + b',"details":' + encode(held.details)
+        held, self._pending = self._pending, None
+        body = self._event_head + encode(held.text) + b',"details":' + encode(held.details)
         if held.times is not None:
             body += b"," + encode(held.times)[1:-1]
         return body + b"}\n\n"
@@ -252,26 +254,31 @@ class TokensEncoder:
     content_type = CONTENT_TYPE
 
     def __init__(self, request: GenerateRequest, headers: Headers, output: str) -> None:
-        self._request, self._headers, self._output = request, headers, output
+        self._request, self._headers, self._output_name = request, headers, output
 
     def headers(self) -> Headers:
         """See ``gateway.core.ports.Encoder``."""
         return self._headers
 
-    def write(self, events: Sequence[Event]) -> bytes:
+    def encode_events(self, events: Sequence[Event]) -> bytes:
         """Nothing: there is no stream of this endpoint."""
         del events
         return b""
 
-    def error(self, error: GatewayError) -> bytes:
+    def encode_error_event(self, error: GatewayError) -> bytes:
         """See ``gateway.core.ports.Encoder``."""
         return errors.broken(error, self._request.timeout)
 
-    def whole(self, answer: Answer) -> Reply:
+    def encode_unary(self, answer: Answer) -> Reply:
         """The ids. A backend that tells none has not answered the question."""
         choice = only(answer)
         ids = choice.token_ids
         if choice.tokens and not ids:
             return errors.failed()
-        tensor = {"name": self._output, "shape": [1, len(ids)], "datatype": "UINT32", "data": ids}
+        tensor = {
+            "name": self._output_name,
+            "shape": [1, len(ids)],
+            "datatype": "UINT32",
+            "data": ids,
+        }
         return reply(encode({"id": self._request.client_id, "outputs": [tensor]}))

@@ -17,7 +17,7 @@ def read(call: Call, setup: Setup) -> str:
     got = get(body(call), "inputs")
     if not isinstance(got, str):
         raise wrong("Inputs in request body is invalid.", "inputs", "type")
-    limit = setup.profile.limit
+    limit = setup.profile.max_text_length
     if (length := too_long(got, limit)) is not None:
         text = f"Inputs data length in [0, {limit}], but the length of inputs is {length}"
         raise wrong(text, "inputs", "too_long" if length else "empty")

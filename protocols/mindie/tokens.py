@@ -21,7 +21,7 @@ MOST_TOKENS: Final = 1 << 20
 def read_tokens(call: Call, setup: Setup) -> GenerateRequest:
     """infer: one tensor of token ids. Its parameters stand in the tensor, or beside it."""
     fields = body(call)
-    name = setup.name(call)
+    name = setup.get_request_id(call)
     inputs = get(fields, "inputs")
     if not isinstance(inputs, list):
         raise wrong("Req should contain 'inputs' and the type should be array.", "inputs", "type")
@@ -40,7 +40,7 @@ def read_tokens(call: Call, setup: Setup) -> GenerateRequest:
         setup,
         tables.TOKENS,
         parameters,
-        model=call.params["model"],
+        model=call.path_params["model"],
         kind="completion",
         prompts=(ids,),
         templating=RAW,

@@ -64,64 +64,66 @@ class Writer:
     """Writes requests for one kind of server, and knows what reads the answers."""
 
     def __init__(self, setup: Setup, chats: Chats, renderer: Renderer | None) -> None:
-        self._setup = setup
-        self._takes = takes(setup)
-        self._chats = chats
+        self._config = setup
+        self._capabilities = takes(setup)
+        self._chat_mode = chats
         self._renderer = renderer
-        self._talk = openai.Writer(self._takes.talk, "/v1", powers=False)
-        self._carries = {
-            **params.carries(self._takes.text),
+        self._openai_writer = openai.Writer(self._capabilities.openai_profile, "/v1", powers=False)
+        self._parameter_support = {
+            **params.carries(self._capabilities.text_params),
             **rendering.carries(renderer),
             "priority": Carry("priority"),
         }
-        self._learned: dict[str, int] = {}
+        self._max_tokens_by_model: dict[str, int] = {}
 
-    def encode(self, request: Request) -> WireRequest:
+    def encode_request(self, request: Request) -> WireRequest:
         """See ``gateway.core.ports.WorkerDialect``."""
         request = _generation(request)
         name = _name(request)
-        if not self._talks(request):
-            return self._text(request, name)
-        wire = self._talk.encode(self._fitted(request, {})[0])
+        if not self._uses_openai_endpoint(request):
+            return self._encode_generate(request, name)
+        wire = self._openai_writer.encode_request(self._adapt_request(request, {})[0])
         headers = (*wire.headers, ("req-id", name)) if name else wire.headers
         return WireRequest(wire.path, wire.body, headers)
 
-    def losses(self, request: Request, names: Mapping[str, str]) -> tuple[Loss, ...]:
+    def unsupported_parameters(
+        self, request: Request, names: Mapping[str, str]
+    ) -> tuple[Loss, ...]:
         """See ``gateway.core.ports.WorkerDialect``."""
         request = _generation(request)
-        fitted, lost = self._fitted(request, names)
-        if self._talks(request):
-            return lost + self._talk.losses(fitted, names)
+        fitted, lost = self._adapt_request(request, names)
+        if self._uses_openai_endpoint(request):
+            return lost + self._openai_writer.unsupported_parameters(fitted, names)
         if request.want.token_ids:
             lost += (Loss(names.get("want.token_ids", "return_token_ids"), "dropped"),)
         lost += rendering.rendering_losses(fitted, self._renderer, names)
-        return lost + loss.losses(fitted, self._carries, names, extra=True)
+        return lost + loss.losses(fitted, self._parameter_support, names, extra=True)
 
-    def decoder(self, request: Request) -> Decoder:
+    def create_decoder(self, request: Request) -> Decoder:
         """See ``gateway.core.ports.WorkerDialect``."""
         request = _generation(request)
-        early = self._takes.early
-        if self._talks(request):
-            return TalkDecoder(self._fitted(request, {})[0], early=early)
+        early = self._capabilities.early
+        if self._uses_openai_endpoint(request):
+            return TalkDecoder(self._adapt_request(request, {})[0], early=early)
         return TextDecoder(request, early=early)
 
-    def cancel(self, request: Request) -> WireRequest:
+    def encode_cancel(self, request: Request) -> WireRequest:
         """See ``gateway.core.ports.Cancelling``."""
         body = _encode({"id": _name(request)})
         return WireRequest(f"{_model(request.model)}/stopInfer", body, _JSON)
 
-    def questions(self, model: str) -> Sequence[WireRequest]:
+    def metadata_requests(self, model: str) -> Sequence[WireRequest]:
         """See ``gateway.core.ports.Learning``."""
         slots = WireRequest(f"{_model(model)}/getSlotCount", b"", method="GET")
         return slots, WireRequest("/v2", b"", method="GET")
 
-    def learn(self, model: str, answers: Sequence[bytes | None]) -> int | None:
+    def load_metadata(self, model: str, answers: Sequence[bytes | None]) -> int | None:
         """See ``gateway.core.ports.Learning``. Also how long an answer may be."""
         slots, server = (*answers, None, None)[:2]
         try:
             longest = _server(server or b"").extensions.max_iter_times
             if 0 < longest <= INT32:
-                self._learned[model] = longest
+                self._max_tokens_by_model[model] = longest
         except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
             pass
         try:
@@ -132,35 +134,35 @@ class Writer:
 
     # --- which way --------------------------------------------------------------------------------
 
-    def _talks(self, request: GenerateRequest) -> bool:
+    def _uses_openai_endpoint(self, request: GenerateRequest) -> bool:
         """Whether it goes to an endpoint in OpenAI's manner."""
         if openai.is_chat(request):
-            return self._chats == "messages"
+            return self._chat_mode == "messages"
         ids = any(not isinstance(prompt, str) for prompt in request.prompts[:1])
-        return self._takes.completions and (ids or request.logprobs is not None)
+        return self._capabilities.has_completions and (ids or request.logprobs is not None)
 
-    def _fitted(self, request: GenerateRequest, names: Mapping[str, str]) -> Fitted:
-        fit = fit_talk if self._talks(request) else fit_text
-        return fit(request, self._takes, names, self._most(request.model))
+    def _adapt_request(self, request: GenerateRequest, names: Mapping[str, str]) -> Fitted:
+        fit = fit_talk if self._uses_openai_endpoint(request) else fit_text
+        return fit(request, self._capabilities, names, self._get_max_tokens(request.model))
 
-    def _most(self, model: str) -> int | None:
+    def _get_max_tokens(self, model: str) -> int | None:
         """The most tokens that an answer may have, where it is known."""
-        known = (self._setup.max_iter_times, self._learned.get(model))
+        known = (self._config.max_iter_times, self._max_tokens_by_model.get(model))
         return min((most for most in known if most is not None), default=None)
 
     # --- generate ---------------------------------------------------------------------------------
 
-    def _text(self, request: GenerateRequest, name: str) -> WireRequest:
-        fitted, _ = self._fitted(request, {})
+    def _encode_generate(self, request: GenerateRequest, name: str) -> WireRequest:
+        fitted, _ = self._adapt_request(request, {})
         body: dict[str, Any] = {"id": name} if name else {}
         body["text_input"] = rendering.prompt_of(fitted, self._renderer)
-        body["parameters"] = self._parameters(fitted)
+        body["parameters"] = self._write_parameters(fitted)
         way = "generate_stream" if request.stream else "generate"
         return WireRequest(f"{_model(request.model)}/{way}", _encode(body), _JSON)
 
-    def _parameters(self, request: GenerateRequest) -> dict[str, Any]:
-        written = {"details": True, **params.write(self._takes.text, request.said)}
-        written.setdefault("max_new_tokens", self._most(request.model) or INT32)
+    def _write_parameters(self, request: GenerateRequest) -> dict[str, Any]:
+        written = {"details": True, **params.write(self._capabilities.text_params, request.said)}
+        written.setdefault("max_new_tokens", self._get_max_tokens(request.model) or INT32)
         if request.priority is not None:
             step = min(max(request.priority, 0) // PRIORITY_STEP, _LAST_PRIORITY - 1)
             written["priority"] = step + 1

@@ -73,65 +73,67 @@ class ChatEncoder:
         headers: Headers = (),
     ) -> None:
         self.content_type = style.content_type
-        self._style, self._request = style, request
-        self._shared = shared_values(style.chat_prefix, about, id, model)
-        self._headers = heading(style, about, headers)
-        self._open: set[int] = set()
-        self._called: set[int] = set()
+        self._response_style, self._request = style, request
+        self._common_fields = shared_values(style.chat_prefix, about, id, model)
+        self._build_headers = heading(style, about, headers)
+        self._open_choices: set[int] = set()
+        self._tool_calling_choices: set[int] = set()
 
     def headers(self) -> Headers:
         """See ``gateway.core.ports.Encoder``."""
-        return self._headers()
+        return self._build_headers()
 
-    def write(self, events: Sequence[Event]) -> bytes:
+    def encode_events(self, events: Sequence[Event]) -> bytes:
         """See ``gateway.core.ports.Encoder``."""
-        write = self._write
+        write = self._encode_event
         return write(events[0]) if len(events) == 1 else b"".join([write(one) for one in events])
 
-    def error(self, error: GatewayError) -> bytes:
+    def encode_error_event(self, error: GatewayError) -> bytes:
         """See ``gateway.core.ports.Encoder``."""
-        return self._style.error_event(error)
+        return self._response_style.encode_error_event(error)
 
-    def whole(self, answer: Answer) -> Reply:
+    def encode_unary(self, answer: Answer) -> Reply:
         """See ``gateway.core.ports.Encoder``."""
-        choices = [self._choice(choice) for choice in answer.choices]
-        return whole(self._style.chat_shapes, answer, choices, self._shared)
+        choices = [self._build_choice(choice) for choice in answer.choices]
+        return whole(self._response_style.chat_factories, answer, choices, self._common_fields)
 
     @cached_property
-    def _chunks(self) -> Chunks:
+    def _chunk_writer(self) -> Chunks:
         """Frames a stream. A whole answer does without."""
-        shared = {**self._shared, "object": self._style.chat_chunk_object}
-        return Chunks(self._style, self._request, shared, chat=True)
+        shared = {**self._common_fields, "object": self._response_style.chat_chunk_object}
+        return Chunks(self._response_style, self._request, shared, chat=True)
 
-    def _write(self, event: Event) -> bytes:
+    def _encode_event(self, event: Event) -> bytes:
         if type(event) is Text:
-            return self._text(event) if event.text or event.logprobs or event.token_ids else b""
+            return (
+                self._encode_text(event) if event.text or event.logprobs or event.token_ids else b""
+            )
         match event:
             case Served():
-                self._chunks.served(event)
+                self._chunk_writer.set_metadata(event)
             case End():
-                return self._end(event)
+                return self._encode_choice_end(event)
             case Usage():
-                self._chunks.usage(event)
+                self._chunk_writer.set_usage(event)
             case Done():
-                return self._chunks.end()
+                return self._chunk_writer.write_end()
             case Thought(text, index) if text:
-                return self._piece(index, b'"reasoning_content":' + encode(text))
+                return self._encode_delta(index, b'"reasoning_content":' + encode(text))
             case Refusal(text, index) if text:
-                return self._piece(index, b'"refusal":' + encode(text))
+                return self._encode_delta(index, b'"refusal":' + encode(text))
             case PromptEcho(index, text):
-                return self._piece(index, b'"content":' + encode(text))
+                return self._encode_delta(index, b'"content":' + encode(text))
             case CallStart() | CallArguments():
-                return self._call(event)
+                return self._encode_tool_call(event)
             case _:
                 pass
         return b""
 
-    def _text(self, event: Text) -> bytes:
+    def _encode_text(self, event: Text) -> bytes:
         index = event.index
-        before = b"" if index in self._open else self._opening(index)
+        before = b"" if index in self._open_choices else self._encode_first_delta(index)
         if not event.logprobs and not event.token_ids:
-            head, tail = self._chunks.template(index)
+            head, tail = self._chunk_writer.build_template(index)
             return b'%b%b{"content":%b}%b' % (before, head, encode(event.text), tail)
         more = {}
         if event.logprobs:
@@ -139,64 +141,74 @@ class ChatEncoder:
         if event.token_ids and self._request.want.token_ids:
             more["token_ids"] = encode(event.token_ids)
         delta = b'{"content":%b}' % encode(event.text)
-        return before + self._chunks.chunk(index, delta, **more)
+        return before + self._chunk_writer.write_chunk(index, delta, **more)
 
-    def _piece(self, index: int, fields: bytes) -> bytes:
-        before = b"" if index in self._open else self._opening(index)
-        head, tail = self._chunks.template(index)
+    def _encode_delta(self, index: int, fields: bytes) -> bytes:
+        before = b"" if index in self._open_choices else self._encode_first_delta(index)
+        head, tail = self._chunk_writer.build_template(index)
         return b"%b%b{%b}%b" % (before, head, fields, tail)
 
-    def _opening(self, index: int, *, call: bool = False) -> bytes:
-        self._open.add(index)
-        delta = self._style.call_opening if call else self._style.opening
-        return self._chunks.chunk(index, delta)
+    def _encode_first_delta(self, index: int, *, call: bool = False) -> bytes:
+        self._open_choices.add(index)
+        delta = (
+            self._response_style.first_tool_call_delta if call else self._response_style.first_delta
+        )
+        return self._chunk_writer.write_chunk(index, delta)
 
-    def _call(self, event: CallStart | CallArguments) -> bytes:
+    def _encode_tool_call(self, event: CallStart | CallArguments) -> bytes:
         index = event.index
-        before = b"" if index in self._open else self._opening(index, call=True)
-        self._called.add(index)
+        before = b"" if index in self._open_choices else self._encode_first_delta(index, call=True)
+        self._tool_calling_choices.add(index)
         if isinstance(event, CallStart):
             function = Function(event.name, "")
-            piece = CallPiece(event.call, event.id, "function", function)
+            piece = CallPiece(event.call_index, event.id, "function", function)
         else:
             function = Function(arguments=event.text)
-            piece = CallPiece(event.call, function=function)
+            piece = CallPiece(event.call_index, function=function)
         if self._request.legacy_functions:
-            return before + self._piece(index, b'"function_call":' + encode(function))
-        return before + self._piece(index, b'"tool_calls":[' + encode(piece) + b"]")
+            return before + self._encode_delta(index, b'"function_call":' + encode(function))
+        return before + self._encode_delta(index, b'"tool_calls":[' + encode(piece) + b"]")
 
-    def _end(self, event: End) -> bytes:
+    def _encode_choice_end(self, event: End) -> bytes:
         index = event.index
-        before = b"" if index in self._open else self._opening(index)
-        reason = self._reason(event.reason, called=index in self._called)
+        before = b"" if index in self._open_choices else self._encode_first_delta(index)
+        reason = self._map_finish_reason(
+            event.finish_reason, called=index in self._tool_calling_choices
+        )
         more = {"finish_reason": encode(reason)}
-        return before + self._chunks.finish(index, self._style.closing, more)
+        return before + self._chunk_writer.write_finish(
+            index, self._response_style.last_delta, more
+        )
 
-    def _reason(self, reason: FinishReason, *, called: bool) -> str:
+    def _map_finish_reason(self, reason: FinishReason, *, called: bool) -> str:
         legacy = self._request.legacy_functions
-        return reason_of(self._style.reasons, reason, called=called, legacy=legacy)
+        return reason_of(self._response_style.finish_reasons, reason, called=called, legacy=legacy)
 
-    def _choice(self, choice: ChoiceAnswer) -> Struct:
-        values = choice_values(self._style, self._request, choice)
-        values["message"] = self._message(choice)
-        values["finish_reason"] = self._reason(choice.reason, called=bool(choice.calls))
+    def _build_choice(self, choice: ChoiceAnswer) -> Struct:
+        values = choice_values(self._response_style, self._request, choice)
+        values["message"] = self._build_message(choice)
+        values["finish_reason"] = self._map_finish_reason(
+            choice.finish_reason, called=bool(choice.tool_calls)
+        )
         if choice.logprobs:
             values["logprobs"] = chat_logprobs(choice.logprobs)
-        return self._style.chat_shapes.choice(values)
+        return self._response_style.chat_factories.choice(values)
 
-    def _message(self, choice: ChoiceAnswer) -> Struct:
-        silent = not choice.text and bool(choice.calls or choice.refusal)
-        values: dict[str, Any] = {"content": Raw(self._style.silent) if silent else choice.text}
-        if choice.thought:
-            values["reasoning_content"] = choice.thought
+    def _build_message(self, choice: ChoiceAnswer) -> Struct:
+        silent = not choice.text and bool(choice.tool_calls or choice.refusal)
+        values: dict[str, Any] = {
+            "content": Raw(self._response_style.empty_content) if silent else choice.text
+        }
+        if choice.reasoning:
+            values["reasoning_content"] = choice.reasoning
         if choice.refusal:
             values["refusal"] = choice.refusal
-        if choice.calls and self._request.legacy_functions:
-            call = choice.calls[0]
+        if choice.tool_calls and self._request.legacy_functions:
+            call = choice.tool_calls[0]
             values["function_call"] = Function(call.name, call.arguments)
-        elif choice.calls:
-            values["tool_calls"] = calls_of(choice.calls)
-        return self._style.chat_shapes.message(values)
+        elif choice.tool_calls:
+            values["tool_calls"] = calls_of(choice.tool_calls)
+        return self._response_style.chat_factories.message(values)
 
 
 class TextEncoder:
@@ -213,56 +225,56 @@ class TextEncoder:
         headers: Headers = (),
     ) -> None:
         self.content_type = style.content_type
-        self._style, self._request = style, request
-        self._shared = shared_values(style.text_prefix, about, id, model)
-        self._headers = heading(style, about, headers)
+        self._response_style, self._request = style, request
+        self._common_fields = shared_values(style.text_prefix, about, id, model)
+        self._build_headers = heading(style, about, headers)
         self._offsets: dict[int, int] = {}
 
     def headers(self) -> Headers:
         """See ``gateway.core.ports.Encoder``."""
-        return self._headers()
+        return self._build_headers()
 
-    def write(self, events: Sequence[Event]) -> bytes:
+    def encode_events(self, events: Sequence[Event]) -> bytes:
         """See ``gateway.core.ports.Encoder``."""
-        write = self._write
+        write = self._encode_event
         return write(events[0]) if len(events) == 1 else b"".join([write(one) for one in events])
 
-    def error(self, error: GatewayError) -> bytes:
+    def encode_error_event(self, error: GatewayError) -> bytes:
         """See ``gateway.core.ports.Encoder``."""
-        return self._style.error_event(error)
+        return self._response_style.encode_error_event(error)
 
-    def whole(self, answer: Answer) -> Reply:
+    def encode_unary(self, answer: Answer) -> Reply:
         """See ``gateway.core.ports.Encoder``."""
-        choices = [self._choice(choice) for choice in answer.choices]
-        return whole(self._style.text_shapes, answer, choices, self._shared)
+        choices = [self._build_choice(choice) for choice in answer.choices]
+        return whole(self._response_style.text_factories, answer, choices, self._common_fields)
 
     @cached_property
-    def _chunks(self) -> Chunks:
+    def _chunk_writer(self) -> Chunks:
         """Frames a stream. A whole answer does without."""
-        shared = {**self._shared, "object": self._style.text_chunk_object}
-        return Chunks(self._style, self._request, shared, chat=False)
+        shared = {**self._common_fields, "object": self._response_style.text_chunk_object}
+        return Chunks(self._response_style, self._request, shared, chat=False)
 
-    def _write(self, event: Event) -> bytes:
+    def _encode_event(self, event: Event) -> bytes:
         if type(event) is Text:
             ids = event.token_ids if self._request.want.token_ids else ()
-            return self._text(event.index, event.text, event.logprobs, ids)
+            return self._encode_text(event.index, event.text, event.logprobs, ids)
         match event:
             case PromptEcho(index, text, logprobs):
-                return self._text(index, text, logprobs, ())
+                return self._encode_text(index, text, logprobs, ())
             case End(reason, index):
-                more = {"finish_reason": encode(self._style.reasons[reason])}
-                return self._chunks.finish(index, b'""', more)
+                more = {"finish_reason": encode(self._response_style.finish_reasons[reason])}
+                return self._chunk_writer.write_finish(index, b'""', more)
             case Usage():
-                self._chunks.usage(event)
+                self._chunk_writer.set_usage(event)
             case Served():
-                self._chunks.served(event)
+                self._chunk_writer.set_metadata(event)
             case Done():
-                return self._chunks.end()
+                return self._chunk_writer.write_end()
             case _:
                 pass
         return b""
 
-    def _text(
+    def _encode_text(
         self, index: int, text: str, logprobs: Sequence[TokenLogprob], ids: Sequence[int]
     ) -> bytes:
         if not text and not logprobs and not ids:
@@ -270,19 +282,19 @@ class TextEncoder:
         offset = self._offsets.get(index, 0)
         self._offsets[index] = offset + len(text)
         if not logprobs and not ids:
-            head, tail = self._chunks.template(index)
+            head, tail = self._chunk_writer.build_template(index)
             return b"%b%b%b" % (head, encode(text), tail)
         more = {}
         if logprobs:
             more["logprobs"] = encode(text_logprobs(logprobs, offset))
         if ids:
             more["token_ids"] = encode(ids)
-        return self._chunks.chunk(index, encode(text), **more)
+        return self._chunk_writer.write_chunk(index, encode(text), **more)
 
-    def _choice(self, choice: ChoiceAnswer) -> Struct:
-        values = choice_values(self._style, self._request, choice)
+    def _build_choice(self, choice: ChoiceAnswer) -> Struct:
+        values = choice_values(self._response_style, self._request, choice)
         values["text"] = choice.text
-        values["finish_reason"] = self._style.reasons[choice.reason]
+        values["finish_reason"] = self._response_style.finish_reasons[choice.finish_reason]
         if choice.logprobs:
             values["logprobs"] = text_logprobs(choice.logprobs)
-        return self._style.text_shapes.choice(values)
+        return self._response_style.text_factories.choice(values)

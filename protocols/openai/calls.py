@@ -10,13 +10,13 @@ _encode = msgspec.json.Encoder().encode
 
 
 class _Call:
-    __slots__ = ("id", "number", "waiting")
+    __slots__ = ("id", "call_index", "pending_arguments")
 
     def __init__(self) -> None:
         self.id: str | None = None
-        self.number: int | None = None
+        self.call_index: int | None = None
         """Its place in the choice, once it has a name."""
-        self.waiting = ""
+        self.pending_arguments = ""
         """Arguments that came before the name."""
 
 
@@ -24,30 +24,30 @@ class Calls:
     """The tool calls of one choice."""
 
     def __init__(self, index: int) -> None:
-        self._index = index
+        self._choice_index = index
         self._calls: dict[int, _Call] = {}
-        self._begun = 0
+        self._started_count = 0
 
-    def read(self, delta: WireDelta) -> list[Event]:
+    def read_delta(self, delta: WireDelta) -> list[Event]:
         """The events of the calls in a message, or in a piece of one."""
         events: list[Event] = []
         for position, wire in enumerate(delta.tool_calls or ()):
-            self._piece(self._key(wire, position), wire, events)
+            self._read_fragment(self._find_key(wire, position), wire, events)
         if delta.function_call is not None:
-            self._piece(0, WireCall(function=delta.function_call), events)
+            self._read_fragment(0, WireCall(function=delta.function_call), events)
         return events
 
     @property
-    def begun(self) -> int:
+    def started_count(self) -> int:
         """How many have a name."""
-        return self._begun
+        return self._started_count
 
     def close(self) -> None:
         """The choice has ended. Raises StreamBroken for a call that never got a name."""
-        if self._calls and any(call.number is None for call in self._calls.values()):
+        if self._calls and any(call.call_index is None for call in self._calls.values()):
             raise StreamBroken("The worker called a tool without its name.")
 
-    def _key(self, wire: WireCall, position: int) -> int:
+    def _find_key(self, wire: WireCall, position: int) -> int:
         """Which call a piece belongs to: by its index, else by its id, else the place it has."""
         if wire.index is not None:
             return wire.index
@@ -61,22 +61,22 @@ class Calls:
             return max(self._calls) + 1
         return position if position in self._calls or started else max(self._calls, default=0)
 
-    def _piece(self, key: int, wire: WireCall, events: list[Event]) -> None:
+    def _read_fragment(self, key: int, wire: WireCall, events: list[Event]) -> None:
         call = self._calls.get(key)
         if call is None:
             call = self._calls[key] = _Call()
         call.id = call.id or wire.id
         name, arguments = _said(wire)
-        if call.number is None:
-            call.waiting += arguments
+        if call.call_index is None:
+            call.pending_arguments += arguments
             if not name:
                 return
-            call.number, arguments = self._begun, call.waiting
-            self._begun += 1
-            made_up = f"call_{self._index}_{call.number}"
-            events.append(CallStart(self._index, call.number, call.id or made_up, name))
+            call.call_index, arguments = self._started_count, call.pending_arguments
+            self._started_count += 1
+            made_up = f"call_{self._choice_index}_{call.call_index}"
+            events.append(CallStart(self._choice_index, call.call_index, call.id or made_up, name))
         if arguments:
-            events.append(CallArguments(self._index, call.number, arguments))
+            events.append(CallArguments(self._choice_index, call.call_index, arguments))
 
 
 def _said(wire: WireCall) -> tuple[str, str]:

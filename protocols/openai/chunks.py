@@ -47,8 +47,8 @@ def _told(
     style: Style, about: About, headers: Headers, began: float, first: Headers = ()
 ) -> Headers:
     told = first + style.headers
-    if style.served_header is not None:
-        told += ((style.served_header, about.served),)
+    if style.version_header is not None:
+        told += ((style.version_header, about.version),)
     if headers:
         told += headers
     if style.elapsed_header is not None:
@@ -59,7 +59,7 @@ def _told(
 
 def choices_per_index(style: Style, request: GenerateRequest) -> int:
     """How many choices share an index."""
-    return (request.n or 1) if style.index == "prompt" else 1
+    return (request.n or 1) if style.index_scope == "prompt" else 1
 
 
 def choice_values(style: Style, request: GenerateRequest, choice: ChoiceAnswer) -> dict[str, Any]:
@@ -77,9 +77,9 @@ def whole(
     values: dict[str, Any] = {**shared, "choices": choices}
     if answer.usage is not None:
         values["usage"] = usage_of(answer.usage)
-    if answer.served.fingerprint is not None:
-        values["system_fingerprint"] = answer.served.fingerprint
-    return Reply(200, encode(shapes.answer(values)))
+    if answer.metadata.fingerprint is not None:
+        values["system_fingerprint"] = answer.metadata.fingerprint
+    return Reply(200, encode(shapes.response(values)))
 
 
 class Chunks:
@@ -88,79 +88,90 @@ class Chunks:
     def __init__(
         self, style: Style, request: GenerateRequest, shared: Mapping[str, str | int], *, chat: bool
     ) -> None:
-        self._style = style
-        self._shared = {key: encode(value) for key, value in shared.items()}
-        self._keys = style.chat_piece if chat else style.text_piece
-        self._hole = "delta" if chat else "text"
+        self._response_style = style
+        self._common_fields = {key: encode(value) for key, value in shared.items()}
+        self._choice_keys = style.chat_chunk_keys if chat else style.text_chunk_keys
+        self._delta_key = "delta" if chat else "text"
         wanted = request.want.usage
-        self._mode = style.usage if wanted == "final" else wanted
-        self._per_index = choices_per_index(style, request)
-        self._total = self._mode in ("each", "separate")
+        self._usage_mode = style.usage_position if wanted == "final" else wanted
+        self._choices_per_index = choices_per_index(style, request)
+        self._writes_total_usage = self._usage_mode in ("each", "separate")
         self._usage: Usage | None = None
-        self._held: tuple[int, bytes, dict[str, bytes]] | None = None
+        self._pending_finish: tuple[int, bytes, dict[str, bytes]] | None = None
         self._templates: dict[int, tuple[bytes, bytes]] = {}
 
-    def template(self, index: int) -> tuple[bytes, bytes]:
+    def build_template(self, index: int) -> tuple[bytes, bytes]:
         """An ordinary chunk of this choice, cut where its delta or text belongs."""
         if index not in self._templates:
-            head, _, tail = self.chunk(index, _HOLE).partition(_HOLE)
+            head, _, tail = self.write_chunk(index, _HOLE).partition(_HOLE)
             self._templates[index] = head, tail
         return self._templates[index]
 
-    def chunk(self, index: int, body: bytes, **more: bytes) -> bytes:
+    def write_chunk(self, index: int, body: bytes, **more: bytes) -> bytes:
         """One chunk; ``more`` are a piece's further keys."""
-        piece = {"finish_reason": b"null", **self._style.absent, **more}
-        piece["index"] = self._number(index)
-        piece[self._hole] = body
-        return self._frame(b"[" + ordered(self._keys, piece) + b"]", self._ordinary_usage())
+        piece = {"finish_reason": b"null", **self._response_style.default_values, **more}
+        piece["index"] = self._format_index(index)
+        piece[self._delta_key] = body
+        return self._format_chunk(
+            b"[" + ordered(self._choice_keys, piece) + b"]", self._format_running_usage()
+        )
 
-    def finish(self, index: int, body: bytes, more: dict[str, bytes]) -> bytes:
+    def write_finish(self, index: int, body: bytes, more: dict[str, bytes]) -> bytes:
         """A choice's last chunk, held back if usage will go into it."""
-        if self._mode not in ("finish", "each"):
-            return self.chunk(index, body, **more)
-        before = self._release()
-        self._held = index, body, more
+        if self._usage_mode not in ("finish", "each"):
+            return self.write_chunk(index, body, **more)
+        before = self._write_pending_finish()
+        self._pending_finish = index, body, more
         return before
 
-    def usage(self, usage: Usage) -> None:
+    def set_usage(self, usage: Usage) -> None:
         """Usage has come."""
         self._usage = usage
-        if self._mode == "each":
+        if self._usage_mode == "each":
             self._templates.clear()
 
-    def served(self, served: Served) -> None:
+    def set_metadata(self, served: Served) -> None:
         """The worker has told its fingerprint."""
         if served.fingerprint is not None:
-            self._shared["system_fingerprint"] = encode(served.fingerprint)
+            self._common_fields["system_fingerprint"] = encode(served.fingerprint)
             self._templates.clear()
 
-    def end(self) -> bytes:
+    def write_end(self) -> bytes:
         """The rest: a finish chunk held back, the usage chunk, the dialect's end."""
-        last = self._release(final=True)
-        if self._total and self._usage is not None:
-            last += self._frame(b"[]", encode(usage_of(self._usage)))
-        return last + self._style.done
+        last = self._write_pending_finish(final=True)
+        if self._writes_total_usage and self._usage is not None:
+            last += self._format_chunk(b"[]", encode(usage_of(self._usage)))
+        return last + self._response_style.stream_end
 
-    def _release(self, *, final: bool = False) -> bytes:
-        if self._held is None:
+    def _write_pending_finish(self, *, final: bool = False) -> bytes:
+        if self._pending_finish is None:
             return b""
-        (index, body, more), self._held = self._held, None
-        if final and self._mode == "finish" and self._usage is not None:
-            piece = {**self._style.absent, **more, "index": self._number(index), self._hole: body}
+        (index, body, more), self._pending_finish = self._pending_finish, None
+        if final and self._usage_mode == "finish" and self._usage is not None:
+            piece = {
+                **self._response_style.default_values,
+                **more,
+                "index": self._format_index(index),
+                self._delta_key: body,
+            }
             usage = encode(usage_of(self._usage))
-            return self._frame(b"[" + ordered(self._keys, piece) + b"]", usage)
-        return self.chunk(index, body, **more)
+            return self._format_chunk(b"[" + ordered(self._choice_keys, piece) + b"]", usage)
+        return self.write_chunk(index, body, **more)
 
-    def _number(self, index: int) -> bytes:
-        return b"%d" % (index // self._per_index)
+    def _format_index(self, index: int) -> bytes:
+        return b"%d" % (index // self._choices_per_index)
 
-    def _ordinary_usage(self) -> bytes | None:
-        if self._mode == "each":
+    def _format_running_usage(self) -> bytes | None:
+        if self._usage_mode == "each":
             return b"null" if self._usage is None else encode(usage_of(self._usage))
-        return b"null" if self._mode == "separate" else None
+        return b"null" if self._usage_mode == "separate" else None
 
-    def _frame(self, choices: bytes, usage: bytes | None) -> bytes:
-        values = {**self._shared, "choices": choices}
+    def _format_chunk(self, choices: bytes, usage: bytes | None) -> bytes:
+        values = {**self._common_fields, "choices": choices}
         if usage is not None:
             values["usage"] = usage
-        return self._style.prefix + ordered(self._style.chunk, values) + b"\n\n"
+        return (
+            self._response_style.event_prefix
+            + ordered(self._response_style.chunk_keys, values)
+            + b"\n\n"
+        )

@@ -54,13 +54,13 @@ _DONE: Final = b"[DONE]"
 class _Choice:
     """What is known of one choice so far."""
 
-    __slots__ = ("calls", "ended", "index", "prompt")
+    __slots__ = ("tool_calls", "is_ended", "index", "pending_prompt")
 
     def __init__(self, index: int, prompt: str | None) -> None:
         self.index = index
-        self.calls = Calls(index)
-        self.ended = False
-        self.prompt = prompt  # what is still to come back of it, where it was asked for
+        self.tool_calls = Calls(index)
+        self.is_ended = False
+        self.pending_prompt = prompt  # what is still to come back of it, where it was asked for
 
 
 class AnswerDecoder:
@@ -80,127 +80,134 @@ class AnswerDecoder:
         ends_calls: bool = False,
     ) -> None:
         self._request = request
-        self._echoes = echoes
-        self._complain = complaint
-        self._ends_calls = ends_calls
-        self._body = sse.Body()
-        self._splitter = sse.Splitter()
-        self._done = False
-        self._served = False
+        self._expects_echo = echoes
+        self._raise_if_error = complaint
+        self._end_closes_tool_calls = ends_calls
+        self._body_reader = sse.Body()
+        self._sse_parser = sse.Splitter()
+        self._is_done = False
+        self._has_metadata = False
         self._usage: Usage | None = None
         self._choices: dict[int, _Choice] = {}
-        self._failed: GatewayError | None = None
+        self._pending_error: GatewayError | None = None
 
     def feed(self, data: bytes) -> Sequence[Event]:
         """See ``gateway.core.ports.Decoder``."""
-        if self._failed is not None:
-            raise self._failed
-        payloads = self._splitter.feed(self._body.feed(data))
-        events, self._failed = sse.events_of(payloads, self._event)
+        if self._pending_error is not None:
+            raise self._pending_error
+        payloads = self._sse_parser.feed(self._body_reader.feed(data))
+        events, self._pending_error = sse.events_of(payloads, self._read_payload)
         return events
 
-    def event(self, payload: bytes, events: list[Event]) -> None:
+    def read_event(self, payload: bytes, events: list[Event]) -> None:
         """Read the data of one event of a stream of which no part of another was fed before.
 
         Raises at once what ``feed`` would raise behind what was there before.
         """
-        self._body.begun = True
+        self._body_reader.is_detected = True
         before = len(events)
         try:
-            self._event(payload, events)
+            self._read_payload(payload, events)
         except GatewayError:
             del events[before:]
             raise
 
     def close(self) -> Sequence[Event]:
         """See ``gateway.core.ports.Decoder``."""
-        if self._failed is not None:
-            raise self._failed
-        if self._done:
+        if self._pending_error is not None:
+            raise self._pending_error
+        if self._is_done:
             return ()
-        if (whole := self._body.whole) is not None:
+        if (whole := self._body_reader.unary_body) is not None:
             events: list[Event] = []
-            self._read(bytes(whole), events, whole=True)
-            return [*events, *self._end()]
+            self._read_json(bytes(whole), events, whole=True)
+            return [*events, *self._build_end_events()]
         try:
-            self._splitter.close()
+            self._sse_parser.close()
         except StreamBroken:
-            if not self._complete():
+            if not self._is_complete():
                 raise
-        if self._complete():
-            return self._end()
-        if self._splitter.stray is not None:
-            self._complain(self._splitter.stray)
+        if self._is_complete():
+            return self._build_end_events()
+        if self._sse_parser.stray_line is not None:
+            self._raise_if_error(self._sse_parser.stray_line)
         raise StreamBroken("The worker's stream stopped before its end.")
 
     # --- a stream ---------------------------------------------------------------------------------
 
-    def _event(self, payload: bytes, events: list[Event]) -> None:
-        if self._done or not (said := payload.strip()):
+    def _read_payload(self, payload: bytes, events: list[Event]) -> None:
+        if self._is_done or not (said := payload.strip()):
             return
         if said != _DONE:
-            self._read(payload, events, whole=False)
+            self._read_json(payload, events, whole=False)
             return
-        if self._ends_calls:
-            events += self._called()
-        if not self._choices or self._ended() < len(self._choices):
+        if self._end_closes_tool_calls:
+            events += self._end_tool_calling_choices()
+        if not self._choices or self._count_ended() < len(self._choices):
             raise StreamBroken("The worker ended its stream without a finish reason.")
-        events += self._end()
+        events += self._build_end_events()
 
-    def _called(self) -> list[Event]:
+    def _end_tool_calling_choices(self) -> list[Event]:
         """The ends of the choices whose last word was a call."""
         ended: list[Event] = []
         for index, choice in self._choices.items():
-            if not choice.ended and choice.calls.begun:
-                choice.ended = True
-                choice.calls.close()
+            if not choice.is_ended and choice.tool_calls.started_count:
+                choice.is_ended = True
+                choice.tool_calls.close()
                 ended.append(End("tool_calls", index))
         return ended
 
-    def _complete(self) -> bool:
-        ended = self._ended()
-        return ended == len(self._choices) and ended >= self._request.choices
+    def _is_complete(self) -> bool:
+        ended = self._count_ended()
+        return ended == len(self._choices) and ended >= self._request.choice_count
 
-    def _ended(self) -> int:
+    def _count_ended(self) -> int:
         """How many choices are over."""
-        return len([True for choice in self._choices.values() if choice.ended])
+        return len([True for choice in self._choices.values() if choice.is_ended])
 
-    def _end(self) -> list[Event]:
-        self._done = True
+    def _build_end_events(self) -> list[Event]:
+        self._is_done = True
         running = self._request.want.usage == "each"
         usage = [] if self._usage is None or running else [self._usage]
         return [*usage, Done()]
 
     # --- one JSON object --------------------------------------------------------------------------
 
-    def _read(self, body: bytes, events: list[Event], *, whole: bool) -> None:
+    def _read_json(self, body: bytes, events: list[Event], *, whole: bool) -> None:
         try:
             wire = read_answer(body)
         except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as e:
-            self._complain(body)
+            self._raise_if_error(body)
             raise WorkerFailed("The worker's answer can't be read.") from e
         if wire.choices is None or wire.error is not None:
-            self._complain(body)
+            self._raise_if_error(body)
         choices = wire.choices or []
-        if self._served and len(choices) == 1 and self._is_text(wire, choices[0], events):
+        if self._has_metadata and len(choices) == 1 and self._is_text(wire, choices[0], events):
             return
         if whole and not choices:
             raise WorkerFailed("The worker's answer has no choices.")
-        self._tell_served(wire, events)
+        self._add_metadata(wire, events)
         usage = None if wire.usage is None else usage_in(wire.usage)
         counts = shares(choices, usage.completion_tokens) if whole and usage is not None else None
         for position, choice in enumerate(choices):
             index = position if choice.index is None and whole else choice.index or 0
-            known = self._choice(index)
-            self._piece(choice, known, events, count=1 if counts is None else counts[position])
-            if (choice.finish_reason or whole) and not known.ended:
-                events.append(self._finish(choice, known))
-        self._count(usage, events)
+            known = self._get_choice(index)
+            self._read_choice(
+                choice, known, events, count=1 if counts is None else counts[position]
+            )
+            if (choice.finish_reason or whole) and not known.is_ended:
+                events.append(self._finish_choice(choice, known))
+        self._add_usage(usage, events)
 
     def _is_text(self, wire: WireAnswer, choice: WireChoice, events: list[Event]) -> bool:
         """Tell what a chunk says that holds a piece of text alone, as most do; whether it does."""
         known = self._choices.get(choice.index or 0)
-        if known is None or known.ended or known.prompt is not None or wire.usage is not None:
+        if (
+            known is None
+            or known.is_ended
+            or known.pending_prompt is not None
+            or wire.usage is not None
+        ):
             return False
         index, delta = choice.index, choice.delta
         if delta is None:
@@ -214,35 +221,37 @@ class AnswerDecoder:
             events.append(Text(text, known.index))
         return True
 
-    def _count(self, usage: Usage | None, events: list[Event]) -> None:
+    def _add_usage(self, usage: Usage | None, events: list[Event]) -> None:
         """This is how much it was so far, where that is known."""
         if usage is not None:
             self._usage = usage
             if self._request.want.usage == "each":
                 events.append(usage)
 
-    def _tell_served(self, wire: WireAnswer, events: list[Event]) -> None:
-        if self._served or (wire.id is None and wire.model is None):
+    def _add_metadata(self, wire: WireAnswer, events: list[Event]) -> None:
+        if self._has_metadata or (wire.id is None and wire.model is None):
             return
-        self._served = True
+        self._has_metadata = True
         events.append(served_in(wire))
 
-    def _choice(self, index: int) -> _Choice:
+    def _get_choice(self, index: int) -> _Choice:
         known = self._choices.get(index)
         if known is None:
-            known = self._choices[index] = _Choice(index, self._prompt(index))
+            known = self._choices[index] = _Choice(index, self._find_echoed_prompt(index))
         return known
 
-    def _prompt(self, index: int) -> str | None:
+    def _find_echoed_prompt(self, index: int) -> str | None:
         """The prompt that will come back in front of a choice."""
         prompts = self._request.prompts
         position = index // (self._request.n or 1)
-        if not self._echoes or position >= len(prompts):
+        if not self._expects_echo or position >= len(prompts):
             return None
         prompt = prompts[position]
         return prompt if isinstance(prompt, str) else None
 
-    def _piece(self, wire: WireChoice, choice: _Choice, events: list[Event], *, count: int) -> None:
+    def _read_choice(
+        self, wire: WireChoice, choice: _Choice, events: list[Event], *, count: int
+    ) -> None:
         said: list[Event] = []
         text, delta = wire.text or "", wire.delta or wire.message
         if delta is not None:
@@ -254,22 +263,24 @@ class AnswerDecoder:
                 text = parts_in(content, choice.index, said)
             else:
                 text = content or ""
-        said += self._texts(wire, choice, text, count=count)
+        said += self._build_text_events(wire, choice, text, count=count)
         if delta is not None:
             if delta.refusal:
                 said.append(Refusal(delta.refusal, choice.index))
             if delta.tool_calls or delta.function_call is not None:
-                said += choice.calls.read(delta)
-        if said and choice.ended:
+                said += choice.tool_calls.read_delta(delta)
+        if said and choice.is_ended:
             raise StreamBroken(f"The worker went on with choice {choice.index} after its end.")
         events += said
 
-    def _texts(self, wire: WireChoice, choice: _Choice, text: str, *, count: int) -> list[Event]:
+    def _build_text_events(
+        self, wire: WireChoice, choice: _Choice, text: str, *, count: int
+    ) -> list[Event]:
         """The text, and before it the prompt where the worker gave it back."""
         logprobs, ids = logprobs_in(wire.logprobs), tuple(wire.token_ids or ())
         if not text and not logprobs and not ids:
             return []
-        index, prompt, choice.prompt = choice.index, choice.prompt, None
+        index, prompt, choice.pending_prompt = choice.index, choice.pending_prompt, None
         if prompt is not None and text.startswith(prompt):
             kept = covering(prompt, logprobs)
             echo = PromptEcho(index, prompt, logprobs[:kept])
@@ -279,9 +290,9 @@ class AnswerDecoder:
             return [echo, Text(text, index, len(logprobs) or len(ids) or count, ids, logprobs)]
         return [Text(text, index, len(ids) or len(logprobs) or count, ids, logprobs)]
 
-    def _finish(self, wire: WireChoice, choice: _Choice) -> End:
-        choice.ended = True
-        choice.calls.close()
+    def _finish_choice(self, wire: WireChoice, choice: _Choice) -> End:
+        choice.is_ended = True
+        choice.tool_calls.close()
         reason = REASONS.get(wire.finish_reason or "", "unknown")
         if reason is None:
             raise WorkerFailed(f"The worker broke off ({(wire.finish_reason or '')[:32]}).")

@@ -45,10 +45,10 @@ def chat(reading: Reading, *, kinds: tuple[str, ...] = ("function", "custom")) -
     """The body of a conversation; ``kinds`` of tools."""
     properties = {
         "model": _MODEL,
-        "messages": shapes.messages(reading.rules),
+        "messages": shapes.messages(reading.message_rules),
         **_rows(reading.chat),
         **_BOTH,
-        "tools": shapes.tools(reading.most_tools, *kinds),
+        "tools": shapes.tools(reading.max_tools, *kinds),
         "tool_choice": shapes.TOOL_CHOICE,
         "functions": shapes.FUNCTIONS,
         "function_call": shapes.FUNCTION_CALL,
@@ -74,7 +74,7 @@ def embedding(reading: Reading) -> Schema:
     """The body of a request for vectors."""
     properties = {
         "model": _MODEL,
-        "input": shapes.inputs(reading.most_inputs),
+        "input": shapes.inputs(reading.max_inputs),
         **_rows(reading.embedding),
     }
     return record(properties, "model", "input", more=_more(reading))
@@ -101,7 +101,7 @@ def _rows(table: tuple[Param, ...]) -> dict[str, Schema]:
 
 
 def _more(reading: Reading) -> bool:
-    return reading.unknown != "reject"
+    return reading.unknown_fields != "reject"
 
 
 # --- answers --------------------------------------------------------------------------------------
@@ -109,13 +109,13 @@ def _more(reading: Reading) -> bool:
 
 def answers(style: Style) -> dict[str, Schema]:
     """The whole answers and the chunks of this style, and all within them."""
-    reasons = tuple(dict.fromkeys(style.reasons.values()))
+    reasons = tuple(dict.fromkeys(style.finish_reasons.values()))
     chat: dict[str, Schema] = {
         **_CHOICE,
         "logprobs": optional(ref("ChatLogprobs")),
         "finish_reason": one_of(*reasons, "function_call"),
         "message": _message(style),
-        "delta": _only(_MESSAGE, style.message),
+        "delta": _only(_MESSAGE, style.message_keys),
     }
     text: dict[str, Schema] = {
         **_CHOICE,
@@ -128,10 +128,18 @@ def answers(style: Style) -> dict[str, Schema]:
     )
     return {
         **structs(GenerationUsage, CallPiece, ChatLogprobs, TextLogprobs, VectorList),
-        "ChatAnswer": _whole(style, style.chat_object, _choice(style, style.chat_choice, chat)),
-        "TextAnswer": _whole(style, style.text_object, _choice(style, style.text_choice, text)),
-        "ChatChunk": _chunk(style, style.chat_chunk_object, _only(chat_piece, style.chat_piece)),
-        "TextChunk": _chunk(style, style.text_chunk_object, _only(text_piece, style.text_piece)),
+        "ChatAnswer": _whole(
+            style, style.chat_object, _choice(style, style.chat_choice_keys, chat)
+        ),
+        "TextAnswer": _whole(
+            style, style.text_object, _choice(style, style.text_choice_keys, text)
+        ),
+        "ChatChunk": _chunk(
+            style, style.chat_chunk_object, _only(chat_piece, style.chat_chunk_keys)
+        ),
+        "TextChunk": _chunk(
+            style, style.text_chunk_object, _only(text_piece, style.text_chunk_keys)
+        ),
     }
 
 
@@ -165,7 +173,9 @@ def _whole(style: Style, name: str, choice: Schema) -> Schema:
         "choices": array(choice),
         "usage": ref("GenerationUsage"),
     }
-    return _only(values, style.answer, [key for key in style.answer if key not in _SOMETIMES])
+    return _only(
+        values, style.unary_keys, [key for key in style.unary_keys if key not in _SOMETIMES]
+    )
 
 
 def _chunk(style: Style, name: str, piece: Schema) -> Schema:
@@ -175,16 +185,20 @@ def _chunk(style: Style, name: str, piece: Schema) -> Schema:
         "choices": array(piece),
         "usage": optional(ref("GenerationUsage")),
     }
-    return _only(values, style.chunk, [key for key in style.chunk if key not in _SOMETIMES])
+    return _only(
+        values, style.chunk_keys, [key for key in style.chunk_keys if key not in _SOMETIMES]
+    )
 
 
 def _choice(style: Style, keys: Iterable[str], values: Mapping[str, Schema]) -> Schema:
-    return _only(values, keys, [key for key in keys if key in _ALWAYS or key in style.absent])
+    return _only(
+        values, keys, [key for key in keys if key in _ALWAYS or key in style.default_values]
+    )
 
 
 def _message(style: Style) -> Schema:
-    always = ("role", "content", *style.absent)
-    return _only(_MESSAGE, style.message, [key for key in style.message if key in always])
+    always = ("role", "content", *style.default_values)
+    return _only(_MESSAGE, style.message_keys, [key for key in style.message_keys if key in always])
 
 
 def _only(

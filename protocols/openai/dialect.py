@@ -85,9 +85,9 @@ _flag = msgspec.json.Decoder(bool | None).decode
 def endpoints(prefix: str) -> tuple[Endpoint, ...]:
     """The paths under ``prefix``, such as ``/v1``."""
     return (
-        Endpoint("POST", f"{prefix}/chat/completions", variant="chat"),
-        Endpoint("POST", f"{prefix}/completions", variant="completion"),
-        Endpoint("POST", f"{prefix}/embeddings", variant="embedding"),
+        Endpoint("POST", f"{prefix}/chat/completions", operation="chat"),
+        Endpoint("POST", f"{prefix}/completions", operation="completion"),
+        Endpoint("POST", f"{prefix}/embeddings", operation="embedding"),
         Endpoint("GET", f"{prefix}/models", "inform", "models"),
         Endpoint("GET", f"{prefix}/models/{{model}}", "inform", "model"),
     )
@@ -149,25 +149,29 @@ class OpenAI:
         if chosen is None:
             known = ", ".join(self.profiles)
             raise ValueError(f"there is no profile {profile!r} of {self.name}; known: {known}")
-        self.roots: tuple[str, ...] = (prefix,)
+        self.path_prefixes: tuple[str, ...] = (prefix,)
         self.endpoints: tuple[Endpoint, ...] = endpoints(prefix)
-        self.probe = WireRequest(f"{prefix}/models", b"", method="GET")
-        self._plain = chosen.reading is READING
-        self._forwards = self._plain and unknown == "forward"
+        self.health_request = WireRequest(f"{prefix}/models", b"", method="GET")
+        self._has_default_rules = chosen.request_rules is READING
+        self._allows_passthrough = self._has_default_rules and unknown == "forward"
         """Whether its clients' own bytes are for any worker: they mean what OpenAI's would."""
-        self._reading: Reading = msgspec.structs.replace(chosen.reading, unknown=unknown)
-        self._style = Style(headers=_VERSION, elapsed_header="openai-processing-ms")
-        self._writer = Writer(chosen, prefix, powers=powers)
-        self._relays = openai_relays(chosen, prefix, self._writer.forwards, READING)
-        self._names: Mapping[str, Mapping[str, str]] = {
-            "chat": {**params.names(self._reading.chat), **_NAMES},
-            "completion": {**_NAMES, **params.names(self._reading.completion)},
-            "embedding": params.names(self._reading.embedding),
+        self._request_rules: Reading = msgspec.structs.replace(
+            chosen.request_rules, unknown_fields=unknown
+        )
+        self._response_style = Style(headers=_VERSION, elapsed_header="openai-processing-ms")
+        self._request_writer = Writer(chosen, prefix, powers=powers)
+        self._passthrough_rules = openai_relays(
+            chosen, prefix, self._request_writer.forwards_field, READING
+        )
+        self._field_names: Mapping[str, Mapping[str, str]] = {
+            "chat": {**params.names(self._request_rules.chat), **_NAMES},
+            "completion": {**_NAMES, **params.names(self._request_rules.completion)},
+            "embedding": params.names(self._request_rules.embedding),
         }
-        self.tables: Mapping[str, tuple[params.Param, ...]] = {
-            "chat": self._reading.chat,
-            "completion": self._reading.completion,
-            "embedding": self._reading.embedding,
+        self.param_tables: Mapping[str, tuple[params.Param, ...]] = {
+            "chat": self._request_rules.chat,
+            "completion": self._request_rules.completion,
+            "embedding": self._request_rules.embedding,
         }
 
     # --- towards clients --------------------------------------------------------------------------
@@ -185,60 +189,64 @@ class OpenAI:
             return _any_peek(call, client_id)
         return Envelope(model, None, stream, client_id or None)
 
-    def decode(self, call: Call, model: ModelInfo | None = None) -> Request:
+    def decode_request(self, call: Call, model: ModelInfo | None = None) -> Request:
         """See ``gateway.core.ports.Dialect``."""
         del model
         client_id = call.headers.get("x-client-request-id")
         timeout = timeout_in(call.headers)
-        variant = call.endpoint.variant
+        variant = call.endpoint.operation
         fields = fields_of(call)
         match variant:
             case "chat":
-                return read_chat(fields, self._reading, client_id=client_id, timeout=timeout)
+                return read_chat(fields, self._request_rules, client_id=client_id, timeout=timeout)
             case "completion":
-                return read_completion(fields, self._reading, client_id=client_id, timeout=timeout)
+                return read_completion(
+                    fields, self._request_rules, client_id=client_id, timeout=timeout
+                )
             case _:
-                return read_embedding(fields, self._reading, client_id=client_id, timeout=timeout)
+                return read_embedding(
+                    fields, self._request_rules, client_id=client_id, timeout=timeout
+                )
 
-    def encoder(self, call: Call, request: Request, about: About) -> Encoder:
+    def create_encoder(self, call: Call, request: Request, about: About) -> Encoder:
         """See ``gateway.core.ports.Dialect``."""
         del call
         if isinstance(request, EmbedRequest):
-            return VectorEncoder(self._style, request, about)
+            return VectorEncoder(self._response_style, request, about)
         if request.kind == "chat":
-            return ChatEncoder(self._style, request, about)
-        return TextEncoder(self._style, request, about)
+            return ChatEncoder(self._response_style, request, about)
+        return TextEncoder(self._response_style, request, about)
 
-    def refuse(self, error: GatewayError, call: Call | None) -> Reply:
+    def encode_error(self, error: GatewayError, call: Call | None) -> Reply:
         """See ``gateway.core.ports.Dialect``."""
         del call
         reply = errors.refuse(error)
         return msgspec.structs.replace(reply, headers=reply.headers + _VERSION)
 
-    def standing(self, requests: Standing | None, tokens: Standing | None) -> Headers:
+    def rate_limit_headers(self, requests: Standing | None, tokens: Standing | None) -> Headers:
         """See ``gateway.core.ports.Metering``."""
         return standing.headers(requests, tokens)
 
-    def inform(self, call: Call, catalog: Catalog) -> Reply:
+    def handle_info_request(self, call: Call, catalog: Catalog) -> Reply:
         """See ``gateway.core.ports.Dialect``."""
-        if call.endpoint.variant == "models":
-            cards = [model_card(model, model.name) for model in catalog.models()]
+        if call.endpoint.operation == "models":
+            cards = [model_card(model, model.name) for model in catalog.list_models()]
             return _listed({"object": "list", "data": cards})
-        name = call.params["model"]
-        return _listed(model_card(catalog.find(name), name))
+        name = call.path_params["model"]
+        return _listed(model_card(catalog.find_model(name), name))
 
-    def names(self, call: Call) -> Mapping[str, str]:
+    def field_names(self, call: Call) -> Mapping[str, str]:
         """See ``gateway.core.ports.Dialect``."""
-        return self._names.get(call.endpoint.variant, {})
+        return self._field_names.get(call.endpoint.operation, {})
 
-    def describe(self) -> Description:
+    def openapi_fragment(self) -> Description:
         """See ``gateway.core.ports.Described``."""
         error = ref("ErrorAnswer")
         refused = refusals(errors.STATUSES, error)
         models: dict[str, Schema] = {"object": {"const": "list"}, "data": array(ref("ModelCard"))}
         return Description(
             {
-                **described.operations(self._reading, refused, error),
+                **described.operations(self._request_rules, refused, error),
                 "models": {
                     "summary": "List the models.",
                     "responses": {"200": answer(record(models, *models)), **refused},
@@ -249,7 +257,7 @@ class OpenAI:
                 },
             },
             {
-                **described.answers(self._style),
+                **described.answers(self._response_style),
                 **structs(ModelCard, errors.ErrorBody),
                 "ErrorAnswer": record({"error": ref("ErrorBody")}, "error"),
             },
@@ -257,37 +265,41 @@ class OpenAI:
 
     # --- towards workers --------------------------------------------------------------------------
 
-    def losses(self, request: Request, names: Mapping[str, str]) -> tuple[Loss, ...]:
+    def unsupported_parameters(
+        self, request: Request, names: Mapping[str, str]
+    ) -> tuple[Loss, ...]:
         """See ``gateway.core.ports.WorkerDialect``."""
-        known = self._known(request)
-        told = self._writer.losses(known, names)
+        known = self._remove_foreign_extra(request)
+        told = self._request_writer.unsupported_parameters(known, names)
         if known is request:
             return told
         return told + tuple(Loss(name, "dropped") for name in request.extra)
 
-    def encode(self, request: Request) -> WireRequest:
+    def encode_request(self, request: Request) -> WireRequest:
         """See ``gateway.core.ports.WorkerDialect``."""
-        return self._writer.encode(self._known(request))
+        return self._request_writer.encode_request(self._remove_foreign_extra(request))
 
-    def _known(self, request: Request) -> Request:
+    def _remove_foreign_extra(self, request: Request) -> Request:
         """Without what only another dialect's workers may know."""
         if not request.extra or request.source in ("", self.name):
             return request
         return msgspec.structs.replace(request, extra={})
 
-    def relay(self, client: Dialect, call: Call, about: About) -> Relay | None:
+    def prepare_passthrough(self, client: Dialect, call: Call, about: About) -> Relay | None:
         """See ``gateway.core.ports.Relaying``."""
-        if not isinstance(client, OpenAI) or not client._forwards:  # noqa: SLF001
+        if not isinstance(client, OpenAI) or not client._allows_passthrough:  # noqa: SLF001
             return None
-        headers = heading(client._style, about, ())  # noqa: SLF001
+        headers = heading(client._response_style, about, ())  # noqa: SLF001
         timeout = timeout_in(call.headers) if _WAITS in call.headers else None
-        return self._relays.relay(call.endpoint.variant, call, about, headers, timeout=timeout)
+        return self._passthrough_rules.prepare_passthrough(
+            call.endpoint.operation, call, about, headers, timeout=timeout
+        )
 
-    def decoder(self, request: Request) -> Decoder:
+    def create_decoder(self, request: Request) -> Decoder:
         """See ``gateway.core.ports.WorkerDialect``."""
         if isinstance(request, EmbedRequest):
             return VectorDecoder(request)
-        return AnswerDecoder(request, echoes=self._writer.echoes(request))
+        return AnswerDecoder(request, echoes=self._request_writer.expects_echo(request))
 
     def read_error(self, status: int, headers: Mapping[str, str], body: bytes) -> GatewayError:
         """See ``gateway.core.ports.WorkerDialect``."""
@@ -310,5 +322,5 @@ class ModelCard(Struct):
 
 def model_card(model: ModelInfo, name: str) -> ModelCard:
     """A model under the ``name`` by which it was asked for."""
-    length = UNSET if model.context is None else model.context
+    length = UNSET if model.context_length is None else model.context_length
     return ModelCard(name, model.created, max_model_len=length)

@@ -155,7 +155,7 @@ _SIDES = {"below": "below_min", "above": "above_max"}
 
 
 def _code(error: InvalidParameter) -> str | None:
-    match error.problem, error.got:
+    match error.problem, error.value:
         case "below" | "above" as side, _:
             return f"{_number(error)}_{_SIDES[side]}_value"
         case "empty", str():
@@ -173,7 +173,7 @@ def _code(error: InvalidParameter) -> str | None:
 def _number(error: InvalidParameter) -> str:
     if isinstance(error.expected, Param):
         return "decimal" if error.expected.type == "float" else "integer"
-    return "integer" if isinstance(error.got, int) else "decimal"
+    return "integer" if isinstance(error.value, int) else "decimal"
 
 
 def _message(error: GatewayError) -> str:
@@ -214,7 +214,7 @@ _EXPECTED = {
 
 
 def _parameter(error: InvalidParameter, param: Param) -> str:
-    at, got = error.param, error.got
+    at, got = error.param, error.value
     match error.problem:
         case "below" | "above":
             return _range(error, param)
@@ -241,7 +241,7 @@ def _range(error: InvalidParameter, param: Param) -> str:
     sign = (">" if below else "<") + ("" if strict else "=")
     return (
         f"Invalid '{error.param}': {_number(error)} {side} value. "
-        f"Expected a value {sign} {limit}, but got {_shown(error.got)} instead."
+        f"Expected a value {sign} {limit}, but got {_shown(error.value)} instead."
     )
 
 

@@ -42,11 +42,11 @@ class Rules(Struct, frozen=True, kw_only=True):
     user_parts: tuple[str, ...] = MEDIA
     assistant_parts: tuple[str, ...] = ("text", "refusal")
     """``reasoning`` is known too, for those who allow it."""
-    silent: frozenset[str] = frozenset()
+    optional_content_roles: frozenset[str] = frozenset()
     """Roles whose messages may always come without content."""
-    tool_turns: bool = True
+    requires_tool_results: bool = True
     """Each call must be answered by a tool message, and each tool message answer a call."""
-    argument_objects: bool = False
+    accepts_argument_objects: bool = False
     """A call's arguments may be an object instead of its JSON text."""
 
 
@@ -71,7 +71,7 @@ def read_messages(raw: Raw | None, rules: Rules = RULES) -> tuple[Message, ...]:
     messages = [
         _plain(got, rules) or _message(got, f"messages[{i}]", rules) for i, got in enumerate(found)
     ]
-    if rules.tool_turns:
+    if rules.requires_tool_results:
         check_tool_turns(messages)
     _modernise(messages)
     return tuple(messages)
@@ -134,7 +134,7 @@ def _message(got: Any, at: str, rules: Rules) -> Message:
     aside = _aside(got, at) if role == "assistant" else ()
     refused = bool(aside) and isinstance(aside[-1], RefusalPart)
     nullable = role == "function" and "content" in got
-    optional = bool(calls) or refused or role in rules.silent or nullable
+    optional = bool(calls) or refused or role in rules.optional_content_roles or nullable
     parts = aside[:-1] if refused else aside
     parts += _content(got, role, at, rules, optional=optional)
     if refused:
@@ -207,7 +207,7 @@ def _call(got: Any, at: str, rules: Rules, *, legacy: bool = False) -> ToolCall:
     body, where = object_of(got, kind, at), at if legacy else f"{at}.{kind}"
     key = "arguments" if kind == "function" else "input"
     arguments = body.get(key)
-    if rules.argument_objects and isinstance(arguments, dict):
+    if rules.accepts_argument_objects and isinstance(arguments, dict):
         arguments = _dump(arguments).decode()
     elif arguments is None or not isinstance(arguments, str):
         arguments = text_of(body, key, where)
@@ -233,13 +233,13 @@ def _modernise(messages: list[Message]) -> None:
 class Writing(Struct, frozen=True, kw_only=True):
     """What a worker wants of a conversation."""
 
-    parts: Literal["list", "joined"] = "list"
+    part_format: Literal["list", "joined"] = "list"
     """Several text parts as they are, or as one string."""
-    absent: str | None = None
+    empty_content: str | None = None
     """The content of a message that has none."""
-    reasoning: bool = False
+    includes_reasoning: bool = False
     """Give earlier thoughts, as ``reasoning_content``."""
-    roles: tuple[tuple[str, str], ...] = ()
+    role_mapping: tuple[tuple[str, str], ...] = ()
     """Roles that are written otherwise, such as ``("developer", "system")``."""
 
 
@@ -265,10 +265,10 @@ def _write(message: Message, writing: Writing) -> WireMessage:
     thought = "".join(p.text for p in message.parts if isinstance(p, ReasoningPart))
     refusal = "".join(p.text for p in message.parts if isinstance(p, RefusalPart))
     return WireMessage(
-        dict(writing.roles).get(message.role, message.role),
+        dict(writing.role_mapping).get(message.role, message.role),
         _write_content(said, writing),
         message.name or UNSET,
-        thought if thought and writing.reasoning else UNSET,
+        thought if thought and writing.includes_reasoning else UNSET,
         refusal or UNSET,
         [write_call(call) for call in message.tool_calls] or UNSET,
         message.tool_call_id or UNSET,
@@ -278,8 +278,8 @@ def _write(message: Message, writing: Writing) -> WireMessage:
 def _write_content(parts: Sequence[Part], writing: Writing) -> str | list[dict[str, Any]] | None:
     texts = [part.text for part in parts if isinstance(part, TextPart)]
     if not parts:
-        return writing.absent
-    if len(texts) == len(parts) and (len(parts) == 1 or writing.parts == "joined"):
+        return writing.empty_content
+    if len(texts) == len(parts) and (len(parts) == 1 or writing.part_format == "joined"):
         return "".join(texts)
     return [write_part(part) for part in parts]
 

@@ -68,22 +68,22 @@ class WholePassage(Struct, eq=False):
     """An answer in one piece; a stream that comes in its place is for the encoder."""
 
     _decoder: Decoder
-    _names: Names
-    _pieces: list[bytes] = []
+    _replacements: Names
+    _chunks: list[bytes] = []
 
     def feed(self, pieces: Sequence[bytes]) -> tuple[bytes | None, Sequence[Event]]:
         """See ``gateway.core.ports.Passage``."""
-        self._pieces += pieces
+        self._chunks += pieces
         return b"", self._decoder.feed(b"".join(pieces))
 
     def close(self) -> tuple[bytes | None, Sequence[Event]]:
         """See ``gateway.core.ports.Passage``."""
-        body = b"".join(self._pieces).strip()
+        body = b"".join(self._chunks).strip()
         events = self._decoder.close()
         if not body.startswith(b"{"):
             return None, events
         served = _served(events)
-        if served is not None and (renamed := _renamed(self._names, served)):
+        if served is not None and (renamed := _renamed(self._replacements, served)):
             fields = _fields(body)
             body = _encode(fields | {key: new for key, (_, new) in renamed.items()})
         return body, events
@@ -98,45 +98,47 @@ class StreamPassage:
         ``end`` is what the stream ends with; empty where its last event says so.
         """
         self._decoder = decoder
-        self._event = decoder.event if isinstance(decoder, AnswerDecoder) else self._fed
-        self._names = names
-        self._end = end
-        self._pairs: dict[bytes, bytes] = {}
-        self._rename(Served(model))
-        self._held = b""
-        self._begun = False
-        self._strange = False
-        self._failed: GatewayError | None = None
+        self._read_event = (
+            decoder.read_event if isinstance(decoder, AnswerDecoder) else self._feed_payload
+        )
+        self._replacements = names
+        self._end_marker = end
+        self._byte_replacements: dict[bytes, bytes] = {}
+        self._add_replacements(Served(model))
+        self._pending = b""
+        self._started = False
+        self._is_translated = False
+        self._pending_error: GatewayError | None = None
 
     def feed(self, pieces: Sequence[bytes]) -> tuple[bytes | None, Sequence[Event]]:
         """See ``gateway.core.ports.Passage``."""
-        if self._failed is not None:
-            raise self._failed
+        if self._pending_error is not None:
+            raise self._pending_error
         held = b"".join(pieces)
-        if self._held:
-            held = self._held + held
-        if self._strange or (not self._begun and held.lstrip()[:1] == b"{"):
-            self._strange, self._held = True, b""
+        if self._pending:
+            held = self._pending + held
+        if self._is_translated or (not self._started and held.lstrip()[:1] == b"{"):
+            self._is_translated, self._pending = True, b""
             return None, self._decoder.feed(held)
         events: list[Event] = []
-        return self._read(held, events), events
+        return self._read_events(held, events), events
 
-    def _read(self, held: bytes, events: list[Event]) -> bytes:
+    def _read_events(self, held: bytes, events: list[Event]) -> bytes:
         """Read each whole event; gives what may be passed on."""
         end, clean, over = 0, True, False
         try:
             for payload in sse.plain(held) or ():
-                self._event(payload, events)
+                self._read_event(payload, events)
                 end += len(payload) + _FRAME
                 if over := bool(events) and type(events[-1]) is Done:
                     break
             while end < len(held) and not over:
                 found = sse.plain_at(held, end)
                 if found is not None:
-                    self._event(found[1], events)
+                    self._read_event(found[1], events)
                 elif (found := _BOUNDARY.search(held, end)) is not None:
                     clean = False
-                    self._block(held[end : found.end()], events)
+                    self._feed_event(held[end : found.end()], events)
                 else:
                     break
                 end = found.end()
@@ -146,45 +148,45 @@ class StreamPassage:
         except GatewayError as error:
             if not events:
                 raise
-            self._failed = error  # told when what came before it is passed on
-        self._begun = self._begun or end > 0
-        self._held = b"" if over else held[end:]
-        if len(self._held) > _LARGEST:
+            self._pending_error = error  # told when what came before it is passed on
+        self._started = self._started or end > 0
+        self._pending = b"" if over else held[end:]
+        if len(self._pending) > _LARGEST:
             raise WorkerFailed(f"The worker sent an event of more than {_LARGEST} bytes.")
-        self._rename(_served(events))
-        passed = self._passed(held[:end])
+        self._add_replacements(_served(events))
+        passed = self._replace_names(held[:end])
         return passed if clean else _STRAY.sub(b"", passed)
 
     def close(self) -> tuple[bytes | None, Sequence[Event]]:
         """See ``gateway.core.ports.Passage``."""
-        if self._failed is not None:
-            raise self._failed
-        rest = self._decoder.feed(self._held)
+        if self._pending_error is not None:
+            raise self._pending_error
+        rest = self._decoder.feed(self._pending)
         events = [*rest, *self._decoder.close()]
-        self._rename(_served(events))
-        if self._strange:
+        self._add_replacements(_served(events))
+        if self._is_translated:
             return None, events
-        if self._end:
-            return self._end, events
-        return _STRAY.sub(b"", self._passed(self._held.strip() + b"\n\n")), events
+        if self._end_marker:
+            return self._end_marker, events
+        return _STRAY.sub(b"", self._replace_names(self._pending.strip() + b"\n\n")), events
 
-    def _fed(self, payload: bytes, events: list[Event]) -> None:
+    def _feed_payload(self, payload: bytes, events: list[Event]) -> None:
         """What ``AnswerDecoder.event`` does, by any decoder."""
-        self._block(sse.event(payload), events)
+        self._feed_event(sse.event(payload), events)
 
-    def _block(self, block: bytes, events: list[Event]) -> None:
+    def _feed_event(self, block: bytes, events: list[Event]) -> None:
         """Read an event as it stands. Raises also what its decoder would have told only later."""
         said = self._decoder.feed(block)
         self._decoder.feed(b"")
         events += said
 
-    def _rename(self, served: Served | None) -> None:
-        if served is not None and (renamed := _renamed(self._names, served)):
-            self._pairs |= _pairs(renamed)
+    def _add_replacements(self, served: Served | None) -> None:
+        if served is not None and (renamed := _renamed(self._replacements, served)):
+            self._byte_replacements |= _pairs(renamed)
 
-    def _passed(self, data: bytes) -> bytes:
+    def _replace_names(self, data: bytes) -> bytes:
         """Whole events as the client may have them."""
-        for old, new in self._pairs.items():
+        for old, new in self._byte_replacements.items():
             data = data.replace(old, new)
         return data
 
@@ -216,8 +218,8 @@ class _VectorCounter:
     """Reads of vectors only how many there are, whose they are, and the usage."""
 
     def __init__(self, count: int, complaint: Callable[[bytes], None]) -> None:
-        self._count = count
-        self._complain = complaint
+        self._input_count = count
+        self._raise_if_error = complaint
         self._body = bytearray()
 
     def feed(self, data: bytes) -> Sequence[Event]:
@@ -233,9 +235,9 @@ class _VectorCounter:
         try:
             wire = _read_vectors(body)
         except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as e:
-            self._complain(body)
+            self._raise_if_error(body)
             raise WorkerFailed("The worker's answer can't be read.") from e
-        if len(wire.data) != self._count:
+        if len(wire.data) != self._input_count:
             raise WorkerFailed("The worker did not answer each input with one vector.")
         served = Served(wire.model if isinstance(wire.model, str) else None)
         usage = None if wire.usage is None else usage_in(wire.usage, embeds=True)

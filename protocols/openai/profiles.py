@@ -27,30 +27,30 @@ class Profile(Struct, frozen=True, kw_only=True):
     completion: tuple[Param, ...]
     embedding: tuple[Param, ...] = (row(EMBEDDING, "dimensions"),)
     labels: tuple[str, ...] = ("user",)
-    writing: Writing = Writing()
-    stops: int | None = None
+    message_style: Writing = Writing()
+    max_stop_strings: int | None = None
     """The most stop strings it takes."""
-    chat_top: int | None = None
-    text_top: int | None = None
+    max_chat_logprobs: int | None = None
+    max_completion_logprobs: int | None = None
     """The most alternatives beside a token, in conversations and in completions."""
     template_arguments: bool = True
     allowed_tools: bool = False
     """It knows ``allowed_tools``; others are given only those."""
     custom_tools: bool = False
-    form: Callable[[OutputFormat], dict[str, Any] | None] = write_response_format
+    write_output_format: Callable[[OutputFormat], dict[str, Any] | None] = write_response_format
     """``response_format``, or None for what it can't say."""
-    guide: Callable[[OutputFormat], Mapping[str, Any]] = lambda _: {}
+    write_guide: Callable[[OutputFormat], Mapping[str, Any]] = lambda _: {}
     """The fields for outputs that ``response_format`` can't say."""
-    text_format: bool = True
+    completion_response_format: bool = True
     """It takes ``response_format`` with completions, too."""
-    beams: bool = False
+    beam_search: bool = False
     token_ids: bool = False
     """It can say an answer's token ids."""
-    powers: tuple[Param, ...] = ()
+    privileged_params: tuple[Param, ...] = ()
     """Rows that are only written where the operator lets clients have them."""
-    unseen: Mapping[type[Part], str] = {}
+    ignored_parts: Mapping[type[Part], str] = {}
     """Parts of messages that its workers pass over, and what they are called."""
-    reading: Reading = READING
+    request_rules: Reading = READING
     """What a listener of this profile reads from its clients."""
 
 
@@ -123,13 +123,13 @@ PROFILES: Mapping[str, Profile] = {
         chat=(*_BASE, _EFFORT, _PARALLEL),
         completion=(*_BASE, _ECHO, _BEST_OF, _SUFFIX),
         labels=("user", "safety_identifier", "prompt_cache_key", "prompt_cache_retention"),
-        stops=4,
-        chat_top=20,
-        text_top=5,
+        max_stop_strings=4,
+        max_chat_logprobs=20,
+        max_completion_logprobs=5,
         template_arguments=False,
         allowed_tools=True,
         custom_tools=True,
-        text_format=False,
+        completion_response_format=False,
     ),
     "vllm": Profile(
         chat=(
@@ -144,19 +144,19 @@ PROFILES: Mapping[str, Profile] = {
             row(EMBEDDING, "dimensions"),
             Param(wire="truncate_prompt_tokens", field="truncate", type="int"),
         ),
-        writing=Writing(reasoning=True),
-        guide=_vllm_guide,
-        beams=True,
+        message_style=Writing(includes_reasoning=True),
+        write_guide=_vllm_guide,
+        beam_search=True,
         token_ids=True,
-        powers=(_PRIORITY, *_rows("chat_template")),
+        privileged_params=(_PRIORITY, *_rows("chat_template")),
     ),
     "sglang": Profile(
         chat=(*_SGLANG_BOTH, *_rows("continue_final_message"), _EFFORT, _PARALLEL),
         completion=(*_SGLANG_BOTH, _ECHO, _SUFFIX),
-        writing=Writing(reasoning=True),
-        guide=_sglang_guide,
+        message_style=Writing(includes_reasoning=True),
+        write_guide=_sglang_guide,
         token_ids=True,
-        powers=(_PRIORITY,),
+        privileged_params=(_PRIORITY,),
     ),
     "llamacpp": Profile(
         chat=(
@@ -166,17 +166,17 @@ PROFILES: Mapping[str, Profile] = {
             _PARALLEL,
         ),
         completion=_LLAMACPP_BOTH,
-        writing=Writing(reasoning=True),
-        guide=_llamacpp_guide,
+        message_style=Writing(includes_reasoning=True),
+        write_guide=_llamacpp_guide,
     ),
     "interlingua": Profile(
         chat=(SEED, *written(OWN.chat)),
         completion=(SEED, *written(OWN.completion)),
         embedding=written(OWN.embedding),
-        unseen=UNSEEN,
-        guide=_vllm_guide,
+        ignored_parts=UNSEEN,
+        write_guide=_vllm_guide,
         token_ids=True,
-        powers=(_PRIORITY, *_rows("chat_template")),
-        reading=OWN,
+        privileged_params=(_PRIORITY, *_rows("chat_template")),
+        request_rules=OWN,
     ),
 }

@@ -128,21 +128,26 @@ class Form(Struct, frozen=True, kw_only=True):
     """
 
     path: str
-    shapes: Mapping[str, Any]
-    worker: Sequence[Param]
-    client: Sequence[Param]
-    ours: frozenset[str] = _OURS
-    forwards: Callable[[str], bool] = lambda _: False
-    fits: Fits = lambda _body, _said: True
+    field_types: Mapping[str, Any]
+    worker_params: Sequence[Param]
+    client_params: Sequence[Param]
+    gateway_fields: frozenset[str] = _OURS
+    forwards_field: Callable[[str], bool] = lambda _: False
+    is_valid_body: Fits = lambda _body, _said: True
 
 
 def checker(form: Form) -> msgspec.json.Decoder[Any]:
     """Decodes a body into a Struct of its shapes, and of the rows that both sides have alike."""
-    theirs = {param.wire: param for param in form.client}
-    fields = dict(form.shapes)
-    for param in form.worker:
+    theirs = {param.wire: param for param in form.client_params}
+    fields = dict(form.field_types)
+    for param in form.worker_params:
         other = theirs.get(param.wire)
-        if other is None or other.field != param.field or param.wire in form.ours or param.reason:
+        if (
+            other is None
+            or other.field != param.field
+            or param.wire in form.gateway_fields
+            or param.reason
+        ):
             continue
         if (kind := _kind(param, other)) is not None:
             fields.setdefault(param.wire, kind | UnsetType)
@@ -195,23 +200,23 @@ def _number(worker: Param, client: Param, kind: type) -> Any:
 class _Way(Struct, frozen=True):
     """What is worked out of a form."""
 
-    form: Form
+    rule: Form
     kind: Kind
-    check: Callable[[bytes], Any]
-    taken: frozenset[str]
+    decode_body: Callable[[bytes], Any]
+    known_fields: frozenset[str]
     """The fields that it knows."""
-    read: frozenset[str]
+    checked_fields: frozenset[str]
     """Those of which ``check`` reads every text."""
-    in_path: bool
+    is_model_in_path: bool
     """Whether the path names the model."""
 
 
 def _way(form: Form) -> _Way:
     # What is said of the model is told to workers in their own way.
-    check = checker(replace(form, shapes={"model": Any | UnsetType, **form.shapes}))
+    check = checker(replace(form, field_types={"model": Any | UnsetType, **form.field_types}))
     kind: Kind = "completion"
-    if "prompt" not in form.shapes:
-        kind = "chat" if "messages" in form.shapes else "embedding"
+    if "prompt" not in form.field_types:
+        kind = "chat" if "messages" in form.field_types else "embedding"
     taken = names(check)
     return _Way(form, kind, check.decode, taken, taken - _UNREAD, "{model}" in form.path)
 
@@ -231,15 +236,15 @@ class Relays:
         whole: Headers = JSON,
         stream: Headers = _STREAM,
     ) -> None:
-        self._ways = {name: _way(form) for name, form in forms.items()}
-        self._read = read
-        self._whole = whole
-        self._stream = stream
+        self._rules = {name: _way(form) for name, form in forms.items()}
+        self._create_decoder = read
+        self._unary_headers = whole
+        self._stream_headers = stream
 
     def __contains__(self, form: str) -> bool:
-        return form in self._ways
+        return form in self._rules
 
-    def relay(
+    def prepare_passthrough(
         self,
         form: str,
         call: Call,
@@ -256,33 +261,35 @@ class Relays:
         to read in the answer, if not the model's public name. ``stream`` goes before what the body
         says; ``timeout`` it does not tell.
         """
-        way = self._ways[form]
+        way = self._rules[form]
         try:
             fields = take_fields(call)
-            body = way.check(call.body)
+            body = way.decode_body(call.body)
             said: AbstractSet[str] = fields.keys()
-            if not said <= way.read:
+            if not said <= way.checked_fields:
                 check_text(call.body)
-                if not _pass(way.form, said - way.taken):
+                if not _pass(way.rule, said - way.known_fields):
                     return None
-                said &= way.taken
+                said &= way.known_fields
         except WRONG:
             return None
-        if ("stream_options" in said and body.stream is not True) or not way.form.fits(body, said):
+        if ("stream_options" in said and body.stream is not True) or not way.rule.is_valid_body(
+            body, said
+        ):
             return None
         if stream is None:
             stream = "stream" in said and body.stream
         shown = {"model": about.model} if names is None else names
-        request = request_of(way.kind, body, about.served_model, stream=stream, timeout=timeout)
+        request = request_of(way.kind, body, about.backend_model, stream=stream, timeout=timeout)
         return Relay(
             request,
-            _addressed(way, about.served_model, fields),
-            partial(headers, self._stream if stream else self._whole),
+            _addressed(way, about.backend_model, fields),
+            partial(headers, self._stream_headers if stream else self._unary_headers),
             partial(self._passage, request, shown),
         )
 
     def _passage(self, request: Request, names: Names) -> Passage:
-        return passage(request, self._read(request), names)
+        return passage(request, self._create_decoder(request), names)
 
 
 def openai_relays(
@@ -293,35 +300,39 @@ def openai_relays(
     ``forwards`` says of an unknown field whether workers may have it.
     """
     both = {"stream": FLAG, "stream_options": OPTIONS, "user": LABEL}
-    form = partial(Form, forwards=forwards)
+    form = partial(Form, forwards_field=forwards)
     return Relays(
         {
             "chat": form(
                 path=f"{prefix}/chat/completions",
-                shapes={
+                field_types={
                     "max_completion_tokens": Annotated[int, Meta(ge=1)] | UnsetType,
                     **both,
                     **TOOLS,
                     "messages": MESSAGES,
                     "logprobs": FLAG,
-                    "top_logprobs": _at_most(profile.chat_top, 20),
+                    "top_logprobs": _at_most(profile.max_chat_logprobs, 20),
                 },
-                worker=profile.chat,
-                client=reading.chat,
-                fits=fits_chat,
+                worker_params=profile.chat,
+                client_params=reading.chat,
+                is_valid_body=fits_chat,
             ),
             "completion": form(
                 path=f"{prefix}/completions",
-                shapes={**both, "prompt": PROMPTS, "logprobs": _at_most(profile.text_top, 5)},
-                worker=profile.completion,
-                client=reading.completion,
-                fits=_fits_text,
+                field_types={
+                    **both,
+                    "prompt": PROMPTS,
+                    "logprobs": _at_most(profile.max_completion_logprobs, 5),
+                },
+                worker_params=profile.completion,
+                client_params=reading.completion,
+                is_valid_body=_fits_text,
             ),
             "embedding": form(
                 path=f"{prefix}/embeddings",
-                shapes={"input": INPUTS, "encoding_format": ENCODINGS, "user": LABEL},
-                worker=profile.embedding,
-                client=reading.embedding,
+                field_types={"input": INPUTS, "encoding_format": ENCODINGS, "user": LABEL},
+                worker_params=profile.embedding,
+                client_params=reading.embedding,
             ),
         }
     )
@@ -333,13 +344,13 @@ def _at_most(most: int | None, promised: int) -> Any:
 
 def _pass(form: Form, others: AbstractSet[str]) -> bool:
     """Whether workers may have these fields, of which nothing is known here."""
-    return form.ours.isdisjoint(others) and all(map(form.forwards, others))
+    return form.gateway_fields.isdisjoint(others) and all(map(form.forwards_field, others))
 
 
 def _addressed(way: _Way, model: str, fields: dict[str, Any]) -> WireRequest:
     """These fields for a worker. Where the path does not name the model, they do from now on."""
-    path = way.form.path
-    if way.in_path:
+    path = way.rule.path
+    if way.is_model_in_path:
         fields.pop("model", None)
         path = path.replace("{model}", quote(model, safe=""))
     else:

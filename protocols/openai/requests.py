@@ -77,12 +77,12 @@ class Reading(Struct, frozen=True, kw_only=True):
     chat: Table = Table(*CHAT, *CHAT_EXTENSIONS)
     completion: Table = Table(*COMPLETION, *EXTENSIONS)
     embedding: Table = Table(*EMBEDDING, *EMBEDDING_EXTENSIONS)
-    rules: Rules = RULES
-    most_tools: int = 128
-    most_inputs: int = _MOST_INPUTS
-    unknown: Literal["forward", "ignore", "reject"] = "forward"
+    message_rules: Rules = RULES
+    max_tools: int = 128
+    max_inputs: int = _MOST_INPUTS
+    unknown_fields: Literal["forward", "ignore", "reject"] = "forward"
     """What becomes of fields that are in no table."""
-    completion_default: int | None = 16
+    default_completion_tokens: int | None = 16
     """A completion's tokens where the client does not say."""
     completion_mode: Literal["raw", "server"] = "raw"
     """Whether prompts go to the model as they are."""
@@ -112,7 +112,7 @@ def read_chat(
 ) -> GenerateRequest:
     """A conversation. ``model``: where the body does not name it. Raises ClientError."""
     name = read_model(fields) if model is None else model
-    messages = read_messages(fields.get("messages"), reading.rules)
+    messages = read_messages(fields.get("messages"), reading.message_rules)
     values = params.read(reading.chat, fields)
     _shared(values, fields, client_id, timeout)
     _logprobs(values)
@@ -137,8 +137,8 @@ def read_chat(
         legacy_functions=legacy,
         output=_output(values, fields),
         labels=_labels(values, fields),
-        extra=_extra(values, fields, reading.chat, CHAT_FIELDS, reading.unknown),
-        **values.fields(),
+        extra=_extra(values, fields, reading.chat, CHAT_FIELDS, reading.unknown_fields),
+        **values.build_request_arguments(),
     )
 
 
@@ -147,7 +147,7 @@ def _tools(
 ) -> tuple[tuple[Tool, ...], ToolChoice | None, bool]:
     if values.given.isdisjoint(_OF_TOOLS):
         return (), None, False
-    tools = read_tools(fields, most=reading.most_tools)
+    tools = read_tools(fields, most=reading.max_tools)
     choice = read_tool_choice(fields, tools)
     functions, called = read_functions(fields)
     if tools and functions:
@@ -197,8 +197,8 @@ def read_completion(
         raise conflict("best_of", f"'best_of' ({best_of}) must be at least 'n' ({n}).")
     if best_of is not None and best_of > n and values.get("stream"):
         raise conflict("best_of", "'best_of' greater than 'n' can't be streamed.")
-    if values.get("stopping.max_tokens") is None and reading.completion_default is not None:
-        values["stopping.max_tokens"] = reading.completion_default
+    if values.get("stopping.max_tokens") is None and reading.default_completion_tokens is not None:
+        values["stopping.max_tokens"] = reading.default_completion_tokens
     if values.get("echo") and (top := values.get("logprobs.top")) is not None:
         values["logprobs.prompt"] = top
     values["templating.mode"] = reading.completion_mode
@@ -208,8 +208,8 @@ def read_completion(
         prompts=prompts,
         output=_output(values, fields),
         labels=_labels(values, {}),
-        extra=_extra(values, fields, reading.completion, TEXT_FIELDS, reading.unknown),
-        **values.fields(),
+        extra=_extra(values, fields, reading.completion, TEXT_FIELDS, reading.unknown_fields),
+        **values.build_request_arguments(),
     )
 
 
@@ -270,7 +270,7 @@ def read_embedding(
 ) -> EmbedRequest:
     """A request for vectors. Raises ClientError."""
     name = read_model(fields) if model is None else model
-    inputs = read_prompts(fields.get("input"), "input", most=reading.most_inputs, blank=False)
+    inputs = read_prompts(fields.get("input"), "input", most=reading.max_inputs, blank=False)
     for i, one in enumerate(inputs):
         if len(one) > _MOST_INPUTS and not isinstance(one, str):
             raise too_long("input" if len(inputs) == 1 else f"input[{i}]", _MOST_INPUTS, one)
@@ -280,8 +280,8 @@ def read_embedding(
         model=name,
         inputs=inputs,
         labels=_labels(values, {}),
-        extra=_extra(values, fields, reading.embedding, EMBEDDING_FIELDS, reading.unknown),
-        **values.fields(),
+        extra=_extra(values, fields, reading.embedding, EMBEDDING_FIELDS, reading.unknown_fields),
+        **values.build_request_arguments(),
     )
 
 
@@ -358,7 +358,7 @@ def _output(values: Values, fields: Mapping[str, Raw]) -> OutputFormat | None:
 
 
 def _labels(values: Values, fields: Mapping[str, Raw]) -> dict[str, str]:
-    labels = values.section("labels")
+    labels = values.get_section("labels")
     identifier = labels.get("safety_identifier", "")
     if len(identifier) > IDENTIFIER:
         raise too_long("safety_identifier", IDENTIFIER, identifier)

@@ -119,7 +119,7 @@ def _assistant(shared: Mapping[str, Schema], rules: Rules) -> Schema:
 
 
 def _call(kind: str, text: str, rules: Rules | None = None) -> Schema:
-    said: Schema = {"anyOf": [TEXT, _ANY]} if rules and rules.argument_objects else TEXT
+    said: Schema = {"anyOf": [TEXT, _ANY]} if rules and rules.accepts_argument_objects else TEXT
     called = _record({"name": TEXT, text: said})
     return _record({"id": TEXT, "type": {"const": kind}, kind: called})
 

@@ -16,8 +16,8 @@ def headers(requests: Standing | None, tokens: Standing | None) -> Headers:
         if one is not None:
             found += (
                 (f"x-ratelimit-limit-{name}", str(one.limit)),
-                (f"x-ratelimit-remaining-{name}", str(one.left)),
-                (f"x-ratelimit-reset-{name}", duration(one.reset)),
+                (f"x-ratelimit-remaining-{name}", str(one.remaining)),
+                (f"x-ratelimit-reset-{name}", duration(one.reset_after)),
             )
     return found
 

@@ -27,7 +27,7 @@ _ABSENT: Final = {"refusal": b"null", "logprobs": b"null"}
 class Shapes(Struct, frozen=True):
     """The objects of a whole answer."""
 
-    answer: Shape
+    response: Shape
     choice: Shape
     message: Shape
 
@@ -35,7 +35,7 @@ class Shapes(Struct, frozen=True):
 class Style(Struct, frozen=True, kw_only=True, dict=True):
     """How one family writes its answers. Key tuples say which keys there are, and in what order."""
 
-    answer: tuple[str, ...] = (
+    unary_keys: tuple[str, ...] = (
         "id",
         "object",
         "created",
@@ -44,8 +44,14 @@ class Style(Struct, frozen=True, kw_only=True, dict=True):
         "usage",
         "system_fingerprint",
     )
-    chat_choice: tuple[str, ...] = ("index", "message", "logprobs", "finish_reason", "token_ids")
-    message: tuple[str, ...] = (
+    chat_choice_keys: tuple[str, ...] = (
+        "index",
+        "message",
+        "logprobs",
+        "finish_reason",
+        "token_ids",
+    )
+    message_keys: tuple[str, ...] = (
         "role",
         "content",
         "refusal",
@@ -53,8 +59,8 @@ class Style(Struct, frozen=True, kw_only=True, dict=True):
         "tool_calls",
         "function_call",
     )
-    text_choice: tuple[str, ...] = ("text", "index", "logprobs", "finish_reason", "token_ids")
-    chunk: tuple[str, ...] = (
+    text_choice_keys: tuple[str, ...] = ("text", "index", "logprobs", "finish_reason", "token_ids")
+    chunk_keys: tuple[str, ...] = (
         "id",
         "object",
         "created",
@@ -63,11 +69,11 @@ class Style(Struct, frozen=True, kw_only=True, dict=True):
         "choices",
         "usage",
     )
-    chat_piece: tuple[str, ...] = ("index", "delta", "logprobs", "finish_reason", "token_ids")
-    text_piece: tuple[str, ...] = ("text", "index", "logprobs", "finish_reason", "token_ids")
-    index: Literal["choice", "prompt"] = "choice"
+    chat_chunk_keys: tuple[str, ...] = ("index", "delta", "logprobs", "finish_reason", "token_ids")
+    text_chunk_keys: tuple[str, ...] = ("text", "index", "logprobs", "finish_reason", "token_ids")
+    index_scope: Literal["choice", "prompt"] = "choice"
     """What an index counts: the choices, or the prompts, whose choices then share one."""
-    absent: Mapping[str, bytes] = field(default_factory=lambda: _ABSENT)
+    default_values: Mapping[str, bytes] = field(default_factory=lambda: _ABSENT)
     """What a key of a choice, message or piece holds without a value; others are left out."""
     chat_object: str = "chat.completion"
     chat_chunk_object: str = "chat.completion.chunk"
@@ -75,42 +81,42 @@ class Style(Struct, frozen=True, kw_only=True, dict=True):
     text_chunk_object: str = "text_completion"
     chat_prefix: str = "chatcmpl-"
     text_prefix: str = "cmpl-"
-    opening: bytes = b'{"role":"assistant","content":""}'
+    first_delta: bytes = b'{"role":"assistant","content":""}'
     """The delta of each choice's first chunk."""
-    call_opening: bytes = b'{"role":"assistant","content":null}'
+    first_tool_call_delta: bytes = b'{"role":"assistant","content":null}'
     """The same where the first to come is a tool call."""
-    closing: bytes = b"{}"
+    last_delta: bytes = b"{}"
     """The delta of the chunk that holds the finish reason."""
-    usage: Literal["separate", "finish"] = "separate"
+    usage_position: Literal["separate", "finish"] = "separate"
     """Where a stream tells usage, if the request wants it: in a chunk without choices, or in the
     last finish chunk. A request may want the running figure, which is in every chunk."""
-    silent: bytes = b"null"
+    empty_content: bytes = b"null"
     """The content of a whole message that only calls tools or refuses."""
-    reasons: Mapping[FinishReason, str] = field(default_factory=lambda: REASONS)
+    finish_reasons: Mapping[FinishReason, str] = field(default_factory=lambda: REASONS)
     content_type: str = "text/event-stream; charset=utf-8"
-    prefix: bytes = b"data: "
-    done: bytes = sse.DONE
-    error_event: Callable[[GatewayError], bytes] = errors.event
+    event_prefix: bytes = b"data: "
+    stream_end: bytes = sse.DONE
+    encode_error_event: Callable[[GatewayError], bytes] = errors.event
     headers: Headers = ()
     """On every answer, whole or streamed."""
     elapsed_header: str | None = None
     """Tells in how many milliseconds the answer came about, or began if it is a stream."""
-    served_header: str | None = "x-served-model"
+    version_header: str | None = "x-served-model"
     """Names the version that answered."""
 
     @cached_property
-    def chat_shapes(self) -> Shapes:
+    def chat_factories(self) -> Shapes:
         """A whole answer to a conversation."""
-        return self._shapes(self.chat_object, self.chat_choice)
+        return self._build_factories(self.chat_object, self.chat_choice_keys)
 
     @cached_property
-    def text_shapes(self) -> Shapes:
+    def text_factories(self) -> Shapes:
         """A whole answer to a completion."""
-        return self._shapes(self.text_object, self.text_choice)
+        return self._build_factories(self.text_object, self.text_choice_keys)
 
-    def _shapes(self, name: str, choice: tuple[str, ...]) -> Shapes:
-        absent = tuple(self.absent.items())
-        whole = (self.answer, ("object", encode(name)))
+    def _build_factories(self, name: str, choice: tuple[str, ...]) -> Shapes:
+        absent = tuple(self.default_values.items())
+        whole = (self.unary_keys, ("object", encode(name)))
         choices = (choice, *absent)
-        message = (self.message, *absent, ("role", encode("assistant")))
+        message = (self.message_keys, *absent, ("role", encode("assistant")))
         return Shapes(shape(*whole), shape(*choices), shape(*message))

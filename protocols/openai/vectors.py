@@ -58,30 +58,30 @@ class VectorEncoder:
         model: str | None = None,
         headers: Headers = (),
     ) -> None:
-        self._style, self._request = style, request
+        self._response_style, self._request = style, request
         self._id = UNSET if id is None else id
         self._model = about.model if model is None else model
-        self._headers = heading(style, about, headers)
+        self._build_headers = heading(style, about, headers)
 
     def headers(self) -> Headers:
         """See ``gateway.core.ports.Encoder``."""
-        return self._headers()
+        return self._build_headers()
 
-    def write(self, events: Sequence[Event]) -> bytes:
+    def encode_events(self, events: Sequence[Event]) -> bytes:
         """See ``gateway.core.ports.Encoder``; there is nothing to stream."""
         del events
         return b""
 
-    def error(self, error: GatewayError) -> bytes:
+    def encode_error_event(self, error: GatewayError) -> bytes:
         """See ``gateway.core.ports.Encoder``."""
-        return self._style.error_event(error)
+        return self._response_style.encode_error_event(error)
 
-    def whole(self, answer: Answer) -> Reply:
+    def encode_unary(self, answer: Answer) -> Reply:
         """See ``gateway.core.ports.Encoder``."""
         packed = self._request.encoding == "base64"
         data = [
             VectorItem("embedding", i, _packed(values) if packed else values)
-            for i, values in enumerate(answer.vectors)
+            for i, values in enumerate(answer.embeddings)
         ]
         body = VectorList("list", data, self._model, id=self._id)
         if answer.usage is not None:
@@ -103,8 +103,8 @@ class VectorDecoder:
     def __init__(
         self, request: EmbedRequest, *, complaint: Callable[[bytes], None] = complain
     ) -> None:
-        self._count = len(request.inputs)
-        self._complain = complaint
+        self._input_count = len(request.inputs)
+        self._raise_if_error = complaint
         self._body = bytearray()
 
     def feed(self, data: bytes) -> Sequence[Event]:
@@ -122,13 +122,13 @@ class VectorDecoder:
         try:
             wire = read_vectors(body)
         except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as e:
-            self._complain(body)
+            self._raise_if_error(body)
             raise WorkerFailed("The worker's answer can't be read.") from e
         events: list[Event] = [Served(text_in(wire.model), id=text_in(wire.id))]
         for position, item in enumerate(wire.data):
             index = position if item.index is None else item.index
             events.append(Vector(index, vector_in(item.embedding)))
-        if {e.index for e in events if isinstance(e, Vector)} != set(range(self._count)):
+        if {e.index for e in events if isinstance(e, Vector)} != set(range(self._input_count)):
             raise WorkerFailed("The worker did not answer each input with one vector.")
         usage = None if wire.usage is None else usage_in(wire.usage, embeds=True)
         return [*events, *([] if usage is None else [usage]), Done()]

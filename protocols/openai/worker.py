@@ -71,76 +71,82 @@ class Writer:
     def __init__(self, profile: Profile, prefix: str, *, powers: bool) -> None:
         self._profile = profile
         self._prefix = prefix
-        self._powers = powers
-        more = profile.powers if powers else ()
+        self._allows_privileged = powers
+        more = profile.privileged_params if powers else ()
         plain = [param for param in more if param.wire != "chat_template"]
-        self._chat = Table(*profile.chat, *more)
-        self._completion = Table(*profile.completion, *plain)
-        self._embedding = Table(*profile.embedding)
-        self._carries = {chat: self._carried(chat=chat) for chat in (True, False)}
-        self._embeds = params.carries(self._embedding)
-        self._echoes = any(param.field == "echo" for param in profile.completion)
-        self._cuts = any(param.field == "stopping.truncate_prompt" for param in profile.chat)
+        self._chat_params = Table(*profile.chat, *more)
+        self._completion_params = Table(*profile.completion, *plain)
+        self._embedding_params = Table(*profile.embedding)
+        self._generation_support = {chat: self._build_support(chat=chat) for chat in (True, False)}
+        self._embedding_support = params.carries(self._embedding_params)
+        self._supports_echo = any(param.field == "echo" for param in profile.completion)
+        self._supports_truncation = any(
+            param.field == "stopping.truncate_prompt" for param in profile.chat
+        )
 
-    def encode(self, request: Request) -> WireRequest:
+    def encode_request(self, request: Request) -> WireRequest:
         """See ``gateway.core.ports.WorkerDialect``."""
-        path, body = self.write(request)
+        path, body = self.write_body(request)
         return WireRequest(f"{self._prefix}/{path}", _encode(body), _JSON)
 
-    def write(self, request: Request) -> tuple[str, dict[str, Any]]:
+    def write_body(self, request: Request) -> tuple[str, dict[str, Any]]:
         """The path behind the prefix, and the body's fields."""
         if isinstance(request, EmbedRequest):
-            path, body = "embeddings", self._vectors(request)
+            path, body = "embeddings", self._write_embedding(request)
         elif is_chat(request):
-            path, body = "chat/completions", self._conversation(request)
+            path, body = "chat/completions", self._write_chat(request)
         else:
-            path, body = "completions", self._text(request)
+            path, body = "completions", self._write_completion(request)
         for name, raw in request.extra.items():
-            if self.forwards(name):
+            if self.forwards_field(name):
                 body.setdefault(name, raw)
         return path, body
 
-    def losses(self, request: Request, names: Mapping[str, str]) -> tuple[Loss, ...]:
+    def unsupported_parameters(
+        self, request: Request, names: Mapping[str, str]
+    ) -> tuple[Loss, ...]:
         """See ``gateway.core.ports.WorkerDialect``."""
         if isinstance(request, EmbedRequest):
-            found = loss.losses(_tolerant(request), self._embeds, names, extra=True)
+            found = loss.losses(_tolerant(request), self._embedding_support, names, extra=True)
         else:
-            found = self._generation_losses(request, names)
+            found = self._find_generation_losses(request, names)
         if not request.extra:
             return found
-        left = tuple(Loss(name, "dropped") for name in request.extra if not self.forwards(name))
+        left = tuple(
+            Loss(name, "dropped") for name in request.extra if not self.forwards_field(name)
+        )
         return found + left
 
-    def echoes(self, request: GenerateRequest) -> bool:
+    def expects_echo(self, request: GenerateRequest) -> bool:
         """Whether the worker is asked to give the prompt back."""
-        return bool(request.echo) and self._echoes and not is_chat(request)
+        return bool(request.echo) and self._supports_echo and not is_chat(request)
 
-    def forwards(self, name: str) -> bool:
+    def forwards_field(self, name: str) -> bool:
         """Whether a worker is given a field that the gateway does not know."""
         if name in _KNOWN or name in _UNANSWERED:
             return False
-        return self._powers or name not in _POWERS
+        return self._allows_privileged or name not in _POWERS
 
     # --- bodies -----------------------------------------------------------------------------------
 
-    def _vectors(self, request: EmbedRequest) -> dict[str, Any]:
+    def _write_embedding(self, request: EmbedRequest) -> dict[str, Any]:
         alone = len(request.inputs) == 1
         body: dict[str, Any] = {
             "model": request.model,
             "input": request.inputs[0] if alone else request.inputs,
         }
-        body |= params.write(self._embedding, request.said)
+        body |= params.write(self._embedding_params, request.said)
         if request.encoding != "float":
             body["encoding_format"] = request.encoding
-        return body | self._labels(request)
+        return body | self._write_labels(request)
 
-    def _conversation(self, request: GenerateRequest) -> dict[str, Any]:
+    def _write_chat(self, request: GenerateRequest) -> dict[str, Any]:
         messages = request.messages or _as_messages(request)
         body: dict[str, Any] = {
             "model": request.model,
-            "messages": write_messages(messages, self._profile.writing),
+            "messages": write_messages(messages, self._profile.message_style),
         }
-        body |= self._scalars(self._chat, request)
+        body |= self._write_scalars(self._chat_params, request)
         choice, tools = request.tool_choice, request.tools
         if not self._profile.allowed_tools:
             choice, tools = narrowed(choice, tools)
@@ -155,54 +161,64 @@ class Writer:
         if request.logprobs is not None:
             body["logprobs"] = True
             if request.logprobs.top:
-                body["top_logprobs"] = _at_most(request.logprobs, self._profile.chat_top)
+                body["top_logprobs"] = _at_most(request.logprobs, self._profile.max_chat_logprobs)
         if self._profile.template_arguments and request.templating.arguments is not None:
             body["chat_template_kwargs"] = request.templating.arguments
-        return body | self._output(request, takes_format=True) | self._ending(request)
+        return (
+            body
+            | self._write_output_format(request, takes_format=True)
+            | self._write_stream_options(request)
+        )
 
-    def _text(self, request: GenerateRequest) -> dict[str, Any]:
+    def _write_completion(self, request: GenerateRequest) -> dict[str, Any]:
         prompts = request.prompts
         prompt: Any = prompts[0] if len(prompts) == 1 else prompts
         body = {"model": request.model, "prompt": prompt}
         if _BESIDE.isdisjoint(request.said):
-            body |= params.write(self._completion, request.said)
+            body |= params.write(self._completion_params, request.said)
             return body
-        body |= self._scalars(self._completion, request)
+        body |= self._write_scalars(self._completion_params, request)
         if request.logprobs is not None:
-            body["logprobs"] = _at_most(request.logprobs, self._profile.text_top)
-        takes_format = self._profile.text_format
-        return body | self._output(request, takes_format=takes_format) | self._ending(request)
+            body["logprobs"] = _at_most(request.logprobs, self._profile.max_completion_logprobs)
+        takes_format = self._profile.completion_response_format
+        return (
+            body
+            | self._write_output_format(request, takes_format=takes_format)
+            | self._write_stream_options(request)
+        )
 
-    def _scalars(self, table: Table, request: GenerateRequest) -> dict[str, Any]:
+    def _write_scalars(self, table: Table, request: GenerateRequest) -> dict[str, Any]:
         body = params.write(table, request.said)
         if "max_completion_tokens" in request.given and "max_tokens" in body and is_chat(request):
             body["max_completion_tokens"] = body.pop("max_tokens")
         if (seed := body.get("seed")) is not None and seed >= 2**63:
             body["seed"] = seed - 2**64
-        if self._profile.stops is not None and "stop" in body:
-            body["stop"] = body["stop"][: self._profile.stops]
+        if self._profile.max_stop_strings is not None and "stop" in body:
+            body["stop"] = body["stop"][: self._profile.max_stop_strings]
         if request.sampling.do_sample is False:
             body["temperature"] = 0.0
         if request.sampling.logit_bias is not None:
             body["logit_bias"] = {str(k): v for k, v in request.sampling.logit_bias.items()}
-        if self._profile.beams and request.sampling.beam_width is not None:
+        if self._profile.beam_search and request.sampling.beam_width is not None:
             body["use_beam_search"] = True
         if self._profile.token_ids and request.want.token_ids:
             body["return_token_ids"] = True
-        if self._cuts and request.stopping.overflow == "truncate":
+        if self._supports_truncation and request.stopping.overflow == "truncate":
             body.setdefault("truncate_prompt_tokens", -1)
         return body
 
-    def _output(self, request: GenerateRequest, *, takes_format: bool) -> dict[str, Any]:
+    def _write_output_format(
+        self, request: GenerateRequest, *, takes_format: bool
+    ) -> dict[str, Any]:
         if request.output is None:
             return {}
-        form = self._profile.form(request.output)
+        form = self._profile.write_output_format(request.output)
         if form is None:
-            return dict(self._profile.guide(request.output))
+            return dict(self._profile.write_guide(request.output))
         return {"response_format": form} if takes_format else {}
 
-    def _ending(self, request: GenerateRequest) -> dict[str, Any]:
-        body: dict[str, Any] = self._labels(request)
+    def _write_stream_options(self, request: GenerateRequest) -> dict[str, Any]:
+        body: dict[str, Any] = self._write_labels(request)
         if request.stream:
             options = {"include_usage": True}
             if request.want.usage == "each":
@@ -210,7 +226,7 @@ class Writer:
             body |= {"stream": True, "stream_options": options}
         return body
 
-    def _labels(self, request: Request) -> dict[str, Any]:
+    def _write_labels(self, request: Request) -> dict[str, Any]:
         if not request.labels:
             return {}
         labels = {n: request.labels[n] for n in self._profile.labels if n in request.labels}
@@ -225,17 +241,17 @@ class Writer:
 
     # --- losses -----------------------------------------------------------------------------------
 
-    def _generation_losses(
+    def _find_generation_losses(
         self, request: GenerateRequest, names: Mapping[str, str]
     ) -> tuple[Loss, ...]:
         chat = is_chat(request)
-        carries = self._carries[chat]
+        carries = self._generation_support[chat]
         if not chat and _BESIDE.isdisjoint(request.said):
             return loss.losses(request, carries, names, extra=True)
-        if more := self._structures(request, chat=chat):
+        if more := self._build_request_support(request, chat=chat):
             carries = carries | more
         found = list(loss.losses(_tolerant(request), carries, names, extra=True))
-        stops, most = len(request.stopping.stop), self._profile.stops
+        stops, most = len(request.stopping.stop), self._profile.max_stop_strings
         if most is not None and stops > most:
             wire = names.get("stopping.stop", "stop")
             found.append(Loss(wire, "clamped", f"{stops} to {most}", "stopping.stop"))
@@ -247,24 +263,26 @@ class Writer:
         if custom and any(tool.kind == "custom" for tool in request.tools):
             found.append(Loss(names.get("tools", "tools"), "dropped", "custom tools", "tools"))
         if request.messages:
-            found += self._passed_over(request, names)
+            found += self._find_ignored_parts(request, names)
         return tuple(found)
 
-    def _passed_over(self, request: GenerateRequest, names: Mapping[str, str]) -> Iterator[Loss]:
+    def _find_ignored_parts(
+        self, request: GenerateRequest, names: Mapping[str, str]
+    ) -> Iterator[Loss]:
         """The parts of messages that the worker does not see."""
         parts = {type(part) for message in request.messages for part in message.parts}
-        if unseen := [told for kind, told in self._profile.unseen.items() if kind in parts]:
+        if unseen := [told for kind, told in self._profile.ignored_parts.items() if kind in parts]:
             where = names.get("messages", "messages")
             yield Loss(where, "dropped", ", ".join(unseen), "messages")
-        if ReasoningPart in parts and not self._profile.writing.reasoning:
+        if ReasoningPart in parts and not self._profile.message_style.includes_reasoning:
             yield Loss("messages", "dropped", "earlier reasoning")
 
-    def _carried(self, *, chat: bool) -> dict[str, Carry]:
+    def _build_support(self, *, chat: bool) -> dict[str, Carry]:
         """What is carried of every request."""
         profile = self._profile
-        most = profile.chat_top if chat else profile.text_top
+        most = profile.max_chat_logprobs if chat else profile.max_completion_logprobs
         low = None if most is None else 0
-        carries = params.carries(self._chat if chat else self._completion)
+        carries = params.carries(self._chat_params if chat else self._completion_params)
         carries["sampling.logit_bias"] = Carry("logit_bias")
         carries["sampling.do_sample"] = Carry("")
         carries["logprobs.top"] = Carry("top_logprobs" if chat else "logprobs", low, most)
@@ -274,17 +292,19 @@ class Writer:
                 carries["templating.arguments"] = Carry("chat_template_kwargs")
         return carries
 
-    def _structures(self, request: GenerateRequest, *, chat: bool) -> dict[str, Carry]:
+    def _build_request_support(self, request: GenerateRequest, *, chat: bool) -> dict[str, Carry]:
         """What is carried beside that, by this request."""
         profile = self._profile
         carries = {}
         if request.echo and not chat and request.logprobs is not None:
-            carries["logprobs.prompt"] = Carry("logprobs", high=profile.text_top)
-        if self._output(request, takes_format=chat or profile.text_format):
+            carries["logprobs.prompt"] = Carry("logprobs", maximum=profile.max_completion_logprobs)
+        if self._write_output_format(
+            request, takes_format=chat or profile.completion_response_format
+        ):
             carries["output"] = Carry("response_format")
-        if self._cuts and request.stopping.overflow == "truncate":
+        if self._supports_truncation and request.stopping.overflow == "truncate":
             carries["stopping.overflow"] = Carry("truncate_prompt_tokens")
-        if profile.beams and request.sampling.beam_width is not None:
+        if profile.beam_search and request.sampling.beam_width is not None:
             exact = request.sampling.beam_width == (request.n or 1)
             carries["sampling.beam_width"] = Carry(
                 "use_beam_search", reason=None if exact else "approximated"

@@ -39,7 +39,7 @@ _STREAM: Final[Schema] = {**FLAG, "default": False}
 
 # --- requests -------------------------------------------------------------------------------------
 
-_WIDTHS: Final = {row.param.wire: row.takes for row in tables.ALL}
+_WIDTHS: Final = {row.param.wire: row.integer_range for row in tables.ALL}
 
 
 def _rows(table: tuple[Param, ...]) -> dict[str, Schema]:
@@ -206,19 +206,19 @@ _EMBEDDING: Final[Schema] = record(
 
 def _answers(form: Form) -> Iterator[tuple[str, Schema]]:
     """The whole answer of this form, and its chunk."""
-    kind = "Chat" if form.chat else "Text"
+    kind = "Chat" if form.is_chat else "Text"
     reason = {"const": "stop"} if form.early else one_of("stop", "length", "tool_calls", "unknown")
     used: dict[str, Schema] = {} if form.early else {"usage": ref("Usage")}
     choice: dict[str, Schema] = {"finish_reason": reason, "index": WHOLE}
-    choice["logprobs"] = NULL if form.early else optional(_LOGPROBS[form.chat])
-    said = {"message": _message(form)} if form.chat else {"text": TEXT}
-    yield f"{kind}Answer", _told(form.whole, {**choice, **said}, used, *choice, *said)
+    choice["logprobs"] = NULL if form.early else optional(_LOGPROBS[form.is_chat])
+    said = {"message": _message(form)} if form.is_chat else {"text": TEXT}
+    yield f"{kind}Answer", _told(form.unary_object, {**choice, **said}, used, *choice, *said)
 
     piece = {**choice, "finish_reason": optional(reason), "logprobs": NULL}
-    said = {"delta": _delta(form)} if form.chat else {"text": TEXT}
+    said = {"delta": _delta(form)} if form.is_chat else {"text": TEXT}
     used = {} if form.early else {"usage": optional(ref("Usage"))}
-    needed = ("index", "finish_reason", *(said if form.chat else ()))
-    yield f"{kind}Chunk", _told(form.chunk, {**piece, **said}, used, *needed)
+    needed = ("index", "finish_reason", *(said if form.is_chat else ()))
+    yield f"{kind}Chunk", _told(form.chunk_object, {**piece, **said}, used, *needed)
 
 
 def _told(
@@ -337,8 +337,8 @@ def describe(variants: Collection[str], *, early: bool) -> Description:
         operations,
         {
             **structs(Usage, errors.Body),
-            **dict(_answers(Form(chat=True, early=early))),
-            **dict(_answers(Form(chat=False, early=early))),
+            **dict(_answers(Form(is_chat=True, early=early))),
+            **dict(_answers(Form(is_chat=False, early=early))),
             "Vectors": _VECTORS,
             "Card": _CARD,
         },

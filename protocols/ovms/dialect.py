@@ -69,30 +69,30 @@ def _paths(root: str) -> tuple[Endpoint, ...]:
     POST of one is refused by the graph that the body names: hence the rows without a use.
     """
     return (
-        Endpoint("POST", f"{root}/chat/completions", variant="chat"),
-        Endpoint("POST", f"{root}/completions", variant="completion"),
-        Endpoint("POST", f"{root}/embeddings", variant="embedding"),
-        Endpoint("GET", f"{root}/models", "inform", "models", open=True),
-        Endpoint("GET", f"{root}/models/{{model}}", "inform", "model", open=True),
-        Endpoint("GET", f"{root}/models/{{owner}}/{{model}}", "inform", "model", open=True),
+        Endpoint("POST", f"{root}/chat/completions", operation="chat"),
+        Endpoint("POST", f"{root}/completions", operation="completion"),
+        Endpoint("POST", f"{root}/embeddings", operation="embedding"),
+        Endpoint("GET", f"{root}/models", "inform", "models", public=True),
+        Endpoint("GET", f"{root}/models/{{model}}", "inform", "model", public=True),
+        Endpoint("GET", f"{root}/models/{{owner}}/{{model}}", "inform", "model", public=True),
         *(
-            Endpoint("GET", f"{root}/{path}", "inform", "nothing", open=True)
+            Endpoint("GET", f"{root}/{path}", "inform", "nothing", public=True)
             for path in ("chat/completions", "completions", "embeddings", "{a}", "{a}/{b}")
         ),
         *(
-            Endpoint("POST", f"{root}/{path}", variant="nothing")
+            Endpoint("POST", f"{root}/{path}", operation="nothing")
             for path in ("models", "models/{model}", "{a}", "{a}/{b}")
         ),
     )
 
 
 _KSERVE = (
-    Endpoint("GET", "/v2", "inform", "server", open=True),
-    Endpoint("GET", "/v2/health/live", "inform", "live", open=True),
-    Endpoint("GET", "/v2/health/ready", "inform", "ready", open=True),
-    Endpoint("GET", "/v2/models/{model}/ready", "inform", "model ready", open=True),
+    Endpoint("GET", "/v2", "inform", "server", public=True),
+    Endpoint("GET", "/v2/health/live", "inform", "live", public=True),
+    Endpoint("GET", "/v2/health/ready", "inform", "ready", public=True),
+    Endpoint("GET", "/v2/models/{model}/ready", "inform", "model ready", public=True),
     Endpoint(
-        "GET", "/v2/models/{model}/versions/{version}/ready", "inform", "model ready", open=True
+        "GET", "/v2/models/{model}/versions/{version}/ready", "inform", "model ready", public=True
     ),
     Endpoint("POST", "/v2/models/{model}/infer", "inform", "infer"),
     Endpoint("POST", "/v2/models/{model}/versions/{version}/infer", "inform", "infer"),
@@ -118,15 +118,15 @@ class OVMS:
             known = ", ".join(self.profiles)
             raise ValueError(f"ovms has no profile {chosen!r}; it has {known}")
         self._early = chosen == "2024"
-        self._version = chosen
-        self._worker = Worker(chosen, self.name)
-        self._relays = relays(chosen)
-        self.probe = self._worker.probe
-        self.tables: Mapping[str, tuple[params.Param, ...]] = (
+        self._profile = chosen
+        self._upstream = Worker(chosen, self.name)
+        self._passthrough = relays(chosen)
+        self.health_request = self._upstream.health_request
+        self.param_tables: Mapping[str, tuple[params.Param, ...]] = (
             tables.EARLY_TABLES if self._early else tables.TABLES
         )
         roots = ("/v3", "/v1") if v1 else ("/v3",)
-        self.roots: tuple[str, ...] = (*roots, "/v2") if kserve else roots
+        self.path_prefixes: tuple[str, ...] = (*roots, "/v2") if kserve else roots
         self.endpoints: tuple[Endpoint, ...] = (
             *(endpoint for root in ("/v3/v1", *roots) for endpoint in _paths(root)),
             *(_KSERVE if kserve else ()),
@@ -141,17 +141,17 @@ class OVMS:
         """
         model, stream = "", False
         if requests.is_json(call):
-            generates = call.endpoint.variant in _GENERATES
+            generates = call.endpoint.operation in _GENERATES
             _, model, stream = requests.front_door(call, generates=generates)
         return Envelope(model or _by_path(call), stream=stream)
 
-    def decode(self, call: Call, model: ModelInfo | None = None) -> Request:
+    def decode_request(self, call: Call, model: ModelInfo | None = None) -> Request:
         """The request as the graph reads it."""
         del model
         if not requests.is_json(call):
-            what = "embeddings" if call.endpoint.variant == "embedding" else "text generation"
+            what = "embeddings" if call.endpoint.operation == "embedding" else "text generation"
             raise InvalidParameter(_NOT_JSON.format(what), param="messages")
-        match call.endpoint.variant:
+        match call.endpoint.operation:
             case "chat" | "completion" as kind:
                 return requests.generation(call, chat=kind == "chat", early=self._early)
             case "embedding":
@@ -159,63 +159,63 @@ class OVMS:
             case _:
                 raise InvalidParameter(_WRONG_ENDPOINT, param="path")
 
-    def encoder(self, call: Call, request: Request, about: About) -> Encoder:
+    def create_encoder(self, call: Call, request: Request, about: About) -> Encoder:
         """What writes the answer."""
         if isinstance(request, EmbedRequest):
             return EmbeddingEncoder(request.encoding)
         usage = request.stream and request.want.usage != "none"
-        form = Form(chat=call.endpoint.variant == "chat", early=self._early, usage=usage)
+        form = Form(is_chat=call.endpoint.operation == "chat", early=self._early, with_usage=usage)
         return GenerationEncoder(form, about)
 
-    def refuse(self, error: GatewayError, call: Call | None) -> Reply:
+    def encode_error(self, error: GatewayError, call: Call | None) -> Reply:
         """The answer that tells of an error."""
-        variant = call.endpoint.variant if call else ""
+        variant = call.endpoint.operation if call else ""
         if isinstance(error, ModelNotFound) and variant == "model":
             return errors.unknown_model()
         node = errors.EMBEDDER if variant == "embedding" else errors.GENERATOR
-        return errors.refuse(error, node=node, stream=call is not None and self._streams(call))
+        return errors.refuse(error, node=node, stream=call is not None and self._is_stream(call))
 
-    def inform(self, call: Call, catalog: Catalog) -> Reply:
+    def handle_info_request(self, call: Call, catalog: Catalog) -> Reply:
         """Models and, where mounted, health. Raises ModelNotFound, PathNotFound."""
-        match call.endpoint.variant:
+        match call.endpoint.operation:
             case "models":
-                ready = [_model(info, info.name) for info in catalog.models() if info.ready]
+                ready = [_model(info, info.name) for info in catalog.list_models() if info.ready]
                 return Reply(200, _encode(_Models(ready)))
             case "model":
-                name = "/".join(call.params.values())
-                info = catalog.find(name)
+                name = "/".join(call.path_params.values())
+                info = catalog.find_model(name)
                 if not info.ready:
                     raise ModelNotFound("the model has no version that can answer", model=name)
                 return Reply(200, _encode(_model(info, name)))
             case "server":
-                return Reply(200, _encode(_Server("OpenVINO Model Server", self._version)))
+                return Reply(200, _encode(_Server("OpenVINO Model Server", self._profile)))
             case "live":
                 return Reply(200)
             case "ready":
                 return _health(ready=catalog.ready)
             case "model ready":
-                version = call.params.get("version")
-                info = catalog.find(call.params["model"], version)
+                version = call.path_params.get("version")
+                info = catalog.find_model(call.path_params["model"], version)
                 chosen = [v for v in info.versions if version in (None, v.name)]
                 return _health(ready=any(v.ready for v in chosen))
             case "infer":
-                name = call.params["model"]
+                name = call.path_params["model"]
                 raise ModelNotFound("no model here takes tensors", model=name)
             case _:
                 raise PathNotFound("no endpoint is called so")
 
-    def names(self, call: Call) -> Mapping[str, str]:
+    def field_names(self, call: Call) -> Mapping[str, str]:
         """The wire name of each field."""
         del call
         return _NAMES
 
-    def describe(self) -> Description:
+    def openapi_fragment(self) -> Description:
         """See ``gateway.core.ports.Described``."""
-        return described.describe({one.variant for one in self.endpoints}, early=self._early)
+        return described.describe({one.operation for one in self.endpoints}, early=self._early)
 
-    def _streams(self, call: Call) -> bool:
+    def _is_stream(self, call: Call) -> bool:
         """Whether a stream had been promised: errors before that are no errors of the graph."""
-        if call.endpoint.variant not in _GENERATES:
+        if call.endpoint.operation not in _GENERATES:
             return False
         try:
             return self.peek(call).stream
@@ -224,24 +224,30 @@ class OVMS:
 
     # --- towards workers --------------------------------------------------------------------------
 
-    def losses(self, request: Request, names: Mapping[str, str]) -> tuple[Loss, ...]:
+    def unsupported_parameters(
+        self, request: Request, names: Mapping[str, str]
+    ) -> tuple[Loss, ...]:
         """See ``gateway.core.ports.WorkerDialect``."""
-        return self._worker.losses(request, names)
+        return self._upstream.unsupported_parameters(request, names)
 
-    def encode(self, request: Request) -> WireRequest:
+    def encode_request(self, request: Request) -> WireRequest:
         """See ``gateway.core.ports.WorkerDialect``."""
-        return self._worker.encode(request)
+        return self._upstream.encode_request(request)
 
-    def relay(self, client: Dialect, call: Call, about: About) -> Relay | None:
+    def prepare_passthrough(self, client: Dialect, call: Call, about: About) -> Relay | None:
         """See ``gateway.core.ports.Relaying``: between servers of one release."""
-        alike = isinstance(client, OVMS) and client._version == self._version  # noqa: SLF001
-        if not alike or not requests.is_json(call) or call.endpoint.variant not in self._relays:
+        alike = isinstance(client, OVMS) and client._profile == self._profile  # noqa: SLF001
+        if (
+            not alike
+            or not requests.is_json(call)
+            or call.endpoint.operation not in self._passthrough
+        ):
             return None
-        return self._relays.relay(call.endpoint.variant, call, about, tuple)
+        return self._passthrough.prepare_passthrough(call.endpoint.operation, call, about, tuple)
 
-    def decoder(self, request: Request) -> Decoder:
+    def create_decoder(self, request: Request) -> Decoder:
         """See ``gateway.core.ports.WorkerDialect``."""
-        return self._worker.decoder(request)
+        return self._upstream.create_decoder(request)
 
     def read_error(self, status: int, headers: Mapping[str, str], body: bytes) -> GatewayError:
         """See ``gateway.core.ports.WorkerDialect``."""

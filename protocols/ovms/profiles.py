@@ -55,19 +55,21 @@ PROFILES: Mapping[str, Profile] = {
         completion=(*_BOTH, _ECHO),
         embedding=(),
         labels=(),
-        writing=Writing(reasoning=True),
-        stops=tables.MOST_STOPS,
-        chat_top=0,
-        text_top=1,
-        text_format=False,
+        message_style=Writing(includes_reasoning=True),
+        max_stop_strings=tables.MOST_STOPS,
+        max_chat_logprobs=0,
+        max_completion_logprobs=1,
+        completion_response_format=False,
     ),
     "2024": Profile(
         chat=_EARLY,
         completion=_EARLY,
         embedding=(),
         labels=(),
-        writing=Writing(parts="joined", absent="", roles=(("developer", "system"),)),
+        message_style=Writing(
+            part_format="joined", empty_content="", role_mapping=(("developer", "system"),)
+        ),
         template_arguments=False,
-        text_format=False,
+        completion_response_format=False,
     ),
 }

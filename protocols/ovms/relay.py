@@ -61,29 +61,29 @@ def relays(release: str) -> Relays:
     rows = tables.EARLY_TABLES if early else tables.TABLES
     form = partial(
         Form,
-        ours=_EARLY_OURS if early else _OURS,
-        forwards=Writer(profile, _ROOT, powers=False).forwards,
-        fits=_fits,
+        gateway_fields=_EARLY_OURS if early else _OURS,
+        forwards_field=Writer(profile, _ROOT, powers=False).forwards_field,
+        is_valid_body=_fits,
     )
     return Relays(
         {
             "chat": form(
                 path=f"{_ROOT}/chat/completions",
-                shapes=_EARLY_CHAT if early else _CHAT,
-                worker=profile.chat,
-                client=rows["chat"],
+                field_types=_EARLY_CHAT if early else _CHAT,
+                worker_params=profile.chat,
+                client_params=rows["chat"],
             ),
             "completion": form(
                 path=f"{_ROOT}/completions",
-                shapes=_EARLY_COMPLETION if early else _COMPLETION,
-                worker=profile.completion,
-                client=rows["completion"],
+                field_types=_EARLY_COMPLETION if early else _COMPLETION,
+                worker_params=profile.completion,
+                client_params=rows["completion"],
             ),
             "embedding": form(
                 path=f"{_ROOT}/embeddings",
-                shapes={"input": _INPUTS, "encoding_format": ENCODINGS, "user": LABEL},
-                worker=(),
-                client=(),
+                field_types={"input": _INPUTS, "encoding_format": ENCODINGS, "user": LABEL},
+                worker_params=(),
+                client_params=(),
             ),
         },
         read=partial(reader, complaint=partial(faults.complain, judge=meaning)),

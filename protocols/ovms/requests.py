@@ -82,7 +82,7 @@ def generation(call: Call, *, chat: bool, early: bool) -> GenerateRequest:
         want=Want(usage=final),
         labels=_labels(fields),
         extra={name: raw for name, raw in fields.items() if name not in known},
-        **values.fields(),
+        **values.build_request_arguments(),
     )
 
 

@@ -26,9 +26,9 @@ class Row(Struct, frozen=True):
     """
 
     param: Param
-    wrong_type: str
-    out_of_range: str = ""
-    takes: tuple[int, int] = INT32
+    type_error: str
+    range_error: str = ""
+    integer_range: tuple[int, int] = INT32
 
 
 def _number(
@@ -184,14 +184,14 @@ def read(rows: Iterable[Row], fields: Mapping[str, Raw], into: Values) -> None:
         if raw is None:
             continue
         got = value(raw)
-        low, high = row.takes
+        low, high = row.integer_range
         if type(got) is int and not low <= got <= high:
-            raise _complaint(row, row.wrong_type, got)
+            raise _complaint(row, row.type_error, got)
         try:
             take(row.param, raw, into)
         except InvalidParameter as error:
             wrong_type = error.problem == "type"
-            raise _complaint(row, row.wrong_type if wrong_type else row.out_of_range, got) from None
+            raise _complaint(row, row.type_error if wrong_type else row.range_error, got) from None
 
 
 def _complaint(row: Row, text: str, got: object) -> InvalidParameter:

@@ -51,66 +51,74 @@ class Worker:
 
     def __init__(self, profile: str, source: str) -> None:
         self._early = profile == "2024"
-        self._source = source
-        self._writer = Writer(PROFILES[profile], _ROOT, powers=False)
+        self._protocol_name = source
+        self._openai_writer = Writer(PROFILES[profile], _ROOT, powers=False)
         # The early release lists no models; there, KServe's path is the one that tells.
         path = "/v2/health/ready" if self._early else f"{_ROOT}/models"
-        self.probe = WireRequest(path, b"", method="GET")
+        self.health_request = WireRequest(path, b"", method="GET")
 
-    def losses(self, request: Request, names: Mapping[str, str]) -> tuple[Loss, ...]:
+    def unsupported_parameters(
+        self, request: Request, names: Mapping[str, str]
+    ) -> tuple[Loss, ...]:
         """See ``gateway.core.ports.WorkerDialect``."""
         if isinstance(request, EmbedRequest):
             vectors = Narrowing(request, names)
-            vectors.own_extra(self._source)
-            return (*vectors.losses, *self._writer.losses(vectors.request, names))
-        narrow = self._narrow(request, names)
-        return (*narrow.losses, *self._writer.losses(narrow.request, names))
+            vectors.drop_foreign_extra(self._protocol_name)
+            return (
+                *vectors.unsupported_parameters,
+                *self._openai_writer.unsupported_parameters(vectors.request, names),
+            )
+        narrow = self._adapt_request(request, names)
+        return (
+            *narrow.unsupported_parameters,
+            *self._openai_writer.unsupported_parameters(narrow.request, names),
+        )
 
-    def encode(self, request: Request) -> WireRequest:
+    def encode_request(self, request: Request) -> WireRequest:
         """See ``gateway.core.ports.WorkerDialect``. Raises Unsupported for token ids to go on."""
         if isinstance(request, EmbedRequest):
             vectors = Narrowing(request, {})
-            vectors.own_extra(self._source)
-            return self._writer.encode(vectors.request)
-        asked = self._narrow(request, {}).request
+            vectors.drop_foreign_extra(self._protocol_name)
+            return self._openai_writer.encode_request(vectors.request)
+        asked = self._adapt_request(request, {}).request
         if not all(isinstance(prompt, str) for prompt in asked.prompts):
             raise Unsupported("The model's workers take text, not token ids.", param="prompt")
-        path, body = self._writer.write(asked)
-        self._finish(body, asked)
+        path, body = self._openai_writer.write_body(asked)
+        self._adjust_body(body, asked)
         return WireRequest(f"{_ROOT}/{path}", _encode(body), _JSON)
 
-    def decoder(self, request: Request) -> Decoder:
+    def create_decoder(self, request: Request) -> Decoder:
         """See ``gateway.core.ports.WorkerDialect``."""
         complaint = partial(faults.complain, judge=meaning)
         if isinstance(request, EmbedRequest):
             return VectorDecoder(request, complaint=complaint)
-        asked = self._narrow(request, {}).request
-        echoes = self._writer.echoes(asked)
+        asked = self._adapt_request(request, {}).request
+        echoes = self._openai_writer.expects_echo(asked)
         return AnswerDecoder(asked, echoes=echoes, complaint=complaint)
 
     # --- requests ---------------------------------------------------------------------------------
 
-    def _narrow(
+    def _adapt_request(
         self, request: GenerateRequest, names: Mapping[str, str]
     ) -> Narrowing[GenerateRequest]:
         """What of the request this server can be asked."""
         narrow = Narrowing(request, names)
-        narrow.own_extra(self._source)
+        narrow.drop_foreign_extra(self._protocol_name)
         alone(narrow)
-        narrow.drop("sampling.logit_bias")
+        narrow.drop_fields("sampling.logit_bias")
         if (seed := request.sampling.seed) is not None and seed >= SEEDS:
-            narrow.tell("sampling.seed", "approximated", f"{seed} to {seed % SEEDS}")
-            narrow.set("sampling.seed", seed % SEEDS)
+            narrow.report("sampling.seed", "approximated", f"{seed} to {seed % SEEDS}")
+            narrow.set_field("sampling.seed", seed % SEEDS)
         _narrow_beams(narrow)
         if self._early:
             _narrow_early(narrow)
         else:
             _narrow_today(narrow)
         if request.want.usage == "each":
-            narrow.set("want.usage", "final")
+            narrow.set_field("want.usage", "final")
         return narrow
 
-    def _finish(self, body: dict[str, Any], asked: GenerateRequest) -> None:
+    def _adjust_body(self, body: dict[str, Any], asked: GenerateRequest) -> None:
         """What the parameters of one field alone can't say."""
         if not is_chat(asked) and "logprobs" in body:
             body["logprobs"] = 1  # the only number it takes: the token itself
@@ -129,12 +137,12 @@ class Worker:
 def _narrow_beams(narrow: Narrowing[GenerateRequest]) -> None:
     """Beam search is never streamed; several answers are the best of as many beams, or more."""
     if narrow.request.stream:
-        narrow.drop("sampling.beam_width", detail="not with a stream")
+        narrow.drop_fields("sampling.beam_width", detail="not with a stream")
     width = narrow.request.sampling.beam_width
     if width is not None:
-        narrow.drop(*_WITH_BEAMS, detail="not with beam search")
+        narrow.drop_fields(*_WITH_BEAMS, detail="not with beam search")
     if (narrow.request.n or 1) > min(width or 1, MOST_BEAMS):
-        narrow.drop("n", detail="without beam search")
+        narrow.drop_fields("n", detail="without beam search")
 
 
 def _narrow_today(narrow: Narrowing[GenerateRequest]) -> None:
@@ -142,21 +150,21 @@ def _narrow_today(narrow: Narrowing[GenerateRequest]) -> None:
     if narrow.request.stream:
         without_logprobs(narrow, "not with a stream")
         if narrow.request.stopping.stop and not narrow.request.stopping.include_stop:
-            narrow.tell("stopping.stop", "approximated", "it stays in the text of a stream")
+            narrow.report("stopping.stop", "approximated", "it stays in the text of a stream")
 
 
 def _narrow_early(narrow: Narrowing[GenerateRequest]) -> None:
     only_parts(narrow, _EARLY_UNSEEN)
     without_logprobs(narrow)
-    narrow.drop("tools", "output")
+    narrow.drop_fields("tools", "output")
     if any(message.tool_calls for message in narrow.request.messages):
-        narrow.tell("messages", "dropped", "tool calls")
-    narrow.set("given", narrow.request.given - {"max_completion_tokens"})
+        narrow.report("messages", "dropped", "tool calls")
+    narrow.set_field("given", narrow.request.given - {"max_completion_tokens"})
     stopping = narrow.request.stopping
     if stopping.ignore_eos and (stopping.max_tokens or 0) > IGNORE_EOS_LIMIT:
         detail = f"{stopping.max_tokens} to {IGNORE_EOS_LIMIT}"
-        narrow.tell("stopping.max_tokens", "clamped", detail)
-        narrow.set("stopping.max_tokens", IGNORE_EOS_LIMIT)
+        narrow.report("stopping.max_tokens", "clamped", detail)
+        narrow.set_field("stopping.max_tokens", IGNORE_EOS_LIMIT)
 
 
 # --- errors ---------------------------------------------------------------------------------------

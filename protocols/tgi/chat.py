@@ -43,7 +43,7 @@ _UNSEEN: Final[Mapping[type[Part], str]] = {
 
 def encode(request: GenerateRequest, limits: Limits) -> WireRequest:
     """See ``gateway.core.ports.WorkerDialect``."""
-    return _WRITER.encode(_plain(request, limits))
+    return _WRITER.encode_request(_plain(request, limits))
 
 
 def decoder(request: GenerateRequest) -> Decoder:
@@ -53,7 +53,10 @@ def decoder(request: GenerateRequest) -> Decoder:
 
 def losses(request: GenerateRequest, limits: Limits, names: Mapping[str, str]) -> tuple[Loss, ...]:
     """See ``gateway.core.ports.WorkerDialect``."""
-    return (*_WRITER.losses(_plain(request, limits), names), *_left_out(request, names))
+    return (
+        *_WRITER.unsupported_parameters(_plain(request, limits), names),
+        *_left_out(request, names),
+    )
 
 
 def _left_out(request: GenerateRequest, names: Mapping[str, str]) -> Iterator[Loss]:
@@ -95,7 +98,7 @@ def _plain(request: GenerateRequest, limits: Limits) -> GenerateRequest:
             seed=None if sampling.seed is None else sampling.seed % 2**63,
             logit_bias=None,
         ),
-        stopping=replace(stopping, stop=stopping.stop[: limits.stops]),
+        stopping=replace(stopping, stop=stopping.stop[: limits.max_stop_strings]),
         tools=tuple(map(_described, request.tools)) if offers else (),
         tool_choice=request.tool_choice if offers else None,
         output=None if offers else request.output,

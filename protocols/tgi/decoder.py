@@ -33,42 +33,42 @@ class GenerateDecoder:
 
     def __init__(self, request: GenerateRequest) -> None:
         self._request = request
-        self._body = sse.Body((b"{", b"["))
-        self._splitter = sse.Splitter()
-        self._done = False
-        self._echoed = not request.echo
-        self._said: list[str] = []
-        self._failed: GatewayError | None = None
+        self._body_reader = sse.Body((b"{", b"["))
+        self._sse_parser = sse.Splitter()
+        self._is_done = False
+        self._prompt_sent = not request.echo
+        self._texts: list[str] = []
+        self._pending_error: GatewayError | None = None
 
     def feed(self, data: bytes) -> Sequence[Event]:
         """See ``gateway.core.ports.Decoder``."""
-        if self._failed is not None:
-            raise self._failed
-        payloads = self._splitter.feed(self._body.feed(data))
-        events, self._failed = sse.events_of(payloads, self._event)
+        if self._pending_error is not None:
+            raise self._pending_error
+        payloads = self._sse_parser.feed(self._body_reader.feed(data))
+        events, self._pending_error = sse.events_of(payloads, self._decode_event)
         return events
 
     def close(self) -> Sequence[Event]:
         """See ``gateway.core.ports.Decoder``."""
-        if self._failed is not None:
-            raise self._failed
-        if self._done:
+        if self._pending_error is not None:
+            raise self._pending_error
+        if self._is_done:
             return ()
-        if (whole := self._body.whole) is not None:
-            return self._answer(bytes(whole))
+        if (whole := self._body_reader.unary_body) is not None:
+            return self._decode_unary(bytes(whole))
         events: list[Event] = []
-        for payload in self._splitter.feed(b"\n\n"):  # the end of a last event that lacks its own
-            self._event(payload, events, last=True)
+        for payload in self._sse_parser.feed(b"\n\n"):  # the end of a last event that lacks its own
+            self._decode_event(payload, events, last=True)
         if events and type(events[-1]) is Done:
             return events
-        if self._splitter.stray is not None:
-            complain(self._splitter.stray)
+        if self._sse_parser.stray_line is not None:
+            complain(self._sse_parser.stray_line)
         raise StreamBroken(_BROKEN)
 
     # --- a stream ---------------------------------------------------------------------------------
 
-    def _event(self, payload: bytes, events: list[Event], *, last: bool = False) -> None:
-        if self._done:
+    def _decode_event(self, payload: bytes, events: list[Event], *, last: bool = False) -> None:
+        if self._is_done:
             return
         try:
             wire = read_event(payload)
@@ -76,33 +76,33 @@ class GenerateDecoder:
             raise (StreamBroken(_BROKEN) if last else _unreadable(payload)) from e
         if wire.error is not None:
             raise _unreadable(payload)
-        self._echo((), events)
+        self._add_prompt((), events)
         if wire.token is not None:
-            self._token(wire.token, wire.top_tokens or (), events)
+            self._add_token(wire.token, wire.top_tokens or (), events)
         if wire.generated_text is not None or wire.details is not None:
-            self._finish(wire, events)
+            self._add_end(wire, events)
 
-    def _token(self, token: Token, top: Sequence[Token], events: list[Event]) -> None:
-        hidden = self._hides(token)
-        text = "" if hidden else token.said
+    def _add_token(self, token: Token, top: Sequence[Token], events: list[Event]) -> None:
+        hidden = self._is_hidden(token)
+        text = "" if hidden else token.text_or_empty
         ids = token.ids if self._request.want.token_ids else ()
         asked = self._request.logprobs is not None and not hidden
         logprobs = (logprob_in(token, top),) if asked else ()
         if text or ids or logprobs:
-            self._said.append(text)
+            self._texts.append(text)
             events.append(Text(text, token_ids=ids, logprobs=logprobs))
 
-    def _finish(self, wire: Answer, events: list[Event]) -> None:
+    def _add_end(self, wire: Answer, events: list[Event]) -> None:
         """The end; before it what the tokens left unsaid, such as half a character."""
-        text, said = wire.generated_text or "", "".join(self._said)
+        text, said = wire.generated_text or "", "".join(self._texts)
         if text.startswith(said) and (rest := text[len(said) :]):
             events.append(Text(rest, tokens=0 if said else _count(wire.details)))
         events += _end(wire.details)
-        self._done = True
+        self._is_done = True
 
     # --- one JSON body ----------------------------------------------------------------------------
 
-    def _answer(self, body: bytes) -> list[Event]:
+    def _decode_unary(self, body: bytes) -> list[Event]:
         try:
             wire = read_whole(body)
         except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as e:
@@ -112,21 +112,21 @@ class GenerateDecoder:
         details = wire.details or Details()
         events: list[Event] = []
         prompt = tuple(map(logprob_in, details.prefill or ()))
-        self._echo(prompt if self._request.logprobs is not None else (), events)
-        events += self._text(wire.generated_text, details)
+        self._add_prompt(prompt if self._request.logprobs is not None else (), events)
+        events += self._build_text_events(wire.generated_text, details)
         return [*events, *_end(details)]
 
-    def _text(self, text: str, details: Details) -> list[Event]:
+    def _build_text_events(self, text: str, details: Details) -> list[Event]:
         tokens = details.tokens or []
         top = details.top_tokens or [[]] * len(tokens)
         if len(top) != len(tokens):
             raise WorkerFailed("The worker's log probabilities do not fit together.")
         if self._request.stopping.skip_special_tokens is False and tokens:
-            text = "".join(token.said for token in tokens)
+            text = "".join(token.text_or_empty for token in tokens)
         logprobs: tuple[TokenLogprob, ...] = ()
         if self._request.logprobs is not None:
             pairs = zip(tokens, top, strict=True)
-            logprobs = tuple(logprob_in(*pair) for pair in pairs if not self._hides(pair[0]))
+            logprobs = tuple(logprob_in(*pair) for pair in pairs if not self._is_hidden(pair[0]))
         wanted = tokens if self._request.want.token_ids else ()
         ids = tuple(one for token in wanted for one in token.ids)
         if not (text or ids or logprobs):
@@ -135,17 +135,17 @@ class GenerateDecoder:
 
     # --- both -------------------------------------------------------------------------------------
 
-    def _echo(self, logprobs: Sequence[TokenLogprob], events: list[Event]) -> None:
+    def _add_prompt(self, logprobs: Sequence[TokenLogprob], events: list[Event]) -> None:
         """The prompt, once. Its tokens begin with one that the model puts before any text."""
-        if self._echoed:
+        if self._prompt_sent:
             return
-        self._echoed = True
+        self._prompt_sent = True
         prompt = self._request.prompts[0]
         if isinstance(prompt, str):
             added = bool(logprobs) and not prompt.startswith(logprobs[0].token)
             events.append(PromptEcho(0, prompt, tuple(logprobs[1:] if added else logprobs)))
 
-    def _hides(self, token: Token) -> bool:
+    def _is_hidden(self, token: Token) -> bool:
         return bool(token.special) and self._request.stopping.skip_special_tokens is not False
 
 
@@ -156,7 +156,7 @@ def _end(details: Details | None) -> list[Event]:
     reason = REASONS.get(details.finish_reason or "", "unknown")
     if reason is None:
         raise WorkerFailed(f"The worker broke off ({(details.finish_reason or '')[:32]}).")
-    prompt, count = details.prompt, details.generated_tokens
+    prompt, count = details.prompt_length, details.generated_tokens
     if prompt is None or count is None:
         return [End(reason), Done()]
     return [End(reason), Usage(prompt, count), Done()]

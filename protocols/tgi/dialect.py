@@ -50,24 +50,26 @@ class TGI:
         if profile not in (None, *self.profiles):
             known = ", ".join(self.profiles)
             raise ValueError(f"there is no profile {profile!r} of {self.name}; known: {known}")
-        self.probe = WireRequest("/health", b"", method="GET")
+        self.health_request = WireRequest("/health", b"", method="GET")
         self._limits: dict[str, Limits] = {}
 
-    def losses(self, request: Request, names: Mapping[str, str]) -> tuple[Loss, ...]:
+    def unsupported_parameters(
+        self, request: Request, names: Mapping[str, str]
+    ) -> tuple[Loss, ...]:
         """See ``gateway.core.ports.WorkerDialect``."""
         if isinstance(request, EmbedRequest):
             return loss.losses(request, {}, names)
         losses = chat.losses if is_chat(request) else generate.losses
-        return losses(request, self._limits_of(request.model), names)
+        return losses(request, self._get_limits(request.model), names)
 
-    def encode(self, request: Request) -> WireRequest:
+    def encode_request(self, request: Request) -> WireRequest:
         """See ``gateway.core.ports.WorkerDialect``. Raises Unsupported for embeddings."""
         if isinstance(request, EmbedRequest):
             raise Unsupported("The model's workers generate text; they give no embeddings.")
         encode = chat.encode if is_chat(request) else generate.encode
-        return encode(request, self._limits_of(request.model))
+        return encode(request, self._get_limits(request.model))
 
-    def decoder(self, request: Request) -> Decoder:
+    def create_decoder(self, request: Request) -> Decoder:
         """See ``gateway.core.ports.WorkerDialect``."""
         if isinstance(request, EmbedRequest):
             raise Unsupported("The model's workers generate text; they give no embeddings.")
@@ -77,12 +79,12 @@ class TGI:
         """See ``gateway.core.ports.WorkerDialect``."""
         return faults.read_error(status, headers, body)
 
-    def questions(self, model: str) -> Sequence[WireRequest]:
+    def metadata_requests(self, model: str) -> Sequence[WireRequest]:
         """See ``gateway.core.ports.Learning``."""
         del model
         return (WireRequest("/info", b"", method="GET"),)
 
-    def learn(self, model: str, answers: Sequence[bytes | None]) -> int | None:
+    def load_metadata(self, model: str, answers: Sequence[bytes | None]) -> int | None:
         """See ``gateway.core.ports.Learning``."""
         try:
             told = _read_info(answers[0] or b"")
@@ -90,11 +92,13 @@ class TGI:
             return None
         silent = Limits()
         self._limits[model] = Limits(
-            stops=silent.stops if told.max_stop_sequences is None else told.max_stop_sequences,
-            best_of=told.max_best_of or silent.best_of,
-            prompt=told.max_input_tokens or told.max_input_length,
+            max_stop_strings=silent.max_stop_strings
+            if told.max_stop_sequences is None
+            else told.max_stop_sequences,
+            max_best_of=told.max_best_of or silent.max_best_of,
+            max_prompt_tokens=told.max_input_tokens or told.max_input_length,
         )
         return told.max_concurrent_requests or None
 
-    def _limits_of(self, model: str) -> Limits:
+    def _get_limits(self, model: str) -> Limits:
         return self._limits.get(model, Limits())

@@ -73,7 +73,7 @@ def exact(request: GenerateRequest, limits: Limits) -> GenerateRequest:
         sampling = replace(sampling, **dict.fromkeys(_WORTHLESS))
     truncated = stopping.truncate_prompt
     if truncated == -1 or (truncated is None and stopping.overflow == "truncate"):
-        truncated = limits.prompt or truncated
+        truncated = limits.max_prompt_tokens or truncated
     told = stopping.overflow == "error" or truncated is not None
     return replace(
         request,
@@ -87,7 +87,7 @@ def exact(request: GenerateRequest, limits: Limits) -> GenerateRequest:
         ),
         stopping=replace(
             stopping,
-            stop=stopping.stop[: limits.stops],
+            stop=stopping.stop[: limits.max_stop_strings],
             truncate_prompt=truncated,
             overflow=None if told else stopping.overflow,
         ),
@@ -116,7 +116,7 @@ def carries(request: GenerateRequest, limits: Limits) -> Mapping[str, Carry]:
     if request.stopping.truncate_prompt == -1:
         del carried["stopping.truncate_prompt"]
     drawn = request.sampling.do_sample and request.sampling.seed is None
-    if request.stream or not drawn or limits.best_of == 1:
+    if request.stream or not drawn or limits.max_best_of == 1:
         del carried["best_of"]
     elif request.n is not None:
         carried["best_of"] = Carry("best_of", reason="approximated")

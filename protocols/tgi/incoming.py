@@ -23,7 +23,7 @@ class Token(Struct):
     special: bool | None = None
 
     @property
-    def said(self) -> str:
+    def text_or_empty(self) -> str:
         """Its text."""
         return self.text or ""
 
@@ -51,7 +51,7 @@ class Details(Struct):
     top_tokens: list[list[Token]] | None = None
 
     @property
-    def prompt(self) -> int | None:
+    def prompt_length(self) -> int | None:
         """How long the prompt was; a whole answer tells only where it was asked for its tokens."""
         if self.input_length is not None:
             return self.input_length
@@ -83,10 +83,12 @@ def read_whole(body: bytes) -> Answer:
 def logprob_in(token: Token, top: Sequence[Token] = ()) -> TokenLogprob:
     """A token and the alternatives to it, as ours."""
     alternatives = tuple(
-        TopLogprob(one.said, float("-inf") if one.logprob is None else one.logprob, _id(one))
+        TopLogprob(
+            one.text_or_empty, float("-inf") if one.logprob is None else one.logprob, _id(one)
+        )
         for one in top
     )
-    return TokenLogprob(token.said, token.logprob, alternatives, _id(token))
+    return TokenLogprob(token.text_or_empty, token.logprob, alternatives, _id(token))
 
 
 def _id(token: Token) -> int | None:

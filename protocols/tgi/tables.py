@@ -24,9 +24,9 @@ MOST_TOP = 5
 class Limits(Struct, frozen=True):
     """What the operator of a server allows; the defaults are its launcher's."""
 
-    stops: int = 4
-    best_of: int = 2
-    prompt: int | None = None
+    max_stop_strings: int = 4
+    max_best_of: int = 2
+    max_prompt_tokens: int | None = None
     """The longest prompt in tokens, where it was told."""
 
 
@@ -69,8 +69,8 @@ _GENERATE: tuple[Param, ...] = (
 @lru_cache(maxsize=64)
 def generate(limits: Limits) -> Table:
     """The ``parameters`` of ``/generate``."""
-    highest: dict[str, Any] = {"high": limits.best_of}
-    longest: dict[str, Any] = {"high": limits.prompt}
+    highest: dict[str, Any] = {"high": limits.max_best_of}
+    longest: dict[str, Any] = {"high": limits.max_prompt_tokens}
     return Table(*changed(_GENERATE, best_of=highest, truncate=longest))
 
 
@@ -102,9 +102,9 @@ CHAT = Profile(
     ),
     completion=(),
     labels=(),
-    chat_top=MOST_TOP,
+    max_chat_logprobs=MOST_TOP,
     template_arguments=False,
-    form=form,
+    write_output_format=form,
 )
 """Conversations. ``n``, ``logit_bias`` and whatever it does not know are read and not heeded;
 ``presence_penalty`` becomes a repetition penalty of two more."""

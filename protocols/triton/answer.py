@@ -59,12 +59,12 @@ class GenerateEncoder:
     def __init__(
         self, request: GenerateRequest, about: About, profile: Profile, *, framed: bool
     ) -> None:
-        self._framed = framed
-        self._asked = wanted(profile, request.given)
-        self._choices = request.choices
+        self._as_events = framed
+        self._requested_outputs = wanted(profile, request.given)
+        self._choice_count = request.choice_count
         self._prompt_tokens: int | None = None
-        self._totals: dict[int, float] = {}
-        self._plain = Generated(
+        self._cumulative_logprobs: dict[int, float] = {}
+        self._template = Generated(
             id=request.client_id or UNSET,
             model_name=about.model,
             model_version=version(about),
@@ -73,55 +73,59 @@ class GenerateEncoder:
         """What tells of a text alone, without it."""
 
     @cached_property
-    def _head(self) -> bytes:
+    def _event_head(self) -> bytes:
         """An event that tells of a text alone, up to that text."""
-        return b"data: " + encode(self._plain).removesuffix(b'""}')
+        return b"data: " + encode(self._template).removesuffix(b'""}')
 
     def headers(self) -> Headers:
         """None of its own."""
         return ()
 
-    def write(self, events: Sequence[Event]) -> bytes:
+    def encode_events(self, events: Sequence[Event]) -> bytes:
         """One event for each piece of text."""
-        if not self._asked and self._choices == 1:
+        if not self._requested_outputs and self._choice_count == 1:
             return b"".join(
-                [self._event(one) for one in events if type(one) is Text or type(one) is Refusal]
+                [
+                    self._encode_text_event(one)
+                    for one in events
+                    if type(one) is Text or type(one) is Refusal
+                ]
             )
-        return b"".join([sse.event(self._object(row)) for row in self._rows(events)])
+        return b"".join([sse.event(self._encode_object(row)) for row in self._collect_rows(events)])
 
-    def error(self, error: GatewayError) -> bytes:
+    def encode_error_event(self, error: GatewayError) -> bytes:
         """One more event, and the last."""
         return sse.event(refusal.body(error))
 
-    def whole(self, answer: Answer) -> Reply:
+    def encode_unary(self, answer: Answer) -> Reply:
         """The object; framed, it is a stream of one event."""
         choices = answer.choices
-        if self._asked or len(choices) != 1:
+        if self._requested_outputs or len(choices) != 1:
             if answer.usage is not None:
                 self._prompt_tokens = answer.usage.prompt_tokens
-            body = self._object(measures.pieces(answer))
+            body = self._encode_object(measures.pieces(answer))
         else:
-            plain, [choice] = self._plain, choices
+            plain, [choice] = self._template, choices
             plain.text_output = choice.text + choice.refusal
             body = encode(plain)
-        if self._framed:
+        if self._as_events:
             return Reply(200, sse.event(body), SAID_AS_EVENTS)
         return Reply(200, body, SAID)
 
-    def _event(self, event: Text | Refusal) -> bytes:
+    def _encode_text_event(self, event: Text | Refusal) -> bytes:
         """An event that is nothing but a text."""
-        return self._head + encode(event.text) + b"}\n\n"
+        return self._event_head + encode(event.text) + b"}\n\n"
 
-    def _object(self, row: Sequence[Piece]) -> bytes:
+    def _encode_object(self, row: Sequence[Piece]) -> bytes:
         told: dict[str, Any] = {}
-        for output in self._asked:
+        for output in self._requested_outputs:
             values = measures.measure(output.name, row, self._prompt_tokens)
             if values is not None:
                 told[output.name] = _unwrapped(values, output.datatype)
         text = _alone([piece.text for piece in row])
-        return encode(replace(self._plain, **told, text_output=text))
+        return encode(replace(self._template, **told, text_output=text))
 
-    def _rows(self, events: Sequence[Event]) -> list[list[Piece]]:
+    def _collect_rows(self, events: Sequence[Event]) -> list[list[Piece]]:
         """The pieces of each event to be written.
 
         A lone choice has an event for each text. Several choices share one, since nothing but the
@@ -135,32 +139,39 @@ class GenerateEncoder:
                 case Usage(tokens):
                     self._prompt_tokens = tokens
                 case Text(text, index):
-                    piece = self._piece(rows, index, fresh=True)
+                    piece = self._get_choice_output(rows, index, fresh=True)
                     piece.text += text
                     piece.tokens += event.tokens
-                    self._weigh(piece, index, event.logprobs)
+                    self._add_logprobs(piece, index, event.logprobs)
                 case Refusal(text, index):
-                    self._piece(rows, index, fresh=True).text += text
-                case End(reason, index, stop) if rows or self._tells_ends():
-                    piece = self._piece(rows, index, fresh=False)
-                    piece.reason, piece.stop = reason, stop
+                    self._get_choice_output(rows, index, fresh=True).text += text
+                case End(reason, index, stop) if rows or self._reports_finish_reason():
+                    piece = self._get_choice_output(rows, index, fresh=False)
+                    piece.finish_reason, piece.matched_stop = reason, stop
                 case _:
                     pass
         return rows
 
-    def _tells_ends(self) -> bool:
-        return any(one.name == "finish_reason" for one in self._asked)
+    def _reports_finish_reason(self) -> bool:
+        return any(one.name == "finish_reason" for one in self._requested_outputs)
 
-    def _piece(self, rows: list[list[Piece]], index: int, *, fresh: bool) -> Piece:
-        if not rows or (fresh and self._choices == 1):
-            rows.append([Piece(total=self._totals.get(i)) for i in range(self._choices)])
+    def _get_choice_output(self, rows: list[list[Piece]], index: int, *, fresh: bool) -> Piece:
+        if not rows or (fresh and self._choice_count == 1):
+            rows.append(
+                [
+                    Piece(cumulative_logprob=self._cumulative_logprobs.get(i))
+                    for i in range(self._choice_count)
+                ]
+            )
         return rows[-1][index]
 
-    def _weigh(self, piece: Piece, index: int, logprobs: Sequence[TokenLogprob]) -> None:
+    def _add_logprobs(self, piece: Piece, index: int, logprobs: Sequence[TokenLogprob]) -> None:
         if logprobs:
             piece.logprobs = (*piece.logprobs, *logprobs)
-            self._totals[index] = self._totals.get(index, 0.0) + measures.total(logprobs)
-            piece.total = self._totals[index]
+            self._cumulative_logprobs[index] = self._cumulative_logprobs.get(
+                index, 0.0
+            ) + measures.total(logprobs)
+            piece.cumulative_logprob = self._cumulative_logprobs[index]
 
 
 def _unwrapped(values: list[Any], datatype: str) -> Any:

@@ -37,22 +37,22 @@ _ESCAPES: Final = {
 def members(text: bytes) -> list[tuple[str, Raw]]:
     """The fields of the object, in order, two of the same name included. Raises Malformed."""
     reader = _Reader(text)
-    reader.open()
-    if not reader.take(b"{"):
-        reader.value()
-        reader.close()
+    reader.read_start()
+    if not reader.skip_byte(b"{"):
+        reader.read_value()
+        reader.check_end()
         raise faults.no_object()
-    found = [(name, Raw(text[start:end])) for name, _, start, end in reader.fields()]
-    reader.close()
+    found = [(name, Raw(text[start:end])) for name, _, start, end in reader.read_members()]
+    reader.check_end()
     return found
 
 
 def value(text: bytes) -> Any:
     """What the text holds; of two fields alike, the last. Raises Malformed."""
     reader = _Reader(text)
-    reader.open()
-    found = reader.value()
-    reader.close()
+    reader.read_start()
+    found = reader.read_value()
+    reader.check_end()
     return found
 
 
@@ -61,154 +61,156 @@ class _Reader:
 
     def __init__(self, text: bytes) -> None:
         self._text = text
-        self._at = 0
+        self._position = 0
         self._depth = 0
 
-    def open(self) -> None:
-        self._skip(_MARK)
-        self._blank()
-        if self._ended():
-            raise self._wrong("The document is empty.")
+    def read_start(self) -> None:
+        self._skip_pattern(_MARK)
+        self._skip_whitespace()
+        if self._is_at_end():
+            raise self._build_error("The document is empty.")
 
-    def close(self) -> None:
-        self._blank()
-        if not self._ended():
-            raise self._wrong("The document root must not be followed by other values.")
+    def check_end(self) -> None:
+        self._skip_whitespace()
+        if not self._is_at_end():
+            raise self._build_error("The document root must not be followed by other values.")
 
-    def value(self) -> Any:
+    def read_value(self) -> Any:
         match self._peek():
             case b'"':
-                return self._string()
+                return self._read_string()
             case b"{":
-                self._at += 1
-                return {name: what for name, what, _, _ in self.fields()}
+                self._position += 1
+                return {name: what for name, what, _, _ in self.read_members()}
             case b"[":
-                self._at += 1
-                return self._items()
+                self._position += 1
+                return self._read_items()
             case b"n" | b"t" | b"f" as first:
-                return self._word(first)
+                return self._read_literal(first)
             case _:
-                return self._number()
+                return self._read_number()
 
-    def fields(self) -> list[tuple[str, Any, int, int]]:
+    def read_members(self) -> list[tuple[str, Any, int, int]]:
         """The fields of an object whose brace was taken: name, value, the value's begin and end."""
-        self._enter()
+        self._enter_nested()
         found: list[tuple[str, Any, int, int]] = []
-        self._blank()
-        if self.take(b"}"):
+        self._skip_whitespace()
+        if self.skip_byte(b"}"):
             self._depth -= 1
             return found
         while True:
             if self._peek() != b'"':
-                raise self._wrong("Missing a name for object member.")
-            name = self._string()
-            self._blank()
-            if not self.take(b":"):
-                raise self._wrong("Missing a colon after a name of object member.")
-            self._blank()
-            start = self._at
-            found.append((name, self.value(), start, self._at))
-            self._blank()
-            if self.take(b"}"):
+                raise self._build_error("Missing a name for object member.")
+            name = self._read_string()
+            self._skip_whitespace()
+            if not self.skip_byte(b":"):
+                raise self._build_error("Missing a colon after a name of object member.")
+            self._skip_whitespace()
+            start = self._position
+            found.append((name, self.read_value(), start, self._position))
+            self._skip_whitespace()
+            if self.skip_byte(b"}"):
                 self._depth -= 1
                 return found
-            if not self.take(b","):
-                raise self._wrong("Missing a comma or '}' after an object member.")
-            self._blank()
+            if not self.skip_byte(b","):
+                raise self._build_error("Missing a comma or '}' after an object member.")
+            self._skip_whitespace()
 
-    def take(self, wanted: bytes) -> bool:
+    def skip_byte(self, wanted: bytes) -> bool:
         """Step over this byte, if it is the next."""
         if self._peek() != wanted:
             return False
-        self._at += 1
+        self._position += 1
         return True
 
-    def _items(self) -> list[Any]:
-        self._enter()
+    def _read_items(self) -> list[Any]:
+        self._enter_nested()
         found: list[Any] = []
-        self._blank()
-        if self.take(b"]"):
+        self._skip_whitespace()
+        if self.skip_byte(b"]"):
             self._depth -= 1
             return found
         while True:
-            found.append(self.value())
-            self._blank()
-            if self.take(b"]"):
+            found.append(self.read_value())
+            self._skip_whitespace()
+            if self.skip_byte(b"]"):
                 self._depth -= 1
                 return found
-            if not self.take(b","):
-                raise self._wrong("Missing a comma or ']' after an array element.")
-            self._blank()
+            if not self.skip_byte(b","):
+                raise self._build_error("Missing a comma or ']' after an array element.")
+            self._skip_whitespace()
 
-    def _word(self, first: bytes) -> bool | None:
+    def _read_literal(self, first: bytes) -> bool | None:
         word, meaning = _WORDS[first]
-        self._letters(word)
+        self._read_letters(word)
         return meaning
 
-    def _letters(self, word: bytes) -> None:
+    def _read_letters(self, word: bytes) -> None:
         for letter in word:
-            if not self.take(bytes((letter,))):
-                raise self._wrong("Invalid value.")
+            if not self.skip_byte(bytes((letter,))):
+                raise self._build_error("Invalid value.")
 
-    def _string(self) -> str:
+    def _read_string(self) -> str:
         pieces = []
-        self._at += 1
+        self._position += 1
         while True:
-            pieces.append(self._decoded(self._skip(_PLAIN)))
+            pieces.append(self._decode_text(self._skip_pattern(_PLAIN)))
             match self._peek():
                 case b'"':
-                    self._at += 1
+                    self._position += 1
                     return "".join(pieces)
                 case b"\\":
-                    pieces.append(self._escape())
+                    pieces.append(self._read_escape())
                 case b"" | b"\0":
-                    raise self._wrong("Missing a closing quotation mark in string.")
+                    raise self._build_error("Missing a closing quotation mark in string.")
                 case _:
-                    raise self._wrong("Invalid escape character in string.")
+                    raise self._build_error("Invalid escape character in string.")
 
-    def _decoded(self, start: int) -> str:
+    def _decode_text(self, start: int) -> str:
         try:
-            return self._text[start : self._at].decode()
+            return self._text[start : self._position].decode()
         except UnicodeDecodeError as e:
             # The original lets such bytes through to the model; no str can hold them.
             raise faults.unreadable("Invalid encoding in string.", start + e.start) from None
 
-    def _escape(self) -> str:
-        start = self._at
-        self._at += 1
+    def _read_escape(self) -> str:
+        start = self._position
+        self._position += 1
         kind = self._peek()
-        self._at += 1
+        self._position += 1
         if kind != b"u":
             if kind not in _ESCAPES:
                 raise faults.unreadable("Invalid escape character in string.", start)
             return _ESCAPES[kind]
-        return self._character(self._code(start), start)
+        return self._read_character(self._read_code_unit(start), start)
 
-    def _character(self, code: int, start: int) -> str:
+    def _read_character(self, code: int, start: int) -> str:
         if code not in _HIGH and code not in _LOW:
             return chr(code)
         low = 0
-        if code in _HIGH and self.take(b"\\") and self.take(b"u"):
-            low = self._code(start)
+        if code in _HIGH and self.skip_byte(b"\\") and self.skip_byte(b"u"):
+            low = self._read_code_unit(start)
         if low not in _LOW:
             raise faults.unreadable("The surrogate pair in string is invalid.", start)
         return chr(0x10000 + ((code - _HIGH.start) << 10) + low - _LOW.start)
 
-    def _code(self, start: int) -> int:
-        found = _HEX.match(self._text, self._at)
+    def _read_code_unit(self, start: int) -> int:
+        found = _HEX.match(self._text, self._position)
         if found is None:
             raise faults.unreadable("Incorrect hex digit after \\u escape in string.", start)
-        self._at = found.end()
+        self._position = found.end()
         return int(found[0], 16)
 
-    def _number(self) -> float:
-        start = self._at
-        self.take(b"-")
-        beyond = self._beyond(start) if self._peek() in {b"N", b"I"} else None
-        zero = beyond is not None or self.take(b"0")
-        whole = b"0" if zero else self._digits("Invalid value.")
-        fraction = self._digits("Miss fraction part in number.") if self.take(b".") else b""
-        exponent = self._exponent()
+    def _read_number(self) -> float:
+        start = self._position
+        self.skip_byte(b"-")
+        beyond = self._read_non_finite(start) if self._peek() in {b"N", b"I"} else None
+        zero = beyond is not None or self.skip_byte(b"0")
+        whole = b"0" if zero else self._read_digits("Invalid value.")
+        fraction = (
+            self._read_digits("Miss fraction part in number.") if self.skip_byte(b".") else b""
+        )
+        exponent = self._read_exponent()
         plain = not fraction and exponent is None
         if float(whole[:-1] or b"0") >= _NEARLY_LARGEST or (
             exponent is not None and exponent > _LARGEST_EXPONENT + len(fraction)
@@ -216,54 +218,54 @@ class _Reader:
             raise faults.unreadable("Number too big to be stored in double.", start)
         if beyond is not None:
             return beyond
-        literal = self._text[start : self._at]
+        literal = self._text[start : self._position]
         return int(literal) if plain else float(literal)
 
-    def _beyond(self, start: int) -> float:
-        if self.take(b"N") and self.take(b"a") and self.take(b"N"):
+    def _read_non_finite(self, start: int) -> float:
+        if self.skip_byte(b"N") and self.skip_byte(b"a") and self.skip_byte(b"N"):
             return math.nan
         # As the original does, look for the other word where the first one broke off.
-        if not (self.take(b"I") and self.take(b"n") and self.take(b"f")):
-            raise self._wrong("Invalid value.")
+        if not (self.skip_byte(b"I") and self.skip_byte(b"n") and self.skip_byte(b"f")):
+            raise self._build_error("Invalid value.")
         if self._peek() == b"i":
-            self._letters(b"inity")
+            self._read_letters(b"inity")
         return -math.inf if self._text[start] == ord("-") else math.inf
 
-    def _exponent(self) -> int | None:
-        if not (self.take(b"e") or self.take(b"E")):
+    def _read_exponent(self) -> int | None:
+        if not (self.skip_byte(b"e") or self.skip_byte(b"E")):
             return None
-        minus = self.take(b"-")
+        minus = self.skip_byte(b"-")
         if not minus:
-            self.take(b"+")
-        digits = self._digits("Miss exponent in number.")[:9]
+            self.skip_byte(b"+")
+        digits = self._read_digits("Miss exponent in number.")[:9]
         return -int(digits) if minus else int(digits)
 
-    def _digits(self, missing: str) -> bytes:
-        start = self._skip(_DIGITS)
-        if start == self._at:
-            raise self._wrong(missing)
-        return self._text[start : self._at]
+    def _read_digits(self, missing: str) -> bytes:
+        start = self._skip_pattern(_DIGITS)
+        if start == self._position:
+            raise self._build_error(missing)
+        return self._text[start : self._position]
 
-    def _enter(self) -> None:
+    def _enter_nested(self) -> None:
         self._depth += 1
         if self._depth > _DEEPEST:
             raise faults.too_deep()
 
-    def _skip(self, what: re.Pattern[bytes]) -> int:
+    def _skip_pattern(self, what: re.Pattern[bytes]) -> int:
         """Step over what matches (nothing, at least); where it began."""
-        start = self._at
+        start = self._position
         found = what.match(self._text, start)
-        self._at = found.end() if found else start
+        self._position = found.end() if found else start
         return start
 
-    def _blank(self) -> None:
-        self._skip(_BLANK)
+    def _skip_whitespace(self) -> None:
+        self._skip_pattern(_BLANK)
 
     def _peek(self) -> bytes:
-        return self._text[self._at : self._at + 1]
+        return self._text[self._position : self._position + 1]
 
-    def _ended(self) -> bool:
+    def _is_at_end(self) -> bool:
         return self._peek() in {b"", b"\0"}
 
-    def _wrong(self, reason: str) -> Exception:
-        return faults.unreadable(reason, self._at)
+    def _build_error(self, reason: str) -> Exception:
+        return faults.unreadable(reason, self._position)

@@ -40,20 +40,20 @@ class AnswerDecoder:
     def __init__(
         self, request: GenerateRequest, known: Mapping[str, str], plan: Plan, prompt: str | None
     ) -> None:
-        self._body = sse.Body()
+        self._body_reader = sse.Body()
         self._reader = _Reader(request, known, plan, prompt)
 
     def feed(self, data: bytes) -> Sequence[Event]:
         """See ``gateway.core.ports.Decoder``."""
-        share = self._body.feed(data)
+        share = self._body_reader.feed(data)
         return self._reader.feed(share) if share else ()
 
     def close(self) -> Sequence[Event]:
         """See ``gateway.core.ports.Decoder``."""
-        body = self._body.whole
+        body = self._body_reader.unary_body
         if body is None:
-            return self._reader.close(self._body.feed(b"\n\n"))
-        return self._reader.whole(bytes(body))
+            return self._reader.close(self._body_reader.feed(b"\n\n"))
+        return self._reader.read_unary(bytes(body))
 
 
 class _Reader:
@@ -63,72 +63,72 @@ class _Reader:
         self, request: GenerateRequest, known: Mapping[str, str], plan: Plan, prompt: str | None
     ) -> None:
         self._request = request
-        self._known = known
-        self._in_pieces = plan.streams(request)
+        self._output_names = known
+        self._token_per_event = plan.is_streaming(request)
         """Whether each event is a token's, as far as nothing else is told."""
-        self._whole = False
-        self._choices = request.n or 1
-        self._splitter = sse.Splitter(limit=_LARGEST_EVENT)
-        self._prompts = [prompt] * self._choices
-        self._seen: set[int] = set()
-        self._ended: set[int] = set()
+        self._is_unary = False
+        self._choice_count = request.n or 1
+        self._sse_parser = sse.Splitter(limit=_LARGEST_EVENT)
+        self._pending_prompts = [prompt] * self._choice_count
+        self._seen_choices: set[int] = set()
+        self._ended_choices: set[int] = set()
         self._may_be_empty = plan.may_be_empty(request)
         """Whether a body without events is an answer without text."""
-        self._tells_ends = False
+        self._reports_finish_reason = False
         self._prompt_tokens: int | None = None
-        self._tokens: int | None = None
-        self._served = False
-        self._failed: GatewayError | None = None
+        self._token_count: int | None = None
+        self._has_metadata = False
+        self._pending_error: GatewayError | None = None
 
     def feed(self, data: bytes) -> Sequence[Event]:
         """What the next bytes of a stream tell."""
-        if self._failed is not None:
-            raise self._failed
-        payloads = filter(bytes.strip, self._splitter.feed(data))
-        events, self._failed = sse.events_of(payloads, self._read)
+        if self._pending_error is not None:
+            raise self._pending_error
+        payloads = filter(bytes.strip, self._sse_parser.feed(data))
+        events, self._pending_error = sse.events_of(payloads, self._read_object)
         return events
 
     def close(self, rest: bytes) -> Sequence[Event]:
         """What a stream's end tells; ``rest`` ends an event whose newlines are missing."""
-        if self._failed is not None:
-            raise self._failed
-        events = self._rest(rest)
-        untold = self._untold()
+        if self._pending_error is not None:
+            raise self._pending_error
+        events = self._read_remainder(rest)
+        untold = self._list_open_choices()
         if untold:
             self._check_end(untold)
-        return self._complete(events, untold)
+        return self._finish_events(events, untold)
 
-    def whole(self, body: bytes) -> Sequence[Event]:
+    def read_unary(self, body: bytes) -> Sequence[Event]:
         """What an answer in one piece tells."""
-        self._whole = True
+        self._is_unary = True
         events: list[Event] = []
-        self._read(body, events)
-        untold = self._untold()
-        if not self._seen.issuperset(untold):
+        self._read_object(body, events)
+        untold = self._list_open_choices()
+        if not self._seen_choices.issuperset(untold):
             raise WorkerFailed("The worker did not answer as often as it was asked to.")
-        return self._complete(events, untold)
+        return self._finish_events(events, untold)
 
-    def _untold(self) -> Sequence[int]:
-        return [i for i in range(self._choices) if i not in self._ended]
+    def _list_open_choices(self) -> Sequence[int]:
+        return [i for i in range(self._choice_count) if i not in self._ended_choices]
 
-    def _complete(self, events: Sequence[Event], untold: Sequence[int]) -> Sequence[Event]:
-        usage = [] if self._request.want.usage == "each" else self._usage()
+    def _finish_events(self, events: Sequence[Event], untold: Sequence[int]) -> Sequence[Event]:
+        usage = [] if self._request.want.usage == "each" else self._build_usage()
         return [*events, *[End("unknown", i) for i in untold], *usage, Done()]
 
     def _check_end(self, untold: Sequence[int]) -> None:
         """Raises unless these choices of a stream are complete, though nothing said so."""
-        complete = self._seen.issuperset(untold) and not self._tells_ends
-        if not self._seen:
+        complete = self._seen_choices.issuperset(untold) and not self._reports_finish_reason
+        if not self._seen_choices:
             complete = self._may_be_empty
-        if self._splitter.stray is not None:
-            complain_of(self._splitter.stray)
+        if self._sse_parser.stray_line is not None:
+            complain_of(self._sse_parser.stray_line)
             complete = False
         if not complete:
             raise StreamBroken("The worker's stream stopped before its end.")
 
     # --- events -----------------------------------------------------------------------------------
 
-    def _rest(self, data: bytes) -> Sequence[Event]:
+    def _read_remainder(self, data: bytes) -> Sequence[Event]:
         """An event whose newlines are missing, which are ``data``."""
         try:
             events = self.feed(data)
@@ -136,71 +136,73 @@ class _Reader:
             if error.__cause__ is None:  # it could be read, and is a complaint
                 raise
             raise StreamBroken("The worker's stream stopped inside an event.") from error
-        if self._failed is not None:
-            raise self._failed
+        if self._pending_error is not None:
+            raise self._pending_error
         return events
 
-    def _read(self, body: bytes, events: list[Event]) -> None:
-        said = read(body, self._request, self._known)
-        self._count(said, events)
-        if said.reasons:
-            self._tells_ends = True
-        for index, text in enumerate(said.texts[: self._choices]):
-            self._seen.add(index)
-            self._piece(said, index, text, events)
-        if said.counts and self._request.want.usage == "each":
-            events += self._usage()
+    def _read_object(self, body: bytes, events: list[Event]) -> None:
+        said = read(body, self._request, self._output_names)
+        self._add_counts(said, events)
+        if said.finish_reasons:
+            self._reports_finish_reason = True
+        for index, text in enumerate(said.texts[: self._choice_count]):
+            self._seen_choices.add(index)
+            self._add_choice(said, index, text, events)
+        if said.token_counts and self._request.want.usage == "each":
+            events += self._build_usage()
 
-    def _count(self, said: Said, events: list[Event]) -> None:
-        if not self._served and said.model is not None:
-            self._served = True
+    def _add_counts(self, said: Said, events: list[Event]) -> None:
+        if not self._has_metadata and said.model is not None:
+            self._has_metadata = True
             events.append(Served(said.model))
         if said.prompt_tokens is not None:
-            if self._prompt_tokens is None and not self._whole:
+            if self._prompt_tokens is None and not self._is_unary:
                 events.append(Start(said.prompt_tokens))
             self._prompt_tokens = said.prompt_tokens
-        if said.counts:
-            self._tokens = (self._tokens or 0) + sum(said.counts)
+        if said.token_counts:
+            self._token_count = (self._token_count or 0) + sum(said.token_counts)
 
-    def _usage(self) -> list[Event]:
+    def _build_usage(self) -> list[Event]:
         """What the worker counted, if it counted both."""
-        if self._prompt_tokens is None or self._tokens is None:
+        if self._prompt_tokens is None or self._token_count is None:
             return []
-        return [Usage(self._prompt_tokens, self._tokens)]
+        return [Usage(self._prompt_tokens, self._token_count)]
 
     # --- one choice -------------------------------------------------------------------------------
 
-    def _piece(self, said: Said, index: int, text: str, events: list[Event]) -> None:
-        prompt = self._prompts[index]
+    def _add_choice(self, said: Said, index: int, text: str, events: list[Event]) -> None:
+        prompt = self._pending_prompts[index]
         if prompt is not None:
-            self._prompts[index] = None
+            self._pending_prompts[index] = None
             text = text.removeprefix(prompt)
         logprobs = said.logprobs[index] if index < len(said.logprobs) else ()
-        reason = said.reasons[index] if index < len(said.reasons) else UNTOLD
-        if index in self._ended:
+        reason = said.finish_reasons[index] if index < len(said.finish_reasons) else UNTOLD
+        if index in self._ended_choices:
             if text or logprobs:
                 raise StreamBroken(f"The worker went on with choice {index} after its end.")
             return
         if text or logprobs:
-            tokens = self._size(said, index, text, logprobs)
+            tokens = self._count_tokens(said, index, text, logprobs)
             events.append(Text(text, index, tokens, logprobs=logprobs))
         if reason != UNTOLD:
-            events.append(self._end(reason, index, said))
+            events.append(self._build_choice_end(reason, index, said))
 
-    def _size(self, said: Said, index: int, text: str, logprobs: tuple[TokenLogprob, ...]) -> int:
+    def _count_tokens(
+        self, said: Said, index: int, text: str, logprobs: tuple[TokenLogprob, ...]
+    ) -> int:
         """How many tokens a text is, from whatever tells most of it."""
-        if len(said.counts) == len(said.texts):
-            return said.counts[index]
+        if len(said.token_counts) == len(said.texts):
+            return said.token_counts[index]
         if logprobs:
             return len(logprobs)
-        return 1 if self._in_pieces and not self._whole else math.ceil(len(text) / 4)
+        return 1 if self._token_per_event and not self._is_unary else math.ceil(len(text) / 4)
 
-    def _end(self, wire: str, index: int, said: Said) -> End:
+    def _build_choice_end(self, wire: str, index: int, said: Said) -> End:
         reason = REASONS.get(wire, "unknown")
         if reason is None:
             raise WorkerFailed(f"The worker broke off ({wire}).")
-        self._ended.add(index)
-        stop = said.stops[index] if index < len(said.stops) else UNTOLD
+        self._ended_choices.add(index)
+        stop = said.stop_reasons[index] if index < len(said.stop_reasons) else UNTOLD
         if reason != "eos" or stop == UNTOLD:
             return End(reason, index)
         ids = self._request.stopping.stop_token_ids

@@ -124,7 +124,7 @@ def _input(spec: Input, profile: Profile) -> Schema:
     element = _element(spec)
     if spec.dims != (1,):
         return {"anyOf": [element, array(element)]}
-    return {"anyOf": [element, array(element, minItems=1, maxItems=max(profile.batch, 1))]}
+    return {"anyOf": [element, array(element, minItems=1, maxItems=max(profile.max_batch_size, 1))]}
 
 
 def _element(spec: Input) -> Schema:
@@ -164,7 +164,7 @@ def _tensors(profile: Profile) -> Schema:
 
 
 def _tensor(spec: Input, profile: Profile) -> Schema:
-    shape = [abs(length) for length in profile.shape(spec.dims)]
+    shape = [abs(length) for length in profile.build_shape(spec.dims)]
     tensor: dict[str, Schema] = {
         "name": {"const": spec.name},
         "datatype": {"const": spec.datatype},

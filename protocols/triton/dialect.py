@@ -49,14 +49,14 @@ _LARGEST_VERSION = 2**63 - 1
 
 
 def _inform(method: str, path: str, variant: str, *, open_: bool = False) -> Endpoint:
-    return Endpoint(method, path, "inform", variant, open_, exact=True)
+    return Endpoint(method, path, "inform", variant, open_, strict_slash=True)
 
 
 def _of_model(root: str) -> tuple[Endpoint, ...]:
     return (
-        Endpoint("POST", f"{root}/generate", variant="generate", exact=True),
-        Endpoint("POST", f"{root}/generate_stream", variant="generate_stream", exact=True),
-        Endpoint("POST", f"{root}/infer", variant="infer", exact=True),
+        Endpoint("POST", f"{root}/generate", operation="generate", strict_slash=True),
+        Endpoint("POST", f"{root}/generate_stream", operation="generate_stream", strict_slash=True),
+        Endpoint("POST", f"{root}/infer", operation="infer", strict_slash=True),
         _inform("GET", root, "model"),
         _inform("GET", f"{root}/ready", "model_ready"),
         _inform("GET", f"{root}/config", "config"),
@@ -80,7 +80,7 @@ class Triton:
     profiles: ClassVar[tuple[str, ...]] = tuple(PROFILES)
     model_options: ClassVar[Mapping[str, Any]] = {}
     name: str = "triton"
-    roots: tuple[str, ...] = ("/v2",)
+    path_prefixes: tuple[str, ...] = ("/v2",)
     endpoints: tuple[Endpoint, ...] = (
         _inform("GET", "/v2", "server"),
         _inform("GET", "/v2/health/live", "live", open_=True),
@@ -117,19 +117,19 @@ class Triton:
         if prompts not in meaning.MODES:
             raise ValueError(f"the prompts of triton are raw or chat, not {prompts!r}")
         self._profile = PROFILES[name]
-        self._status: Status = status
-        self._mode = meaning.MODES[prompts]
-        self._renamed = bool(fields)
-        self._models = Models(self._profile, status)
+        self._status_mode: Status = status
+        self._templating_mode = meaning.MODES[prompts]
+        self._has_custom_fields = bool(fields)
+        self._info_handler = Models(self._profile, status)
         generating = ("generate", "generate_stream", "infer")
-        self._writer = Writer(
+        self._upstream = Writer(
             self._profile, fields=fields or {}, max_tokens=max_tokens, renderer=renderer
         )
-        self._names = {
+        self._field_names = {
             streamed: _names(self._profile, streamed=streamed) for streamed in (False, True)
         }
-        self.probe = WireRequest("/v2/health/ready", b"", method="GET")
-        self.tables: Mapping[str, tuple[params.Param, ...]] = dict.fromkeys(
+        self.health_request = WireRequest("/v2/health/ready", b"", method="GET")
+        self.param_tables: Mapping[str, tuple[params.Param, ...]] = dict.fromkeys(
             generating, self._profile.parameters
         )
 
@@ -139,100 +139,106 @@ class Triton:
         Raises PathNotFound and InvalidParameter for a version that is none.
         """
         stream = generate.streams(call, self._profile)
-        return Envelope(call.params["model"], _version(call), stream)
+        return Envelope(call.path_params["model"], _version(call), stream)
 
-    def decode(self, call: Call, model: ModelInfo | None = None) -> Request:
+    def decode_request(self, call: Call, model: ModelInfo | None = None) -> Request:
         """The request. Raises Malformed, InvalidParameter and Unsupported."""
         del model
-        reader = infer if call.endpoint.variant == "infer" else generate
+        reader = infer if call.endpoint.operation == "infer" else generate
         sent = reader.read(call, self._profile)
         stream = generate.streamed(call, self._profile, flag=sent.streaming)
-        return meaning.request(sent, self._profile, self._mode, stream=stream)
+        return meaning.request(sent, self._profile, self._templating_mode, stream=stream)
 
-    def encoder(self, call: Call, request: Request, about: About) -> Encoder:
+    def create_encoder(self, call: Call, request: Request, about: About) -> Encoder:
         """What writes the answer."""
         if not isinstance(request, GenerateRequest):
             raise InternalError("there is no answer to this kind of request")
-        if call.endpoint.variant == "infer":
+        if call.endpoint.operation == "infer":
             return InferEncoder(request, about, self._profile, infer.wishes(call))
-        framed = call.endpoint.variant == "generate_stream"
+        framed = call.endpoint.operation == "generate_stream"
         return GenerateEncoder(request, about, self._profile, framed=framed)
 
-    def refuse(self, error: GatewayError, call: Call | None) -> Reply:
+    def encode_error(self, error: GatewayError, call: Call | None) -> Reply:
         """The error as this protocol tells it."""
-        return refusal.refuse(error, call, self._status)
+        return refusal.refuse(error, call, self._status_mode)
 
-    def inform(self, call: Call, catalog: Catalog) -> Reply:
+    def handle_info_request(self, call: Call, catalog: Catalog) -> Reply:
         """What the server says of itself and its models. Raises ClientError."""
         version = _version(call)
         if version is not None:
             call = _with_version(call, version)
-        return self._models.answer(call, catalog)
+        return self._info_handler.handle_request(call, catalog)
 
-    def names(self, call: Call) -> Mapping[str, str]:
+    def field_names(self, call: Call) -> Mapping[str, str]:
         """The profile's names. A stream never starts with the prompt."""
-        return self._names[call.endpoint.variant == "generate_stream"]
+        return self._field_names[call.endpoint.operation == "generate_stream"]
 
-    def describe(self) -> Description:
+    def openapi_fragment(self) -> Description:
         """What generate and generate_stream take and answer."""
-        return described.describe(self._profile, self._status)
+        return described.describe(self._profile, self._status_mode)
 
     # --- towards workers --------------------------------------------------------------------------
 
-    def losses(self, request: Request, names: Mapping[str, str]) -> tuple[Loss, ...]:
+    def unsupported_parameters(
+        self, request: Request, names: Mapping[str, str]
+    ) -> tuple[Loss, ...]:
         """See ``gateway.core.ports.WorkerDialect``. Raises Unsupported for vectors."""
-        return self._writer.losses(request, names)
+        return self._upstream.unsupported_parameters(request, names)
 
-    def encode(self, request: Request) -> WireRequest:
+    def encode_request(self, request: Request) -> WireRequest:
         """See ``gateway.core.ports.WorkerDialect``. Raises Unsupported for vectors."""
-        return self._writer.encode(request)
+        return self._upstream.encode_request(request)
 
-    def relay(self, client: Dialect, call: Call, about: About) -> Relay | None:
+    def prepare_passthrough(self, client: Dialect, call: Call, about: About) -> Relay | None:
         """See ``gateway.core.ports.Relaying``.
 
         Any body of generate and generate_stream is passed on where client and worker know the same
         models: what a model takes, and what is wrong with a body, the server says best.
         """
-        alike = isinstance(client, Triton) and client._passes_to(self._profile)  # noqa: SLF001
-        return relay.relay(call, about, self._profile) if alike and not self._renamed else None
+        alike = isinstance(client, Triton) and client._can_pass_to(self._profile)  # noqa: SLF001
+        return (
+            relay.relay(call, about, self._profile)
+            if alike and not self._has_custom_fields
+            else None
+        )
 
-    def _passes_to(self, profile: Profile) -> bool:
-        return self._profile is profile and self._mode == meaning.MODES["raw"]
+    def _can_pass_to(self, profile: Profile) -> bool:
+        return self._profile is profile and self._templating_mode == meaning.MODES["raw"]
 
-    def decoder(self, request: Request) -> Decoder:
+    def create_decoder(self, request: Request) -> Decoder:
         """See ``gateway.core.ports.WorkerDialect``."""
-        return self._writer.decoder(request)
+        return self._upstream.create_decoder(request)
 
     def read_error(self, status: int, headers: Mapping[str, str], body: bytes) -> GatewayError:
         """See ``gateway.core.ports.WorkerDialect``."""
         return failures.read_error(status, headers, body)
 
-    def questions(self, model: str) -> Sequence[WireRequest]:
+    def metadata_requests(self, model: str) -> Sequence[WireRequest]:
         """See ``gateway.core.ports.Learning``: one for the model's configuration."""
-        return (self._writer.question(model),)
+        return (self._upstream.build_config_request(model),)
 
-    def learn(self, model: str, answers: Sequence[bytes | None]) -> int | None:
+    def load_metadata(self, model: str, answers: Sequence[bytes | None]) -> int | None:
         """See ``gateway.core.ports.Learning``. A configuration tells no number of requests."""
         for answer in answers:
             if answer is not None:
-                self._writer.learn(model, answer)
+                self._upstream.load_config(model, answer)
         return None
 
 
 def _names(profile: Profile, *, streamed: bool) -> Mapping[str, str]:
     names = params.names(profile.parameters)
-    if profile.exclude and not streamed:
-        names["echo"] = profile.exclude[0]
-    if wires := guided.NAMES[profile.guide]:
+    if profile.exclude_prompt_flags and not streamed:
+        names["echo"] = profile.exclude_prompt_flags[0]
+    if wires := guided.NAMES[profile.guide_style]:
         names["output"] = wires[0]
     return names
 
 
 def _version(call: Call) -> str | None:
     """The version without leading zeros. What is no number is no path of ours."""
-    if "version" not in call.params:
+    if "version" not in call.path_params:
         return None
-    version = call.params["version"]
+    version = call.path_params["version"]
     if not (version.isascii() and version.isdigit()):
         raise PathNotFound("a version is a number")
     if len(version.lstrip("0")) > len(str(_LARGEST_VERSION)) or int(version) > _LARGEST_VERSION:
@@ -244,4 +250,4 @@ def _version(call: Call) -> str | None:
 
 
 def _with_version(call: Call, version: str) -> Call:
-    return structs.replace(call, params={**call.params, "version": version})
+    return structs.replace(call, path_params={**call.path_params, "version": version})

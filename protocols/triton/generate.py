@@ -23,7 +23,7 @@ def read(call: Call, profile: Profile) -> Sent:
     if encoded(call):
         raise faults.encoded()
     fields = document.fields_of(call)
-    sent = Sent(call.params["model"], request_id(fields), streaming=_flag(fields, profile))
+    sent = Sent(call.path_params["model"], request_id(fields), streaming=_flag(fields, profile))
     for name in fields.names:
         if name == _NESTED:
             _nested(sent, fields, profile)
@@ -40,7 +40,7 @@ def encoded(call: Call) -> bool:
 
 def streams(call: Call, profile: Profile) -> bool:
     """Whether generate_stream answers in pieces; what is wrong with a body, ``read`` says."""
-    if call.endpoint.variant != _STREAM:
+    if call.endpoint.operation != _STREAM:
         return False
     try:
         return streamed(call, profile, flag=_flag(document.fields_of(call), profile))
@@ -50,8 +50,8 @@ def streams(call: Call, profile: Profile) -> bool:
 
 def streamed(call: Call, profile: Profile, *, flag: bool | None) -> bool:
     """Whether the answer comes in pieces, by the body's flag, where it was sent."""
-    asked = profile.streams if flag is None else flag
-    return asked and call.endpoint.variant == _STREAM
+    asked = profile.streams_by_default if flag is None else flag
+    return asked and call.endpoint.operation == _STREAM
 
 
 def _flag(fields: Fields, profile: Profile) -> bool | None:
@@ -60,7 +60,7 @@ def _flag(fields: Fields, profile: Profile) -> bool | None:
     if _NESTED in fields and bytes(fields[_NESTED]).startswith(b"{"):
         holders.append(document.fields(bytes(fields[_NESTED])))
     for holder in holders:
-        for name in profile.streaming:
+        for name in profile.stream_flags:
             match tensors.flat(document.value(holder[name])) if name in holder else None:
                 case [bool() as flag]:
                     return flag
@@ -101,7 +101,7 @@ def _take(sent: Sent, fields: Fields, name: str, profile: Profile) -> None:
     raw = fields[name]
     what = document.value(raw)
     if name in profile.inputs:
-        sent.add(tensors.schematic(profile.inputs[name], what, profile))
+        sent.add_input(tensors.schematic(profile.inputs[name], what, profile))
     elif type(what) in _SCALARS:
         sent.parameters.setdefault(name, raw)
     else:

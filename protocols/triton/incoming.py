@@ -54,9 +54,9 @@ class Said(Struct):
 
     texts: list[str]
     model: str | None
-    reasons: Sequence[str] = ()
-    stops: Sequence[str] = ()
-    counts: Sequence[int] = ()
+    finish_reasons: Sequence[str] = ()
+    stop_reasons: Sequence[str] = ()
+    token_counts: Sequence[int] = ()
     prompt_tokens: int | None = None
     logprobs: Sequence[tuple[TokenLogprob, ...]] = ()
 
@@ -88,11 +88,11 @@ def _text_of(body: bytes) -> Said | None:
         return None
     said = Said([got.text_output], got.model_name, prompt_tokens=got.num_input_tokens)
     if got.finish_reason is not UNSET:
-        said.reasons = (_word(got.finish_reason),)
+        said.finish_reasons = (_word(got.finish_reason),)
     if got.stop_reason is not UNSET:
-        said.stops = (_word(got.stop_reason),)
+        said.stop_reasons = (_word(got.stop_reason),)
     if got.num_output_tokens is not UNSET:
-        said.counts = (got.num_output_tokens,)
+        said.token_counts = (got.num_output_tokens,)
     return said
 
 
@@ -133,9 +133,9 @@ def read(body: bytes, request: GenerateRequest, known: Mapping[str, str]) -> Sai
 
 def _read_more(told: Mapping[str, list[Any]], said: Said, request: GenerateRequest) -> None:
     """What is told beside the texts."""
-    said.reasons = _strings(told.get("finish_reason", []))
-    said.stops = _strings(told.get("stop_reason", []))
-    said.counts = _counts(told.get("num_output_tokens", []))
+    said.finish_reasons = _strings(told.get("finish_reason", []))
+    said.stop_reasons = _strings(told.get("stop_reason", []))
+    said.token_counts = _counts(told.get("num_output_tokens", []))
     prompt = _counts(told.get("num_input_tokens", []))
     said.prompt_tokens = prompt[0] if prompt else None
     if request.logprobs is not None and said.texts:

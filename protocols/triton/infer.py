@@ -37,15 +37,15 @@ class Wishes(Struct, frozen=True):
     """How the answer shall come: which outputs (None: all), and which of them as raw bytes."""
 
     outputs: Mapping[str, bool] | None
-    binary: bool
+    binary_by_default: bool
 
-    def takes(self, name: str) -> bool:
+    def includes(self, name: str) -> bool:
         """Whether this output is wanted."""
         return self.outputs is None or name in self.outputs
 
-    def raw(self, name: str) -> bool:
+    def is_binary(self, name: str) -> bool:
         """Whether this output is wanted as raw bytes."""
-        return self.binary if self.outputs is None else self.outputs.get(name, False)
+        return self.binary_by_default if self.outputs is None else self.outputs.get(name, False)
 
 
 def read(call: Call, profile: Profile) -> Sent:
@@ -53,7 +53,7 @@ def read(call: Call, profile: Profile) -> Sent:
     if not takes(call):
         raise faults.compressed()
     length = _header_length(call)
-    model = call.params["model"]
+    model = call.path_params["model"]
     if length == 0:
         return _lone(call.body, model, profile)
     fields = _fields(call.body[:length])
@@ -79,11 +79,13 @@ def wishes(call: Call) -> Wishes:
     """How to answer a body that ``read`` has read."""
     length = _header_length(call)
     if length == 0:
-        return Wishes(None, binary=True)
+        return Wishes(None, binary_by_default=True)
     fields = _fields(call.body[:length])
     raw = fields.get("parameters")
     parameters = {} if raw is None else document.value(raw)
-    return Wishes(_outputs(fields) or None, binary=parameters.get("binary_data_output", False))
+    return Wishes(
+        _outputs(fields) or None, binary_by_default=parameters.get("binary_data_output", False)
+    )
 
 
 def _header_length(call: Call) -> int:
@@ -113,7 +115,7 @@ def _fields(text: bytes) -> Fields:
 
 def _lone(data: bytes, model: str, profile: Profile) -> Sent:
     """The whole body is the prompt, where the model has no other input."""
-    count = sum(one.counted for one in profile.inputs.values())
+    count = sum(one.is_counted for one in profile.inputs.values())
     if count != 1:
         text = (
             f"{faults.tag(None)}Raw request must only have 1 input (found 1) to be deduced but got"
@@ -122,7 +124,7 @@ def _lone(data: bytes, model: str, profile: Profile) -> Sent:
         raise faults.wrong_value("inputs", text)
     (prompt,) = binary.unpack(PROMPT, "BYTES", len(data).to_bytes(4, "little") + data)
     sent = Sent(model)
-    sent.add(Tensor(PROMPT, "BYTES", (1,), [prompt]))
+    sent.add_input(Tensor(PROMPT, "BYTES", (1,), [prompt]))
     return sent
 
 
@@ -208,7 +210,7 @@ def _read_input(sent: Sent, spec: Any, rest: memoryview) -> memoryview:
     else:
         data = tensors.flat(_member(holder, "data", "array"))
         values = tensors.typed(name, datatype, data)
-    sent.add(Tensor(name, datatype, shape, values))
+    sent.add_input(Tensor(name, datatype, shape, values))
     return rest[size:]
 
 

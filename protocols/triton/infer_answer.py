@@ -50,38 +50,38 @@ class InferEncoder:
         self, request: GenerateRequest, about: About, profile: Profile, wishes: Wishes
     ) -> None:
         self._request = request
-        self._about = about
+        self._context = about
         self._profile = profile
-        self._wishes = wishes
-        self._fold = Fold()
+        self._requested_outputs = wishes
+        self._accumulator = Fold()
 
     def headers(self) -> Headers:
         """None of its own."""
         return ()
 
-    def write(self, events: Sequence[Event]) -> bytes:
+    def encode_events(self, events: Sequence[Event]) -> bytes:
         """Nothing until Done."""
-        self._fold.add(events)
+        self._accumulator.add(events)
         done = any(isinstance(event, Done) for event in events)
-        return self.whole(self._fold.result()).body if done else b""
+        return self.encode_unary(self._accumulator.result()).body if done else b""
 
-    def error(self, error: GatewayError) -> bytes:
+    def encode_error_event(self, error: GatewayError) -> bytes:
         """The error's object."""
         return refusal.body(error)
 
-    def whole(self, answer: Answer) -> Reply:
+    def encode_unary(self, answer: Answer) -> Reply:
         """The JSON and what stands behind it."""
         row = measures.pieces(answer)
         prompt_tokens = answer.usage.prompt_tokens if answer.usage is not None else None
         outputs: list[OutputTensor] = []
         behind: list[bytes] = []
-        for output in self._outputs():
+        for output in self._list_outputs():
             values = measures.measure(output.name, row, prompt_tokens)
             if values is not None:
-                tensor, data = self._tensor(output, values)
+                tensor, data = self._build_tensor(output, values)
                 outputs.append(tensor)
                 behind.append(data)
-        about = self._about
+        about = self._context
         name = self._request.client_id or UNSET
         head = encode(Inferred(name, about.model, version(about), outputs))
         if not any(tensor.data is UNSET for tensor in outputs):
@@ -90,30 +90,30 @@ class InferEncoder:
         headers = (("Content-Type", "application/octet-stream"), length)
         return Reply(200, head + b"".join(behind), headers)
 
-    def _outputs(self) -> list[Output]:
+    def _list_outputs(self) -> list[Output]:
         asked = {TEXT, *(one.name for one in wanted(self._profile, self._request.given))}
         return [
             one
             for one in self._profile.outputs
-            if one.name in asked and self._wishes.takes(one.name)
+            if one.name in asked and self._requested_outputs.includes(one.name)
         ]
 
-    def _tensor(self, output: Output, values: list[Any]) -> tuple[OutputTensor, bytes]:
-        shape, flat = self._shaped(values)
+    def _build_tensor(self, output: Output, values: list[Any]) -> tuple[OutputTensor, bytes]:
+        shape, flat = self._shape_values(values)
         tensor = OutputTensor(output.name, output.datatype, shape)
-        if not self._wishes.raw(output.name):
+        if not self._requested_outputs.is_binary(output.name):
             tensor.data = [fp32(one) for one in flat] if output.datatype == "FP32" else flat
             return tensor, b""
         data = binary.pack(output.datatype, flat)
         tensor.parameters = BinarySize(len(data))
         return tensor, data
 
-    def _shaped(self, values: list[Any]) -> tuple[tuple[int, ...], list[Any]]:
+    def _shape_values(self, values: list[Any]) -> tuple[tuple[int, ...], list[Any]]:
         """The values behind each other, and the shape that says whose they are."""
         batch = len(self._request.prompts)
         if len(values) % batch:
             batch = 1
-        outer = (batch, len(values) // batch) if self._profile.batch else (len(values),)
+        outer = (batch, len(values) // batch) if self._profile.max_batch_size else (len(values),)
         if not isinstance(values[0], list):
             return outer, values
         longest = max(len(one) for one in values)

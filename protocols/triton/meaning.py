@@ -40,9 +40,9 @@ def request(sent: Sent, profile: Profile, mode: Mode, *, stream: bool) -> Genera
     Raises InvalidParameter and Unsupported.
     """
     said = _said(sent, profile)
-    if profile.cancel and bytes(said.pop(profile.cancel, b"")) == b"true":
+    if profile.cancel_flag and bytes(said.pop(profile.cancel_flag, b"")) == b"true":
         text = "a running request is ended by closing its connection"
-        raise Unsupported(text, param=profile.cancel)
+        raise Unsupported(text, param=profile.cancel_flag)
     values = _sampled(said, profile)
     values.given |= {*sent.inputs, *said} - _declined(said, profile)
     asked = {one.name for one in wanted(profile, values.given)}
@@ -57,25 +57,25 @@ def request(sent: Sent, profile: Profile, mode: Mode, *, stream: bool) -> Genera
         echo=echo or None,
         stream=stream,
         want=Want("final" if asked & _COUNTS else "none", details="finish_reason" in asked),
-        output=guided.read(said, profile.guide),
+        output=guided.read(said, profile.guide_style),
         client_id=sent.id,
         priority=sent.priority,
         timeout=sent.timeout,
         extra=_extra(said, profile),
-        **values.fields(),
+        **values.build_request_arguments(),
     )
 
 
 def wanted(profile: Profile, given: Collection[str]) -> list[Output]:
     """The outputs beside the text that were asked for, by flags among ``Request.given``."""
-    if profile.flags.isdisjoint(given):
+    if profile.output_flags.isdisjoint(given):
         return []
     return [output for output in profile.outputs if output.flag in given]
 
 
 def _declined(said: Mapping[str, Raw], profile: Profile) -> set[str]:
     """The flags for outputs that were sent, and do not ask for them."""
-    flags = profile.flags.intersection(said)
+    flags = profile.output_flags.intersection(said)
     return {name for name in flags if bytes(said[name]) != b"true"}
 
 
@@ -97,7 +97,7 @@ def _unpacked(text: str, profile: Profile) -> dict[str, Raw]:
     try:
         fields = document.fields(text.encode())
     except Malformed as e:
-        complaint = f"{profile.complains}'{_SAMPLING}' is not the JSON text of an object: {e}"
+        complaint = f"{profile.error_prefix}'{_SAMPLING}' is not the JSON text of an object: {e}"
         raise faults.refused_by_model(_SAMPLING, complaint) from None
     return {n: fields[n] for n in fields.names if document.value(fields[n]) is not None}
 
@@ -124,7 +124,7 @@ def _sampled(said: Mapping[str, Raw], profile: Profile) -> Values:
         for row, what in [(row, _plain(row, said[row.wire], profile)) for row in rows]:
             params.put(row, what, values)
     except InvalidParameter as e:
-        raise faults.refused_by_model(e.param or "", profile.complains + e.message) from None
+        raise faults.refused_by_model(e.param or "", profile.error_prefix + e.message) from None
     if "sampling.seed" in values:
         values["sampling.seed"] %= 2**64
     for path in ("stopping.stop", "sampling.bad_words"):
@@ -136,7 +136,7 @@ def _sampled(said: Mapping[str, Raw], profile: Profile) -> Values:
 def _plain(row: Param, raw: Raw, profile: Profile) -> Any:
     """The value, as the model's own conversion makes it."""
     what = document.value(raw)
-    if profile.coerces:
+    if profile.coerces_params:
         what = _coerced(row, what)
     if type(what) is float and not math.isfinite(what):
         raise faults.refused_by_model(row.wire, f"'{row.wire}' must be a finite number")
@@ -157,22 +157,26 @@ def _coerced(row: Param, what: Any) -> Any:
 
 
 def _echo(said: Mapping[str, Raw], profile: Profile, *, streaming: bool) -> bool:
-    sent = [bytes(said[name]) for name in profile.exclude if name in said]
+    sent = [bytes(said[name]) for name in profile.exclude_prompt_flags if name in said]
     if not streaming:
-        return sent[0] == b"false" if sent else profile.echo
-    if sent == [b"false"] and profile.insists:
-        flag = profile.exclude[0]
-        text = f"{profile.complains}When streaming, `{flag}` = False is not allowed."
+        return sent[0] == b"false" if sent else profile.echoes_prompt
+    if sent == [b"false"] and profile.rejects_stream_echo:
+        flag = profile.exclude_prompt_flags[0]
+        text = f"{profile.error_prefix}When streaming, `{flag}` = False is not allowed."
         raise faults.refused_by_model(flag, text)
     return False
 
 
 def _extra(said: Mapping[str, Raw], profile: Profile) -> dict[str, Raw]:
-    apart = (*profile.streaming, *profile.exclude, *guided.NAMES[profile.guide])
+    apart = (
+        *profile.stream_flags,
+        *profile.exclude_prompt_flags,
+        *guided.NAMES[profile.guide_style],
+    )
     return {
         name: raw
         for name, raw in said.items()
         if name not in profile.parameters.by_wire
         and name not in apart
-        and name not in profile.flags
+        and name not in profile.output_flags
     }

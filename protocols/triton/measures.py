@@ -29,10 +29,10 @@ class Piece(Struct):
 
     text: str = ""
     tokens: int = 0
-    reason: FinishReason | None = None
-    stop: str | int | None = None
+    finish_reason: FinishReason | None = None
+    matched_stop: str | int | None = None
     logprobs: Sequence[TokenLogprob] = ()
-    total: float | None = None
+    cumulative_logprob: float | None = None
 
 
 def pieces(answer: Answer) -> list[Piece]:
@@ -48,10 +48,10 @@ def _whole(choice: ChoiceAnswer, answer: Answer) -> Piece:
     return Piece(
         text=choice.text + choice.refusal,
         tokens=tokens,
-        reason=choice.reason,
-        stop=choice.stop,
+        finish_reason=choice.finish_reason,
+        matched_stop=choice.matched_stop,
         logprobs=own,
-        total=total(own) if own else None,
+        cumulative_logprob=total(own) if own else None,
     )
 
 
@@ -64,7 +64,7 @@ def measure(name: str, row: Sequence[Piece], prompt_tokens: int | None) -> list[
     """An output's values, one for each choice; None where nobody knows them."""
     if name == "num_input_tokens":
         return None if prompt_tokens is None else [prompt_tokens]
-    if name in _OF_LOGPROBS and all(piece.total is None for piece in row):
+    if name in _OF_LOGPROBS and all(piece.cumulative_logprob is None for piece in row):
         return None
     return [_MEASURES[name](piece) for piece in row]
 
@@ -101,11 +101,11 @@ _OF_LOGPROBS: Final = frozenset(
 )
 _MEASURES: Final[Mapping[str, Callable[[Piece], Any]]] = {
     "text_output": lambda piece: piece.text,
-    "finish_reason": lambda piece: _REASONS[piece.reason],
-    "stop_reason": lambda piece: str(piece.stop),
+    "finish_reason": lambda piece: _REASONS[piece.finish_reason],
+    "stop_reason": lambda piece: str(piece.matched_stop),
     "num_output_tokens": lambda piece: piece.tokens,
-    "cumulative_logprob": lambda piece: piece.total,
-    "cum_log_probs": lambda piece: piece.total,
+    "cumulative_logprob": lambda piece: piece.cumulative_logprob,
+    "cum_log_probs": lambda piece: piece.cumulative_logprob,
     "output_log_probs": _each,
     "logprobs": _told,
 }

@@ -79,60 +79,60 @@ class Models:
 
     def __init__(self, profile: Profile, status: Status) -> None:
         self._profile = profile
-        self._status: Status = status
-        self._answers: Mapping[str, Callable[[Call, Catalog], Reply]] = {
+        self._status_mode: Status = status
+        self._handlers: Mapping[str, Callable[[Call, Catalog], Reply]] = {
             "server": lambda _call, _catalog: Reply(200, _SERVER, JSON),
-            "live": lambda _call, _catalog: self._state(well=True),
-            "ready": lambda _call, catalog: self._state(well=catalog.ready),
-            "model": self._metadata,
-            "config": self._config,
-            "model_ready": self._model_ready,
-            "model_stats": self._model_stats,
-            "stats": self._stats,
-            "index": self._index,
-            "load": self._load,
-            "unload": self._unload,
+            "live": lambda _call, _catalog: self._build_state_response(well=True),
+            "ready": lambda _call, catalog: self._build_state_response(well=catalog.ready),
+            "model": self._get_metadata,
+            "config": self._get_config,
+            "model_ready": self._get_model_ready,
+            "model_stats": self._get_model_stats,
+            "stats": self._get_stats,
+            "index": self._list_index,
+            "load": self._load_model,
+            "unload": self._unload_model,
             "elsewhere": lambda _call, _catalog: _error(501, _NO_REPOSITORY),
             "memory": lambda _call, _catalog: Reply(200, b"[]", JSON),
         }
 
-    def answer(self, call: Call, catalog: Catalog) -> Reply:
+    def handle_request(self, call: Call, catalog: Catalog) -> Reply:
         """The answer of the endpoint that was called. Raises ClientError."""
-        return self._answers[call.endpoint.variant](call, catalog)
+        return self._handlers[call.endpoint.operation](call, catalog)
 
-    def _state(self, *, well: bool) -> Reply:
-        return Reply(200 if well else 400, b"", self._early())
+    def _build_state_response(self, *, well: bool) -> Reply:
+        return Reply(200 if well else 400, b"", self._get_state_headers())
 
-    def _early(self) -> tuple[tuple[str, str], ...]:
-        return PLAIN if self._status == "strict" else JSON
+    def _get_state_headers(self) -> tuple[tuple[str, str], ...]:
+        return PLAIN if self._status_mode == "strict" else JSON
 
-    def _metadata(self, call: Call, catalog: Catalog) -> Reply:
+    def _get_metadata(self, call: Call, catalog: Catalog) -> Reply:
         model, profile = (
-            catalog.find(call.params["model"], call.params.get("version")),
+            catalog.find_model(call.path_params["model"], call.path_params.get("version")),
             self._profile,
         )
         if not model.ready:
             return _unavailable(call)
         inputs = [
-            Tensor(i.name, i.datatype, profile.shape(i.dims)) for i in profile.inputs.values()
+            Tensor(i.name, i.datatype, profile.build_shape(i.dims)) for i in profile.inputs.values()
         ]
-        outputs = [Tensor(o.name, o.datatype, profile.shape(o.dims)) for o in profile.outputs]
+        outputs = [Tensor(o.name, o.datatype, profile.build_shape(o.dims)) for o in profile.outputs]
         versions = [one.name for one in _versions(model) if one.ready]
-        found = Metadata(call.params["model"], versions, profile.platform, inputs, outputs)
+        found = Metadata(call.path_params["model"], versions, profile.platform, inputs, outputs)
         return Reply(200, encode(found), JSON)
 
-    def _config(self, call: Call, catalog: Catalog) -> Reply:
+    def _get_config(self, call: Call, catalog: Catalog) -> Reply:
         model, profile = (
-            catalog.find(call.params["model"], call.params.get("version")),
+            catalog.find_model(call.path_params["model"], call.path_params.get("version")),
             self._profile,
         )
         if not model.ready:
             return _unavailable(call)
         found = {
-            "name": call.params["model"],
+            "name": call.path_params["model"],
             "platform": "" if profile.backend else profile.platform,
             "backend": profile.backend,
-            "max_batch_size": profile.batch,
+            "max_batch_size": profile.max_batch_size,
             "input": [
                 ConfigInput(i.name, _config_type(i.datatype), "FORMAT_NONE", i.dims, i.optional)
                 for i in profile.inputs.values()
@@ -140,28 +140,28 @@ class Models:
             "output": [
                 ConfigOutput(o.name, _config_type(o.datatype), o.dims) for o in profile.outputs
             ],
-            "model_transaction_policy": {"decoupled": not profile.batch},
+            "model_transaction_policy": {"decoupled": not profile.max_batch_size},
         }
         return Reply(200, encode(found), JSON)
 
-    def _model_ready(self, call: Call, catalog: Catalog) -> Reply:
-        version = call.params.get("version")
+    def _get_model_ready(self, call: Call, catalog: Catalog) -> Reply:
+        version = call.path_params.get("version")
         try:
-            model = catalog.find(call.params["model"], version)
+            model = catalog.find_model(call.path_params["model"], version)
         except ModelNotFound:
-            return self._not_ready()
+            return self._build_not_ready_response()
         for one in model.versions:
             if one.ready and (version is None or one.name == version):
-                return Reply(200, b"", self._early())
-        return self._not_ready()
+                return Reply(200, b"", self._get_state_headers())
+        return self._build_not_ready_response()
 
-    def _not_ready(self) -> Reply:
-        return Reply(400, encode(ErrorBody("Model version not ready")), self._early())
+    def _build_not_ready_response(self) -> Reply:
+        return Reply(400, encode(ErrorBody("Model version not ready")), self._get_state_headers())
 
-    def _model_stats(self, call: Call, catalog: Catalog) -> Reply:
-        name, version = call.params["model"], call.params.get("version")
+    def _get_model_stats(self, call: Call, catalog: Catalog) -> Reply:
+        name, version = call.path_params["model"], call.path_params.get("version")
         try:
-            model = catalog.find(name, version)
+            model = catalog.find_model(name, version)
         except VersionNotFound:
             text = f"requested model version is not available for model '{name}'"
             return _error(400, text)
@@ -171,12 +171,12 @@ class Models:
             return _error(400, f"requested model '{name}' is not available")
         return _statistics([(name, v.name) for v in _versions(model) if version in {None, v.name}])
 
-    def _stats(self, _call: Call, catalog: Catalog) -> Reply:
+    def _get_stats(self, _call: Call, catalog: Catalog) -> Reply:
         return _statistics(
             [(m.name, v.name) for m in _by_name(catalog) for v in _versions(m) if v.ready]
         )
 
-    def _index(self, call: Call, catalog: Catalog) -> Reply:
+    def _list_index(self, call: Call, catalog: Catalog) -> Reply:
         only_ready = _only_ready(call.body)
         listed = [
             Listed(m.name, v.name, "READY")
@@ -188,8 +188,8 @@ class Models:
         ]
         return Reply(200, encode(listed), JSON)
 
-    def _load(self, call: Call, catalog: Catalog) -> Reply:
-        name = call.params["model"]
+    def _load_model(self, call: Call, catalog: Catalog) -> Reply:
+        name = call.path_params["model"]
         if call.body:
             document.value(call.body)
         if _known(catalog, name):
@@ -197,8 +197,8 @@ class Models:
         text = f"failed to load '{name}', failed to poll from model repository"
         return _error(500, text)
 
-    def _unload(self, call: Call, catalog: Catalog) -> Reply:
-        return _REFUSED if _known(catalog, call.params["model"]) else Reply(200, b"", JSON)
+    def _unload_model(self, call: Call, catalog: Catalog) -> Reply:
+        return _REFUSED if _known(catalog, call.path_params["model"]) else Reply(200, b"", JSON)
 
 
 def _error(status: int, text: str) -> Reply:
@@ -211,7 +211,7 @@ _NO_REPOSITORY: Final = "'repository_name' specification is not supported"
 
 
 def _unavailable(call: Call) -> Reply:
-    name, version = call.params["model"], call.params.get("version")
+    name, version = call.path_params["model"], call.path_params.get("version")
     if version is not None:
         text = f"Request for unknown model: '{name}' version {version} is not at ready state"
         return _error(503, text)
@@ -220,7 +220,7 @@ def _unavailable(call: Call) -> Reply:
 
 def _known(catalog: Catalog, name: str) -> bool:
     try:
-        catalog.find(name)
+        catalog.find_model(name)
     except ModelNotFound:
         return False
     return True
@@ -233,7 +233,7 @@ def _versions(model: ModelInfo) -> list[VersionInfo]:
 
 
 def _by_name(catalog: Catalog) -> list[ModelInfo]:
-    return sorted(catalog.models(), key=lambda model: model.name)
+    return sorted(catalog.list_models(), key=lambda model: model.name)
 
 
 def _config_type(datatype: Datatype) -> str:

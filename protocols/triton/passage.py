@@ -60,22 +60,22 @@ class Names:
     """A model's name at the worker, and the one that the client knows."""
 
     def __init__(self, worker: str, client: str) -> None:
-        self._differ = worker != client
-        self._shown = client
+        self._is_renamed = worker != client
+        self._client_name = client
         # An instance's name is its model's, and its device's and its own number.
-        self._quoted = re.compile(rf"'{re.escape(worker)}(?=(?:_\d+_\d+)?')")
-        self._pairs = [(_pair(worker, blank), _pair(client, blank)) for blank in (b"", b" ")]
+        self._quoted_pattern = re.compile(rf"'{re.escape(worker)}(?=(?:_\d+_\d+)?')")
+        self._replacements = [(_pair(worker, blank), _pair(client, blank)) for blank in (b"", b" ")]
 
-    def answer(self, data: bytes) -> bytes:
+    def rename_in_body(self, data: bytes) -> bytes:
         """Whole events or a whole body. Within a JSON text the quotes would be escaped."""
-        if self._differ:
-            for old, new in self._pairs:
+        if self._is_renamed:
+            for old, new in self._replacements:
                 data = data.replace(old, new)
         return data
 
-    def text(self, text: str) -> str:
+    def rename_in_text(self, text: str) -> str:
         """A sentence of the server's."""
-        return self._quoted.sub(lambda _: f"'{self._shown}", text)
+        return self._quoted_pattern.sub(lambda _: f"'{self._client_name}", text)
 
 
 def _pair(name: str, blank: bytes) -> bytes:
@@ -108,7 +108,7 @@ def _retold(
         case WorkerFailed(status=500) if _UNREADABLE.search(fault.text):
             error = Malformed(fault.text)
     if fault.text and status not in _OURS_ALONE:
-        error.told = Told(status, names.text(fault.text), framed)
+        error.upstream_error = Told(status, names.rename_in_text(fault.text), framed)
     return error
 
 
@@ -125,36 +125,36 @@ class _Account:
     """What an answer tells, as far as the gateway keeps books of it."""
 
     def __init__(self, *, in_pieces: bool) -> None:
-        self._in_pieces = in_pieces
+        self._token_per_event = in_pieces
         self._prompt_tokens: int | None = None
-        self._tokens: int | None = None
-        self._reason: str | None = None
+        self._token_count: int | None = None
+        self._finish_reason: str | None = None
 
     def add(self, got: Mapping[str, Any]) -> list[Event]:
         events: list[Event] = []
         counts = _numbers(got, "num_output_tokens")
         if counts:
-            self._tokens = (self._tokens or 0) + sum(counts)
+            self._token_count = (self._token_count or 0) + sum(counts)
         if self._prompt_tokens is None and (told := _numbers(got, "num_input_tokens")):
             self._prompt_tokens = told[0]
             events.append(Start(told[0]))
         for one in _values(got, "finish_reason"):
-            if isinstance(one, str) and (self._reason is None or one != _UNTOLD):
-                self._reason = one
+            if isinstance(one, str) and (self._finish_reason is None or one != _UNTOLD):
+                self._finish_reason = one
         texts = _values(got, TEXT) if TEXT in got else _others(got)
         text = "".join([str(one) for one in texts if one is not None])
         if text:
-            alone = 1 if self._in_pieces else math.ceil(len(text) / 4)
+            alone = 1 if self._token_per_event else math.ceil(len(text) / 4)
             events.append(Text(text, tokens=sum(counts) if counts else alone))
         return events
 
     def close(self) -> list[Event]:
         """Raises StreamBroken where the model tells how it ends, and did not."""
-        if self._in_pieces and self._reason == _UNTOLD:
+        if self._token_per_event and self._finish_reason == _UNTOLD:
             raise StreamBroken("The worker's stream stopped before its end.")
-        events: list[Event] = [End(REASONS.get(self._reason or "") or "unknown")]
-        if self._prompt_tokens is not None and self._tokens is not None:
-            events.append(Usage(self._prompt_tokens, self._tokens))
+        events: list[Event] = [End(REASONS.get(self._finish_reason or "") or "unknown")]
+        if self._prompt_tokens is not None and self._token_count is not None:
+            events.append(Usage(self._prompt_tokens, self._token_count))
         return [*events, Done()]
 
 
@@ -206,7 +206,7 @@ class WholePassage:
         _complain(got, self._names, 200, framed=False)
         account = _Account(in_pieces=False)
         events = account.add(got)
-        return self._names.answer(body), [*events, *account.close()]
+        return self._names.rename_in_body(body), [*events, *account.close()]
 
 
 class StreamPassage:
@@ -217,50 +217,50 @@ class StreamPassage:
 
     def __init__(self, names: Names) -> None:
         self._names = names
-        self._account = _Account(in_pieces=True)
-        self._splitter = sse.Splitter(limit=_LARGEST)
-        self._held = bytearray()
-        self._failed: GatewayError | None = None
+        self._tracker = _Account(in_pieces=True)
+        self._sse_parser = sse.Splitter(limit=_LARGEST)
+        self._pending = bytearray()
+        self._pending_error: GatewayError | None = None
 
     def feed(self, pieces: Sequence[bytes]) -> tuple[bytes | None, Sequence[Event]]:
         """See ``gateway.core.ports.Passage``."""
-        if self._failed is not None:
-            raise self._failed
-        held, end = self._held, 0
+        if self._pending_error is not None:
+            raise self._pending_error
+        held, end = self._pending, 0
         events: list[Event] = []
         at = max(0, len(held) - _MARGIN)
         held += b"".join(pieces)
         while boundary := _BOUNDARY.search(held, at):
             try:
-                events += self._event(bytes(held[end : boundary.end()]))
+                events += self._read_event(bytes(held[end : boundary.end()]))
             except GatewayError as error:
                 if not end:
                     raise
-                self._failed = error  # told when what came before it is passed on
+                self._pending_error = error  # told when what came before it is passed on
                 break
             at = end = boundary.end()
         whole = bytes(held[:end])
         del held[:end]
         if len(held) > _LARGEST:
             raise WorkerFailed(f"The worker sent an event of more than {_LARGEST} bytes.")
-        return self._names.answer(whole), events
+        return self._names.rename_in_body(whole), events
 
     def close(self) -> tuple[bytes | None, Sequence[Event]]:
         """See ``gateway.core.ports.Passage``."""
-        if self._failed is not None:
-            raise self._failed
-        if self._held.strip():
+        if self._pending_error is not None:
+            raise self._pending_error
+        if self._pending.strip():
             raise StreamBroken("The worker's stream stopped inside an event.")
-        return b"", self._account.close()
+        return b"", self._tracker.close()
 
-    def _event(self, block: bytes) -> list[Event]:
+    def _read_event(self, block: bytes) -> list[Event]:
         """What a block of lines tells."""
         events: list[Event] = []
-        for payload in self._splitter.feed(block):
+        for payload in self._sse_parser.feed(block):
             got = _read(payload)
             _complain(got, self._names, 400, framed=True)
-            events += self._account.add(got)
-        if self._splitter.stray is not None:
-            _complain(_read(self._splitter.stray), self._names, 400, framed=True)
+            events += self._tracker.add(got)
+        if self._sse_parser.stray_line is not None:
+            _complain(_read(self._sse_parser.stray_line), self._names, 400, framed=True)
             raise WorkerFailed("The worker's answer is not in its dialect.")
         return events

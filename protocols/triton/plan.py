@@ -51,134 +51,146 @@ class Plan:
         self, profile: Profile, model: Model, max_tokens: int, said: Mapping[str, Carry]
     ) -> None:
         self.model = model
-        self.packed = PACK in model.inputs
-        flag = _first(profile.streaming, model) or (
-            profile.streaming[0] if profile.streams else None
+        self.packs_parameters = PACK in model.inputs
+        flag = _first(profile.stream_flags, model) or (
+            profile.stream_flags[0] if profile.streams_by_default else None
         )
-        self._unbidden = bool(model.decoupled) and flag not in model.inputs
+        self._streams_by_default = bool(model.decoupled) and flag not in model.inputs
         """Whether it may answer in pieces without being told to."""
-        self._exclude = _first((*profile.exclude, _EXCLUDE), model)
-        self._tells_ends = any(
+        self._exclude_flag = _first((*profile.exclude_prompt_flags, _EXCLUDE), model)
+        self._reports_finish_reason = any(
             one.name == "finish_reason" and one.name in model.outputs and one.flag in model.inputs
             for one in profile.outputs
         )
         self._profile = profile
-        self._likelihoods = _likelihoods(profile, model)
-        self._telling = tuple(
+        self._logprobs_flag = _likelihoods(profile, model)
+        self._reporting_flags = tuple(
             str(one.flag)
             for one in profile.outputs
             if one.name in _TELLING and one.flag in model.inputs
         )
-        always = dict.fromkeys(filter(None, (self._exclude, *self._telling)), True)
-        self._manner: Mapping[bool, Mapping[str, Any]] = {
+        always = dict.fromkeys(filter(None, (self._exclude_flag, *self._reporting_flags)), True)
+        self._stream_flags: Mapping[bool, Mapping[str, Any]] = {
             streams: {**({} if flag is None else {flag: streams}), **always}
             for streams in (False, True)
         }
         """The flags of a request, by whether it streams."""
-        self._rows = Table(*self._known())
-        self._unsure = Table(*[row for row in self._rows if self._may_not_fit(row)])
-        self._judged = frozenset(row.field for row in self._rows if not self._is_as_it_is(row))
+        self._params = Table(*self._iter_params())
+        self._fallible_params = Table(
+            *[row for row in self._params if self._can_fail_conversion(row)]
+        )
+        self._converted_fields = frozenset(
+            row.field for row in self._params if not self._is_sent_unchanged(row)
+        )
         """Paths whose values may become others, or tensors."""
-        self._carries = {**self._always(), **said}
-        slots = [model.inputs.get(row.wire) for row in self._rows if row.field == _MAX_TOKENS]
+        self._parameter_support = {**self._build_parameter_support(), **said}
+        slots = [model.inputs.get(row.wire) for row in self._params if row.field == _MAX_TOKENS]
         insists = any(slot is not None and not slot.optional for slot in slots)
-        self._default = max_tokens if insists else None
-        self._own = {
-            PROMPT, PACK, _EXCLUDE, "id", "parameters", profile.cancel,
-            *profile.streaming, *profile.exclude, *guided.NAMES[profile.guide],
+        self._default_max_tokens = max_tokens if insists else None
+        self._reserved_names = {
+            PROMPT, PACK, _EXCLUDE, "id", "parameters", profile.cancel_flag,
+            *profile.stream_flags, *profile.exclude_prompt_flags, *guided.NAMES[profile.guide_style],
             *(row.wire for row in profile.parameters),
         }  # fmt: skip
         """Names with a meaning here: left over from another family, they mean something else."""
 
-    def streams(self, request: GenerateRequest) -> bool:
+    def is_streaming(self, request: GenerateRequest) -> bool:
         """Whether the model is told to answer in pieces."""
         return request.stream and self.model.decoupled is not False
 
-    def framed(self, request: GenerateRequest) -> bool:
+    def uses_events(self, request: GenerateRequest) -> bool:
         """Whether to ask for events.
 
         Also where nothing keeps the model from answering in pieces: for that a whole answer fails.
         """
-        return request.stream or self._unbidden
+        return request.stream or self._streams_by_default
 
-    def cuts(self, request: GenerateRequest) -> bool:
+    def must_cut_prompt(self, request: GenerateRequest) -> bool:
         """Whether the answer may start with the prompt, which is then to be cut off."""
-        return self._profile.echo and self._exclude is None and not self.streams(request)
+        return (
+            self._profile.echoes_prompt
+            and self._exclude_flag is None
+            and not self.is_streaming(request)
+        )
 
     def may_be_empty(self, request: GenerateRequest) -> bool:
         """Whether a body without events is an answer: a model need not say anything.
 
         One that was asked for finish reasons has to tell them, unless it was to say nothing.
         """
-        silent = request.stopping.max_tokens == 0 or not self._tells_ends
-        return self.framed(request) and silent
+        silent = request.stopping.max_tokens == 0 or not self._reports_finish_reason
+        return self.uses_events(request) and silent
 
-    def wishes(self, request: GenerateRequest) -> Wishes:
+    def build_payload(self, request: GenerateRequest) -> Wishes:
         """Everything that the request wants and the model takes."""
         inputs = self.model.inputs
-        tensors = {**self._manner[self.streams(request)]}
-        if request.logprobs is not None and self._likelihoods is not None:
-            tensors[self._likelihoods] = True
-        said, forced = request.said, self._forced(request)
-        if not forced and self._judged.isdisjoint(said):
-            parameters = params.write(self._rows, said)
+        tensors = {**self._stream_flags[self.is_streaming(request)]}
+        if request.logprobs is not None and self._logprobs_flag is not None:
+            tensors[self._logprobs_flag] = True
+        said, forced = request.said, self._get_forced_values(request)
+        if not forced and self._converted_fields.isdisjoint(said):
+            parameters = params.write(self._params, said)
         else:
             parameters = {}
-            for row, value in self._values(said, forced, self._rows):
+            for row, value in self._convert_values(said, forced, self._params):
                 if value is not UNSET:
                     (tensors if row.wire in inputs else parameters)[row.wire] = value
         if request.output is not None or request.extra:
-            for name, value in self._more(request):
+            for name, value in self._iter_extra_fields(request):
                 (tensors if name in inputs else parameters)[name] = value
         return Wishes(tensors, parameters)
 
-    def _more(self, request: GenerateRequest) -> Iterator[tuple[str, Any]]:
+    def _iter_extra_fields(self, request: GenerateRequest) -> Iterator[tuple[str, Any]]:
         """What is of no row: the output's format, and fields of a client's own."""
-        yield from self._guide(request).items()
+        yield from self._write_guide(request).items()
         for name, raw in request.extra.items():
-            if self._forwards(name, raw, request):
+            if self._is_forwarded(name, raw, request):
                 yield name, raw
 
-    def losses(self, request: GenerateRequest, names: Mapping[str, str]) -> list[Loss]:
+    def find_unsupported_parameters(
+        self, request: GenerateRequest, names: Mapping[str, str]
+    ) -> list[Loss]:
         """What the model can't be asked for, or does otherwise."""
-        found = [*loss.losses(request, self._carried(request), names, extra=True)]
-        if self._default is not None and request.stopping.max_tokens is None:
-            why = f"the model needs one: {self._default}"
+        found = [*loss.losses(request, self._get_parameter_support(request), names, extra=True)]
+        if self._default_max_tokens is not None and request.stopping.max_tokens is None:
+            why = f"the model needs one: {self._default_max_tokens}"
             found.append(Loss(_said(_MAX_TOKENS, names), "defaulted", why, _MAX_TOKENS))
         if request.want.token_ids:
             found.append(Loss(names.get("want.token_ids", "return_token_ids"), "dropped"))
-        return found + self._unheard(request) if request.extra else found
+        return found + self._find_ignored_fields(request) if request.extra else found
 
-    def _unheard(self, request: GenerateRequest) -> list[Loss]:
+    def _find_ignored_fields(self, request: GenerateRequest) -> list[Loss]:
         """The fields of a client's own that come to nothing."""
-        heard = set(self._flags(request))
-        if self._likelihoods in heard:
+        heard = set(self._list_flags(request))
+        if self._logprobs_flag in heard:
             heard |= {str(one.flag) for one in self._profile.outputs if one.name in _SUMS}
         return [
             Loss(name, "dropped")
             for name, raw in request.extra.items()
-            if name not in heard and not self._forwards(name, raw, request)
+            if name not in heard and not self._is_forwarded(name, raw, request)
         ]
 
     # --- the table --------------------------------------------------------------------------------
 
-    def _known(self) -> Iterator[Param]:
+    def _iter_params(self) -> Iterator[Param]:
         """The rows that this model has, within its tensors' ranges."""
-        unsure = {"string list", "ints"} if not self.packed else set[str]()
+        unsure = {"string list", "ints"} if not self.packs_parameters else set[str]()
         for row in self._profile.parameters:
-            told = row.field != "logprobs.prompt" and (row.field != _TOP or self._likelihoods)
-            if not told or row.wire in self._profile.obsolete:
+            told = row.field != "logprobs.prompt" and (row.field != _TOP or self._logprobs_flag)
+            if not told or row.wire in self._profile.removed_params:
                 continue
             slot = self.model.inputs.get(row.wire)
             if slot is not None:
-                yield self._bounded(row, slot.datatype)
+                yield self._limit_param(row, slot.datatype)
             elif row.wire in self._profile.inputs or row.type in unsure:
                 continue
-            elif self.packed or row.field != "n":  # a model that overlooks it answers once
-                yield self._bounded(row, "INT64")
+            elif (
+                self.packs_parameters or row.field != "n"
+            ):  # a model that overlooks it answers once
+                yield self._limit_param(row, "INT64")
 
-    def _bounded(self, row: Param, datatype: str) -> Param:
-        if row.field == "stopping.stop" and self._profile.leaves_stops:
+    def _limit_param(self, row: Param, datatype: str) -> Param:
+        if row.field == "stopping.stop" and self._profile.keeps_stop_strings:
             return structs.replace(row, reason="approximated")
         if row.field == _SEED:
             return structs.replace(row, low=0, high=2**64 - 1)
@@ -191,97 +203,101 @@ class Plan:
         high = bounds.stop - 1 if row.high is None else min(row.high, bounds.stop - 1)
         return structs.replace(row, low=low, high=high)
 
-    def _may_not_fit(self, row: Param) -> bool:
+    def _can_fail_conversion(self, row: Param) -> bool:
         """Whether a value can be one that this model can't take."""
-        return row.wire in self.model.inputs or (row.type in _LISTS and not self.packed)
+        return row.wire in self.model.inputs or (row.type in _LISTS and not self.packs_parameters)
 
-    def _is_as_it_is(self, row: Param) -> bool:
+    def _is_sent_unchanged(self, row: Param) -> bool:
         """Whether any value is sent as it is, within the row's range."""
-        listed = row.type in _LISTS and not self.packed
+        listed = row.type in _LISTS and not self.packs_parameters
         return row.wire not in self.model.inputs and row.field != _SEED and not listed
 
-    def _always(self) -> dict[str, Carry]:
+    def _build_parameter_support(self) -> dict[str, Carry]:
         """What is carried of any request."""
-        carries = params.carries(self._rows)
+        carries = params.carries(self._params)
         if _TEMPERATURE in carries:
             carries["sampling.do_sample"] = Carry("")
-        if _TOP not in carries and self._likelihoods is not None:
+        if _TOP not in carries and self._logprobs_flag is not None:
             carries[_TOP] = Carry("", reason="approximated")
         return carries
 
     # --- one request ------------------------------------------------------------------------------
 
-    def _forced(self, request: GenerateRequest) -> dict[str, Any]:
+    def _get_forced_values(self, request: GenerateRequest) -> dict[str, Any]:
         """What is sent beside what was said, or in its place, by path."""
         forced: dict[str, Any] = {}
-        if self._default is not None and request.stopping.max_tokens is None:
-            forced[_MAX_TOKENS] = self._default
+        if self._default_max_tokens is not None and request.stopping.max_tokens is None:
+            forced[_MAX_TOKENS] = self._default_max_tokens
         if request.sampling.do_sample is False:
             forced[_TEMPERATURE] = 0.0
         return forced
 
-    def _values(
+    def _convert_values(
         self, said: Mapping[str, Any], forced: Mapping[str, Any], rows: Table
     ) -> list[tuple[Param, Any]]:
         """What is sent of each of these rows; UNSET where the model can't take what was asked."""
-        told, judged = {**said, **forced}, self._judged
+        told, judged = {**said, **forced}, self._converted_fields
         return [
-            (row, self._value(row, told[row.field], exact=row.field in forced))
+            (row, self._convert_value(row, told[row.field], exact=row.field in forced))
             if row.field in judged or row.field in forced
             else (row, params.clamped(row, told[row.field]))
             for row in params.asked(rows, told)
         ]
 
-    def _value(self, row: Param, value: Any, *, exact: bool) -> Any:
+    def _convert_value(self, row: Param, value: Any, *, exact: bool) -> Any:
         value = value if exact else params.clamped(row, value)
         slot = self.model.inputs.get(row.wire)
         if row.field == _SEED:
             value = _seed(value, "INT64" if slot is None else slot.datatype)
         if slot is not None:
             return fit(value, slot)
-        if isinstance(value, list) and not self.packed:
+        if isinstance(value, list) and not self.packs_parameters:
             return value[0] if len(value) == 1 else UNSET
         return value
 
-    def _guide(self, request: GenerateRequest) -> Mapping[str, str]:
+    def _write_guide(self, request: GenerateRequest) -> Mapping[str, str]:
         """What asks for an output's format, where the model has all of it."""
         if request.output is None:
             return {}
-        written = guided.write(request.output, self._profile.guide)
+        written = guided.write(request.output, self._profile.guide_style)
         missing = [name for name in written if name not in self.model.inputs]
-        return {} if missing and not self._profile.loose else written
+        return {} if missing and not self._profile.accepts_extra_params else written
 
-    def _flags(self, request: GenerateRequest) -> tuple[str, ...]:
+    def _list_flags(self, request: GenerateRequest) -> tuple[str, ...]:
         """The flags that are set to learn what the answer must tell."""
-        if request.logprobs is None or self._likelihoods is None:
-            return self._telling
-        return (*self._telling, self._likelihoods)
+        if request.logprobs is None or self._logprobs_flag is None:
+            return self._reporting_flags
+        return (*self._reporting_flags, self._logprobs_flag)
 
-    def _carried(self, request: GenerateRequest) -> Mapping[str, Carry]:
+    def _get_parameter_support(self, request: GenerateRequest) -> Mapping[str, Carry]:
         """What is carried of this request."""
         more = {}
-        if request.output is not None and self._guide(request):
+        if request.output is not None and self._write_guide(request):
             more["output"] = Carry("")
         if request.stopping.overflow == "error":
             more["stopping.overflow"] = Carry("")
         unfit: set[str] = set()
-        if self._unsure:
-            values = self._values(request.said, self._forced(request), self._unsure)
+        if self._fallible_params:
+            values = self._convert_values(
+                request.said, self._get_forced_values(request), self._fallible_params
+            )
             unfit = {row.field for row, value in values if value is UNSET}
         if not more and not unfit:
-            return self._carries
-        carries = self._carries | more
+            return self._parameter_support
+        carries = self._parameter_support | more
         return {path: carry for path, carry in carries.items() if path not in unfit}
 
-    def _forwards(self, name: str, raw: Raw, request: GenerateRequest) -> bool:
+    def _is_forwarded(self, name: str, raw: Raw, request: GenerateRequest) -> bool:
         """Whether a field of a client's own goes on: to a worker of its mind, that can take it."""
-        if request.source != "triton" or name in self._own or name.startswith("return_"):
+        if request.source != "triton" or name in self._reserved_names or name.startswith("return_"):
             return False
         if name in self.model.inputs:
             return True
         scalar = not bytes(raw).startswith((b"[", b"{", b"null"))
         known = name in self._profile.inputs
-        return self._profile.loose and not known and (self.packed or scalar)
+        return (
+            self._profile.accepts_extra_params and not known and (self.packs_parameters or scalar)
+        )
 
 
 def _first(names: tuple[str, ...], model: Model) -> str | None:

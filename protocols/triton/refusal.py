@@ -73,8 +73,8 @@ def body(error: GatewayError, call: Call | None = None) -> bytes:
 
 def message(error: GatewayError, call: Call | None = None) -> str:
     """The original's sentence for this error, or the worker's own."""
-    if error.told is not None:
-        return error.told.text
+    if error.upstream_error is not None:
+        return error.upstream_error.text
     match error:
         case VersionNotFound():
             return (
@@ -103,8 +103,8 @@ def refuse(error: GatewayError, call: Call | None, status: Status) -> Reply:
     strict = status == "strict"
     if _packed(error) and call is not None:
         error = _of_packing(call) or error
-    if strict and _by_model(error) and call and call.endpoint.variant == "generate_stream":
-        code = 400 if error.told is None else error.told.status
+    if strict and _by_model(error) and call and call.endpoint.operation == "generate_stream":
+        code = 400 if error.upstream_error is None else error.upstream_error.status
         return Reply(code, sse.event(body(error, call)), SAID_AS_EVENTS)
     headers = PLAIN if strict and _plain(error, call) else JSON
     return Reply(
@@ -115,13 +115,13 @@ def refuse(error: GatewayError, call: Call | None, status: Status) -> Reply:
 
 
 def _code(error: GatewayError, call: Call | None, *, strict: bool) -> int:
-    if strict and error.told is not None:
-        return error.told.status
+    if strict and error.upstream_error is not None:
+        return error.upstream_error.status
     if isinstance(error, Malformed) or (
         isinstance(error, InvalidParameter) and error.problem == "type"
     ):
         return 500 if strict else 400
-    if error.param == faults.ENCODING and call and call.endpoint.variant == "infer":
+    if error.param == faults.ENCODING and call and call.endpoint.operation == "infer":
         return 501
     return next(code for kind, code in STATUSES if isinstance(error, kind))
 
@@ -135,19 +135,19 @@ def _packed(error: GatewayError) -> bool:
 
 def _of_packing(call: Call) -> GatewayError | None:
     """What the original says, which does not try on all of its paths."""
-    if call.endpoint.variant == "infer":
+    if call.endpoint.operation == "infer":
         return None if infer.takes(call) else faults.compressed()
-    generates = call.endpoint.variant.startswith("generate")
+    generates = call.endpoint.operation.startswith("generate")
     return faults.encoded() if generates and generate.encoded(call) else None
 
 
 def _by_model(error: GatewayError) -> bool:
     """Whether the original would hear of it from its model, as the first event of a stream."""
-    if error.told is not None:
-        return error.told.framed
+    if error.upstream_error is not None:
+        return error.upstream_error.in_stream
     if isinstance(error, InvalidParameter):
         return error.problem == "conflict"
-    return error.blame == "worker" and not isinstance(error, WorkerUnreachable)
+    return error.origin == "worker" and not isinstance(error, WorkerUnreachable)
 
 
 def _plain(error: GatewayError, call: Call | None) -> bool:
@@ -158,7 +158,7 @@ def _plain(error: GatewayError, call: Call | None) -> bool:
         return error.path.endswith(_LABELLED)
     if call is None:
         return False
-    match call.endpoint.variant:
+    match call.endpoint.operation:
         case "live" | "ready" | "model_ready":
             return True
         case "infer":
@@ -175,7 +175,7 @@ def _more(error: GatewayError, *, strict: bool) -> Iterator[tuple[str, str]]:
 
 
 def _request_id(call: Call | None) -> str | None:
-    if call is None or not call.endpoint.variant.startswith("generate"):
+    if call is None or not call.endpoint.operation.startswith("generate"):
         return None
     try:
         return generate.request_id(document.fields(call.body))

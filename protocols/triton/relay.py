@@ -27,17 +27,17 @@ _NOTHING: Final = Fields([], [])
 
 def relay(call: Call, about: About, profile: Profile) -> Relay | None:
     """See ``gateway.core.ports.Relaying``; client and worker are of this profile."""
-    variant = call.endpoint.variant
+    variant = call.endpoint.operation
     if variant not in {"generate", "generate_stream"} or generate.encoded(call):
         return None
     try:
         fields = document.fields_of(call)
     except Malformed:
         fields = _NOTHING
-    if profile.cancel and profile.cancel in _named(fields):
+    if profile.cancel_flag and profile.cancel_flag in _named(fields):
         return None  # it may be another client's request that it ends
     streams = variant == "generate_stream"
-    model = about.served_model
+    model = about.backend_model
     request = GenerateRequest(
         model=model, kind="completion", prompts=_prompts(fields), stream=streams
     )

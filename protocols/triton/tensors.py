@@ -36,7 +36,7 @@ class Sent(Struct):
     timeout: float | None = None
     """Seconds. Only infer has words for it and for the priority."""
 
-    def add(self, tensor: Tensor) -> None:
+    def add_input(self, tensor: Tensor) -> None:
         """Take a tensor. Raises InvalidParameter when there is one of its name."""
         if tensor.name in self.inputs:
             text = f"{faults.tag(self.id)}input '{tensor.name}' already exists in request"
@@ -128,7 +128,7 @@ def schematic(spec: Input, what: Any, profile: Profile) -> Tensor:
     if spec.datatype == "BYTES":
         typed(spec.name, spec.datatype, values)
     count = len(what) if type(what) is list else 1
-    shape = _filled(profile.shapes[spec.name], count)
+    shape = _filled(profile.input_shapes[spec.name], count)
     if shape is None:
         text = f"The schema can not convert input '{spec.name}' to tensor with proper shape"
         raise faults.wrong_value(spec.name, text)
@@ -154,7 +154,7 @@ def _filled(dims: Shape, count: int) -> Shape | None:
 
 def complete(sent: Sent, profile: Profile) -> None:
     """Raises InvalidParameter unless the model can be called with these inputs."""
-    required = profile.required
+    required = profile.required_inputs
     missing = [name for name in required if name not in sent.inputs]
     if len(sent.inputs) < len(required):
         raise _missing(sent, profile, missing)
@@ -166,10 +166,10 @@ def complete(sent: Sent, profile: Profile) -> None:
             raise _wrong_type(sent, tensor, profile.inputs[name])
     if missing:
         raise _missing(sent, profile, missing)
-    if profile.batch:
+    if profile.max_batch_size:
         _check_batch(sent, profile)
     for name, tensor in sent.inputs.items():
-        wanted = profile.shapes[name]
+        wanted = profile.input_shapes[name]
         if tensor.shape != wanted and not _agree(wanted, tensor.shape):
             raise _wrong_shape(sent, tensor, profile)
         if len(tensor.values) != math.prod(tensor.shape):
@@ -185,7 +185,7 @@ def _agree(wanted: Shape, got: Shape) -> bool:
 def _missing(sent: Sent, profile: Profile, missing: list[str]) -> InvalidParameter:
     inputs = profile.inputs.values()
     least = sum(not one.optional for one in inputs)
-    most = sum(one.counted for one in inputs)
+    most = sum(one.is_counted for one in inputs)
     between = f"between {least} and {most}" if least < most else f"{least}"
     text = (
         f"{faults.tag(sent.id)}expected number of inputs {between} but got {len(sent.inputs)}"
@@ -221,18 +221,20 @@ def _check_batch(sent: Sent, profile: Profile) -> None:
             text = f"input '{tensor.name}' batch size does not match other inputs"
             text = f"{faults.tag(sent.id)}{text} for '{sent.model}'"
             raise faults.wrong_value(tensor.name, text)
-    if batch is not None and batch > profile.batch:
-        text = f"inference request batch-size must be <= {profile.batch} for '{sent.model}'"
+    if batch is not None and batch > profile.max_batch_size:
+        text = (
+            f"inference request batch-size must be <= {profile.max_batch_size} for '{sent.model}'"
+        )
         raise faults.wrong_value("text_input", faults.tag(sent.id) + text)
 
 
 def _wrong_shape(sent: Sent, tensor: Tensor, profile: Profile) -> InvalidParameter:
-    wanted = profile.shapes[tensor.name]
+    wanted = profile.input_shapes[tensor.name]
     text = (
         f"{faults.tag(sent.id)}unexpected shape for input '{tensor.name}' for model"
         f" '{sent.model}'. Expected {_dims(wanted)}, got {_dims(tensor.shape)}."
     )
-    return faults.wrong_value(tensor.name, text + (_BATCH_NOTE if profile.batch else ""))
+    return faults.wrong_value(tensor.name, text + (_BATCH_NOTE if profile.max_batch_size else ""))
 
 
 def _dims(shape: Shape) -> str:

@@ -26,7 +26,7 @@ class Input(Struct, frozen=True):
     datatype: Datatype
     dims: tuple[int, ...] = (1,)
     optional: bool = True
-    counted: bool = True
+    is_counted: bool = True
     """Whether it is one of the number that a complaint about missing inputs names."""
 
 
@@ -48,51 +48,51 @@ class Profile(Struct, frozen=True, kw_only=True, dict=True):
     inputs: Mapping[str, Input]
     outputs: tuple[Output, ...]
     parameters: Table
-    streaming: tuple[str, ...] = ("stream",)
+    stream_flags: tuple[str, ...] = ("stream",)
     """The flags that ask for a stream; without one, even generate_stream tells all in one event."""
-    streams: bool = False
+    streams_by_default: bool = False
     """What no flag means on generate_stream."""
-    exclude: tuple[str, ...] = ()
+    exclude_prompt_flags: tuple[str, ...] = ()
     """The flags that leave the prompt out of the answer."""
-    echo: bool = False
+    echoes_prompt: bool = False
     """Whether a whole answer starts with the prompt if no flag says otherwise. No stream does."""
-    insists: bool = False
+    rejects_stream_echo: bool = False
     """Whether asking for the prompt in a stream is an error."""
-    coerces: bool = False
+    coerces_params: bool = False
     """Whether parameters are converted as Python's own constructors do: "5" to 5."""
-    cancel: str = ""
+    cancel_flag: str = ""
     """The flag with which a second request ends the first, which no gateway can pass on."""
-    complains: str = ""
+    error_prefix: str = ""
     """What the model puts in front of its complaints."""
-    guide: Literal["none", "object", "pair"] = "none"
+    guide_style: Literal["none", "object", "pair"] = "none"
     """How the output's format is asked for: see ``guided``."""
-    batch: int = 0
+    max_batch_size: int = 0
     """The most prompts in one request; 0: the model knows no batches, and shapes have none."""
-    loose: bool = False
+    accepts_extra_params: bool = False
     """As a worker: whether its models read parameters that are no tensors of theirs."""
-    leaves_stops: bool = False
+    keeps_stop_strings: bool = False
     """As a worker: whether a stop string may stay in the text."""
-    obsolete: tuple[str, ...] = ()
+    removed_params: tuple[str, ...] = ()
     """As a worker: parameters that releases of today refuse."""
 
     @cached_property
-    def required(self) -> tuple[str, ...]:
+    def required_inputs(self) -> tuple[str, ...]:
         """The inputs that no request is without."""
         return tuple(one.name for one in self.inputs.values() if not one.optional)
 
     @cached_property
-    def flags(self) -> frozenset[str]:
+    def output_flags(self) -> frozenset[str]:
         """The inputs that ask for an output."""
         return frozenset(one.flag for one in self.outputs if one.flag is not None)
 
     @cached_property
-    def shapes(self) -> Mapping[str, tuple[int, ...]]:
+    def input_shapes(self) -> Mapping[str, tuple[int, ...]]:
         """The shape of each input."""
-        return {name: self.shape(one.dims) for name, one in self.inputs.items()}
+        return {name: self.build_shape(one.dims) for name, one in self.inputs.items()}
 
-    def shape(self, dims: tuple[int, ...]) -> tuple[int, ...]:
+    def build_shape(self, dims: tuple[int, ...]) -> tuple[int, ...]:
         """The whole shape, with the batch where the model knows one."""
-        return (-1, *dims) if self.batch else dims
+        return (-1, *dims) if self.max_batch_size else dims
 
 
 def table(*inputs: Input) -> Mapping[str, Input]:
@@ -162,10 +162,10 @@ VLLM: Final = Profile(
         Input("return_finish_reason", "BOOL"),
         Input("return_num_output_tokens", "BOOL"),
         # Which further inputs there are differs by release, so they are not counted.
-        Input("image", "BYTES", (-1,), counted=False),
-        Input("return_cumulative_logprob", "BOOL", counted=False),
-        Input("return_logprobs", "BOOL", counted=False),
-        Input("return_num_input_tokens", "BOOL", counted=False),
+        Input("image", "BYTES", (-1,), is_counted=False),
+        Input("return_cumulative_logprob", "BOOL", is_counted=False),
+        Input("return_logprobs", "BOOL", is_counted=False),
+        Input("return_num_input_tokens", "BOOL", is_counted=False),
     ),
     outputs=(
         _ANSWER,
@@ -176,14 +176,14 @@ VLLM: Final = Profile(
         Output("num_output_tokens", "UINT32", "return_num_output_tokens"),
     ),
     parameters=Table(*_SAMPLED, *_VLLM_ONLY),
-    exclude=("exclude_input_in_output",),
-    echo=True,
-    insists=True,
-    coerces=True,
-    complains="Error generating stream: ",
-    guide="object",
-    loose=True,
-    obsolete=("best_of", "length_penalty"),
+    exclude_prompt_flags=("exclude_input_in_output",),
+    echoes_prompt=True,
+    rejects_stream_echo=True,
+    coerces_params=True,
+    error_prefix="Error generating stream: ",
+    guide_style="object",
+    accepts_extra_params=True,
+    removed_params=("best_of", "length_penalty"),
 )
 
 _TRTLLM_ROWS: Final = (
@@ -253,11 +253,11 @@ TRTLLM: Final = Profile(
         Output("num_output_tokens", "INT32", "return_num_output_tokens", (1,)),
     ),
     parameters=Table(*_TRTLLM_ROWS),
-    exclude=("exclude_input_in_output",),
-    echo=True,
-    guide="pair",
-    batch=4,
-    leaves_stops=True,
+    exclude_prompt_flags=("exclude_input_in_output",),
+    echoes_prompt=True,
+    guide_style="pair",
+    max_batch_size=4,
+    keeps_stop_strings=True,
 )
 
 _PREFIX: Final = "sampling_param_"
@@ -309,11 +309,11 @@ LLMAPI: Final = Profile(
         Output("cumulative_logprob", "FP32", "return_cumulative_logprob"),
     ),
     parameters=Table(*_LLMAPI_ROWS),
-    streaming=("streaming", "stream"),
-    exclude=(_PREFIX + "exclude_input_from_output", "exclude_input_in_output"),
-    cancel="stop",
-    echo=True,
-    batch=64,
+    stream_flags=("streaming", "stream"),
+    exclude_prompt_flags=(_PREFIX + "exclude_input_from_output", "exclude_input_in_output"),
+    cancel_flag="stop",
+    echoes_prompt=True,
+    max_batch_size=64,
 )
 
 PLAIN: Final = Profile(
@@ -323,9 +323,9 @@ PLAIN: Final = Profile(
     inputs=table(_TEXT),
     outputs=(_ANSWER,),
     parameters=Table(*_SAMPLED),
-    streams=True,
-    loose=True,
-    leaves_stops=True,
+    streams_by_default=True,
+    accepts_extra_params=True,
+    keeps_stop_strings=True,
 )
 
 PROFILES: Final[Mapping[str, Profile]] = {one.name: one for one in (VLLM, TRTLLM, LLMAPI, PLAIN)}

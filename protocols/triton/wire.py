@@ -52,5 +52,5 @@ def fp32(value: float | None) -> float | Raw | None:
 
 def version(about: About) -> str:
     """The version that answers; one whose name is no number is shown as the first."""
-    served = about.served
+    served = about.version
     return served if served.isascii() and served.isdigit() else "1"

@@ -44,74 +44,80 @@ class Writer:
     ) -> None:
         _check(fields, profile)
         self._profile = profile
-        self._wires = fields
-        self._outputs = incoming.outputs(fields)
-        self._own = {own: name for name, own in fields.items()}
+        self._model_field_names = fields
+        self._output_names = incoming.outputs(fields)
+        self._profile_field_names = {own: name for name, own in fields.items()}
         self._max_tokens = max_tokens
         self._renderer = renderer
-        self._unknown = self._plan(learning.of_profile(profile))
-        self._plans: dict[str, Plan] = {}
+        self._default_adapter = self._build_adapter(learning.of_profile(profile))
+        self._adapters: dict[str, Plan] = {}
 
-    def question(self, model: str) -> WireRequest:
+    def build_config_request(self, model: str) -> WireRequest:
         """Asks for a model's configuration."""
         return WireRequest(f"{path_of(model)}/config", b"", method="GET")
 
-    def learn(self, model: str, answer: bytes) -> None:
+    def load_config(self, model: str, answer: bytes) -> None:
         """Remember what a model's configuration tells, if it tells anything."""
-        found = learning.of_config(answer, self._own)
-        if found is None or (len(self._plans) >= _MOST and model not in self._plans):
+        found = learning.of_config(answer, self._profile_field_names)
+        if found is None or (len(self._adapters) >= _MOST and model not in self._adapters):
             return
-        self._plans[model] = self._plan(found)
+        self._adapters[model] = self._build_adapter(found)
 
-    def encode(self, request: Request) -> WireRequest:
+    def encode_request(self, request: Request) -> WireRequest:
         """See ``gateway.core.ports.WorkerDialect``."""
-        request, plan = self._planned(request)
-        wishes = plan.wishes(request)
+        request, plan = self._get_adapter(request)
+        wishes = plan.build_payload(request)
         body = {PROMPT: rendering.prompt_of(request, self._renderer), **wishes.tensors}
-        parameters = self._named(wishes.parameters) if self._wires else wishes.parameters
-        if plan.packed:
+        parameters = (
+            self._rename_fields(wishes.parameters) if self._model_field_names else wishes.parameters
+        )
+        if plan.packs_parameters:
             # Even empty it keeps the model from taking the other fields for parameters.
             body[PACK] = _encode(parameters).decode()
         elif parameters:
             body["parameters"] = parameters
-        end = "generate_stream" if plan.framed(request) else "generate"
-        if self._wires:
-            body = self._named(body)
+        end = "generate_stream" if plan.uses_events(request) else "generate"
+        if self._model_field_names:
+            body = self._rename_fields(body)
         return WireRequest(f"{path_of(request.model)}/{end}", _encode(body), JSON)
 
-    def losses(self, request: Request, names: Mapping[str, str]) -> tuple[Loss, ...]:
+    def unsupported_parameters(
+        self, request: Request, names: Mapping[str, str]
+    ) -> tuple[Loss, ...]:
         """See ``gateway.core.ports.WorkerDialect``."""
-        request, plan = self._planned(request)
-        found = plan.losses(request, names)
+        request, plan = self._get_adapter(request)
+        found = plan.find_unsupported_parameters(request, names)
         found += rendering.rendering_losses(request, self._renderer, names)
         if len(request.prompts) > 1:
             found.append(Loss(names.get("prompts", "prompt"), "dropped", path="prompts"))
         if request.stream and (request.n or 1) > 1 and not any(one.path == "n" for one in found):
             # Releases tell pieces of several choices without saying whose they are.
             found.append(Loss(names.get("n", "n"), "dropped", path="n"))
-        if request.stream and not plan.streams(request):
+        if request.stream and not plan.is_streaming(request):
             why = "the model answers in one piece"
             found.append(Loss(names.get("stream", "stream"), "approximated", why, "stream"))
         return tuple(found)
 
-    def decoder(self, request: Request) -> Decoder:
+    def create_decoder(self, request: Request) -> Decoder:
         """See ``gateway.core.ports.WorkerDialect``."""
-        request, plan = self._planned(request)
-        prompt = rendering.prompt_of(request, self._renderer) if plan.cuts(request) else None
-        return AnswerDecoder(request, self._outputs, plan, prompt)
+        request, plan = self._get_adapter(request)
+        prompt = (
+            rendering.prompt_of(request, self._renderer) if plan.must_cut_prompt(request) else None
+        )
+        return AnswerDecoder(request, self._output_names, plan, prompt)
 
-    def _named(self, values: dict[str, Any]) -> dict[str, Any]:
+    def _rename_fields(self, values: dict[str, Any]) -> dict[str, Any]:
         """The values by the model's own names."""
-        return {self._wires.get(name, name): value for name, value in values.items()}
+        return {self._model_field_names.get(name, name): value for name, value in values.items()}
 
-    def _plan(self, model: Model) -> Plan:
+    def _build_adapter(self, model: Model) -> Plan:
         said = rendering.carries(self._renderer)
         return Plan(self._profile, model, self._max_tokens, said)
 
-    def _planned(self, request: Request) -> tuple[GenerateRequest, Plan]:
+    def _get_adapter(self, request: Request) -> tuple[GenerateRequest, Plan]:
         if not isinstance(request, GenerateRequest):
             raise Unsupported("The model's workers make text, not vectors.")
-        return request, self._plans.get(request.model, self._unknown)
+        return request, self._adapters.get(request.model, self._default_adapter)
 
 
 @lru_cache(maxsize=_MOST)
@@ -133,8 +139,8 @@ def _cut(model: str) -> tuple[str, str]:
 
 def _check(fields: Mapping[str, str], profile: Profile) -> None:
     known = {
-        *profile.inputs, *(one.name for one in profile.outputs), *profile.streaming,
-        *(row.wire for row in profile.parameters), *guided.NAMES[profile.guide],
+        *profile.inputs, *(one.name for one in profile.outputs), *profile.stream_flags,
+        *(row.wire for row in profile.parameters), *guided.NAMES[profile.guide_style],
     }  # fmt: skip
     if wrong := fields.keys() - known:
         names, listed = ", ".join(sorted(wrong)), ", ".join(sorted(known))

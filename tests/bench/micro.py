@@ -91,9 +91,9 @@ def _heads() -> Iterator[tuple[str, Act]]:
     for size, said in ((650, "0.65 kB"), (40_000, "40 kB"), (1_000_000, "1 MB")):
         call = _call(Load(name=said, size=size))
         yield f"read model and stream of a body, {said}", partial(openai.peek, call)
-        rename = partial(openai.relay, openai, call, about)
+        rename = partial(openai.prepare_passthrough, openai, call, about)
         yield f"check a body and rename its model, {said}", rename
-        yield f"read a whole body, {said}", partial(openai.decode, call)
+        yield f"read a whole body, {said}", partial(openai.decode_request, call)
     keyring = Keyring([Principal("bench", _UNKNOWN), Principal("other", _KNOWN)])
     headers = {"authorization": f"Bearer {KEY}"}
     yield "look up a key", lambda: keyring.authenticate(headers)
@@ -105,28 +105,28 @@ def _events() -> Iterator[tuple[str, Act]]:
     """What is done once a token."""
     openai, triton, about = OpenAI(), Triton("vllm"), _about()
     call = _call(Load(name="stream", form="stream"))
-    request = openai.decode(call)
+    request = openai.decode_request(call)
     assert isinstance(request, GenerateRequest)
     splitter = sse.Splitter()
     yield "cut an event out of a stream", lambda: list(splitter.feed(_EVENT))
-    relay = openai.relay(openai, call, about)
+    relay = openai.prepare_passthrough(openai, call, about)
     assert relay is not None
-    passage = relay.passage()
+    passage = relay.create_reader()
     yield "pass an event on, read for its meaning", lambda: passage.feed([_EVENT])
-    decoder = openai.decoder(request)
+    decoder = openai.create_decoder(request)
     yield "read an event", lambda: decoder.feed(_EVENT)
     events = decoder.feed(_EVENT)
-    same = openai.encoder(call, request, about)
-    yield "write an event, OpenAI", lambda: same.write(events)
+    same = openai.create_encoder(call, request, about)
+    yield "write an event, OpenAI", lambda: same.encode_events(events)
     asked = triton.endpoints[1]
     body = msgspec.json.encode(FROM_TRITON.body("mock", Load(name="stream", form="stream")))
     called = Call(asked, {"model": "mock"}, {}, "", body, asked.path, "r1", 0.0)
-    wanted = triton.decode(called)
-    other = triton.encoder(called, wanted, about)
-    yield "write an event, Triton", lambda: other.write(events)
+    wanted = triton.decode_request(called)
+    other = triton.create_encoder(called, wanted, about)
+    yield "write an event, Triton", lambda: other.encode_events(events)
     yield (
         "translate an event, OpenAI to Triton",
-        lambda: other.write(decoder.feed(_EVENT)),
+        lambda: other.encode_events(decoder.feed(_EVENT)),
     )
 
 
@@ -136,8 +136,8 @@ def _accounts() -> Iterator[tuple[str, Act]]:
     record = Record("r1", 1_763_690_000.0, "openai", "/v1/chat/completions", "mock", "1", "same")
     record.usage, record.finish, record.duration = usage, ("stop",), 0.5
     figures = Figures(Histogram)
-    yield "count a record", lambda: figures.add(record)
+    yield "count a record", lambda: figures.add_records(record)
     metrics = Metrics(silent, dict)
-    yield "count a record, with its arm looked up", lambda: metrics.observe(record)
+    yield "count a record, with its arm looked up", lambda: metrics.record_request(record)
     encode = msgspec.json.Encoder().encode
     yield "write a record as a line", lambda: encode(record)

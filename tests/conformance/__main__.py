@@ -79,7 +79,7 @@ def main(
     """
     check_url(url)
     setup = ProtocolSetup(
-        profiles=Dialects(DIALECTS).profiles(protocol),
+        profiles=Dialects(DIALECTS).get_profiles(protocol),
         profile=profile,
         options=parse_options(protocol, profile, options),
         alone=alone,

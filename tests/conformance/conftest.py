@@ -24,7 +24,7 @@ def configuration(protocol: str, case: Case) -> tuple[str, str]:
     Raises LookupError: a case that nothing there meets would never be played by a user either.
     """
     config: dict[str, Any] = yaml.safe_load(CONFORMANCE)
-    profiles = Dialects(DIALECTS).profiles(protocol)
+    profiles = Dialects(DIALECTS).get_profiles(protocol)
     for listener in config["listeners"]:
         for name, prefix, setup in mounts(listener, profiles):
             if name == protocol and not setup.missing(case):

@@ -21,7 +21,7 @@ pytestmark = pytest.mark.slow
 Outcomes = dict[str, str]
 
 ROOT = Path(__file__).parents[2]
-SPOKEN = [name for name in DIALECTS if Dialects(DIALECTS).speaks_to_clients(name)]
+SPOKEN = [name for name in DIALECTS if Dialects(DIALECTS).serves_clients(name)]
 """Those that clients speak."""
 
 

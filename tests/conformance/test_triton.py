@@ -49,7 +49,7 @@ async def test_tr_34_parameters_keep_their_types(
     serve: Serve, monkeypatch: pytest.MonkeyPatch, sent: str, told: Any
 ) -> None:
     gateway = await serve(MOCK)
-    monkeypatch.setattr(gateway.app.backends["words"], "answer", dump)
+    monkeypatch.setattr(gateway.app.backends["words"], "stream", dump)
     body = f'{{"text_input":"","exclude_input_in_output":true,"foo":{sent}}}'
 
     answer = await gateway.http.post(f"{VLLM}/generate", content=body)

@@ -91,7 +91,7 @@ async def building() -> AsyncIterator[Floor]:
     """Stands as long as the module."""
     records: list[Record] = []
     async with Stage({name: row.desk for name, row in WORKERS.items()}) as stage:
-        outside = replace(surroundings(), observe=records.append)
+        outside = replace(surroundings(), observe_request=records.append)
         text = configuration(stage.url).decode()
         app = App(load(text, "test.json", env=dict(os.environ)), outside)
         [url] = await app.start()

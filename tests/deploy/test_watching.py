@@ -27,7 +27,7 @@ def metric(sample: str) -> Told:
 def test_what_is_asked_for_is_told_with_these_labels(who: str, expr: str) -> None:
     names = named(expr)
     assert names or "model:interlingua" in expr or expr.startswith("up{"), who
-    known = {label for name in names for label in metric(name).labels}
+    known = {label for name in names for label in metric(name).label_names}
     if names:
         assert labelled(expr) <= known
 

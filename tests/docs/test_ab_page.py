@@ -31,11 +31,11 @@ def test_every_metric_of_an_arm_is_told_of() -> None:
         finish=("eos",),
         losses=losses,
     )
-    metrics.observe(good)
+    metrics.record_request(good)
     cut = replace(good, outcome="truncated", error="StreamBroken", stream=True, tokens=3)
-    metrics.observe(cut)
+    metrics.record_request(cut)
     counted = set(
-        re.findall(r"^interlingua_(\w+)\{.*split=", metrics.page().decode(), re.MULTILINE)
+        re.findall(r"^interlingua_(\w+)\{.*split=", metrics.render_page().decode(), re.MULTILINE)
     )
     plain = {re.sub("_(bucket|sum|count)$", "", name) for name in counted}
     assert plain == set(told)

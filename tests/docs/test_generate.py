@@ -17,7 +17,7 @@ from gateway.core.request import GenerateRequest, Request
 from protocols import DIALECTS
 from protocols.params import Param, Tabled
 
-SPOKEN = list(filter(Dialects(DIALECTS).speaks_to_clients, DIALECTS))
+SPOKEN = list(filter(Dialects(DIALECTS).serves_clients, DIALECTS))
 PAGES = Path(__file__).parents[2] / "docs" / "reference"
 
 
@@ -70,12 +70,12 @@ def test_the_command_writes_and_checks(tmp_path: Path) -> None:
 @pytest.mark.parametrize("name", SPOKEN)
 def test_every_dialect_shows_its_tables(name: str) -> None:
     dialects = Dialects(DIALECTS)
-    for profile in dialects.profiles(name):
-        dialect = dialects.make(name, profile, {})
+    for profile in dialects.get_profiles(name):
+        dialect = dialects.create_adapter(name, profile, {})
         assert isinstance(dialect, Tabled)
-        variants = {one.variant for one in dialect.endpoints if one.task == "generate"}
-        assert {kind.partition(",")[0] for kind in dialect.tables} <= variants
-        assert all(dialect.tables.values())
+        variants = {one.operation for one in dialect.endpoints if one.task == "generate"}
+        assert {kind.partition(",")[0] for kind in dialect.param_tables} <= variants
+        assert all(dialect.param_tables.values())
 
 
 ROWS: list[tuple[dict[str, Any], tuple[str, ...]]] = [
@@ -126,11 +126,13 @@ class Narrow:
     carries: Mapping[str, Carry] = {
         "n": Carry("n", 1, 8),
         "priority": Carry("p", reason="approximated"),
-        "sampling.top_k": Carry("k", low=1),
-        "stopping.min_tokens": Carry("m", high=5),
+        "sampling.top_k": Carry("k", minimum=1),
+        "stopping.min_tokens": Carry("m", maximum=5),
     }
 
-    def losses(self, request: Request, names: Mapping[str, str]) -> tuple[Loss, ...]:
+    def unsupported_parameters(
+        self, request: Request, names: Mapping[str, str]
+    ) -> tuple[Loss, ...]:
         prompts = isinstance(request, GenerateRequest) and request.kind == "completion"
         return losses(request, {} if prompts else self.carries, names)
 
@@ -146,7 +148,7 @@ FATES = {
 
 def test_what_becomes_of_a_field() -> None:
     dialects = Dialects(DIALECTS)
-    spoken = [ProtocolProfiles("ovms", {"2026": dialects.make("ovms", None, {})})]
+    spoken = [ProtocolProfiles("ovms", {"2026": dialects.create_adapter("ovms", None, {})})]
     text, vectors = worker_tables(spoken, {"narrow": Narrow()}).split("### Embeddings")
 
     told = {cells[1]: cells[-2] for cells in map(cells_of, text.splitlines()) if len(cells) > 2}
@@ -171,7 +173,9 @@ def test_each_error_is_told_by_each_dialect(pages: Mapping[str, str]) -> None:
 
 def test_a_text_with_marks_of_code_stays_one() -> None:
     dialects = Dialects(DIALECTS)
-    page = errors_page([ProtocolProfiles("openai", {"openai": dialects.make("openai", None, {})})])
+    page = errors_page(
+        [ProtocolProfiles("openai", {"openai": dialects.create_adapter("openai", None, {})})]
+    )
 
     assert '| `VersionNotFound` | 404 | `` {"error":{"message":"The model `MODEL`' in page
 

@@ -11,7 +11,7 @@ PAGE = (Path(__file__).parents[2] / "docs" / "howto" / "reload.md").read_text("u
 
 def test_every_metric_of_reloads_is_told_of() -> None:
     reloads = Reloads("hash", lambda: 0.0)
-    reloads.tell(Told("hash"))
+    reloads.record_reload(Told("hash"))
     counted = {sample.name for family in reloads.collect() for sample in family.samples}
     told = set(re.findall(r"^\| `(\w+)", PAGE, re.MULTILINE)) & counted
     assert {name for name in counted if not name.endswith("_created")} == told

@@ -112,12 +112,12 @@ def pool_of(app: App) -> PoolBackend:
 
 def reports(front: Running) -> Sequence[WorkerReport]:
     """How the gateway thinks of its workers, in their order."""
-    return pool_of(front.app).snapshot()
+    return pool_of(front.app).report_workers()
 
 
 def waiting(front: Running) -> int:
     """How many requests wait for a place at a worker."""
-    return pool_of(front.app)._roster.waiting
+    return pool_of(front.app)._workers.queue_length
 
 
 async def until(true: Callable[[], object], seconds: float = 5.0) -> None:

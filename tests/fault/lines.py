@@ -67,16 +67,18 @@ class Lines:
     """A WorkerDialect."""
 
     name = "lines"
-    probe = WireRequest("/health", b"", method="GET")
+    health_request = WireRequest("/health", b"", method="GET")
 
-    def losses(self, request: Request, names: Mapping[str, str]) -> tuple[Loss, ...]:
+    def unsupported_parameters(
+        self, request: Request, names: Mapping[str, str]
+    ) -> tuple[Loss, ...]:
         return (Loss("seed", "dropped"),)
 
-    def encode(self, request: Request) -> WireRequest:
+    def encode_request(self, request: Request) -> WireRequest:
         headers = (("Content-Type", "application/json"), ("X-Secret", "never sent"))
         return WireRequest("/say?to=me", msgspec.json.encode({"model": request.model}), headers)
 
-    def decoder(self, request: Request) -> Decoder:
+    def create_decoder(self, request: Request) -> Decoder:
         return LineDecoder()
 
     def read_error(self, status: int, headers: Mapping[str, str], body: bytes) -> GatewayError:
@@ -133,7 +135,7 @@ async def heard(
 ) -> list[Event]:
     """Every event of the answer; ``into`` keeps those that came before an error."""
     events: list[Event] = [] if into is None else into
-    async with aclosing(backend.answer(request, context())) as batches:
+    async with aclosing(backend.stream(request, context())) as batches:
         async for batch in batches:
             events += batch
     return events
@@ -150,7 +152,7 @@ async def poured(
         events.extend(batch)
         return True
 
-    async with aclosing(backend.pour(request, context(), take)) as batches:
+    async with aclosing(backend.stream_to(request, context(), take)) as batches:
         async for batch in batches:
             events += batch
     return events
@@ -161,7 +163,7 @@ async def gathered(
 ) -> list[Event]:
     """As ``heard``, by one who wants all of it together: nothing comes before an error."""
     events: list[Event] = [] if into is None else into
-    for data, batch in await backend.gather(request, context()):
+    for data, batch in await backend.collect(request, context()):
         assert data is None
         events += batch
     return events

@@ -66,7 +66,7 @@ class Roll(Struct, frozen=True):
 @asynccontextmanager
 async def gateway(text: str, records: list[Record]) -> AsyncIterator[tuple[App, int]]:
     """A gateway of this configuration, and its port."""
-    outside = replace(surroundings(), observe=records.append)
+    outside = replace(surroundings(), observe_request=records.append)
     app = App(load(text, "rolling.yaml", env=os.environ), outside)
     [url, *_] = await app.start()
     try:
@@ -117,7 +117,7 @@ async def _round(crew: Sequence[WorkerProcess], pool: PoolBackend, number: int) 
         assert status == 0, f"the worker ended with {status}"
         await one.start()
         await _up(one)
-        await until(lambda: all(it.state == "up" for it in pool.snapshot()), 10.0)
+        await until(lambda: all(it.state == "up" for it in pool.report_workers()), 10.0)
         await asyncio.sleep(BETWEEN)
 
 

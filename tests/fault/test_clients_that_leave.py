@@ -51,7 +51,7 @@ async def test_a_cancelled_request_closes_the_connection(
 
 async def take_one(backend: PoolBackend) -> None:
     """Read one batch and close the generator, as a consumer that fails does."""
-    batches = backend.answer(STREAMED, context())
+    batches = backend.stream(STREAMED, context())
     assert text(await anext(batches)) == "Hello"
     await batches.aclose()
 
@@ -67,7 +67,7 @@ async def test_a_closed_generator_closes_the_connection() -> None:
 
 async def test_a_generator_that_never_ran_asks_nobody() -> None:
     async with ScriptedWorker(GOOD) as worker, pool(worker.url) as backend:
-        await backend.answer(STREAMED, context()).aclose()
+        await backend.stream(STREAMED, context()).aclose()
 
     assert worker.connections == 0
 
@@ -79,7 +79,7 @@ BIG = GenerateRequest(model="x" * (32 << 20), kind="completion", stream=True)
 async def sockets_closed(upstream: HttpUpstream) -> None:
     """Waits until no connection of the client is open any more. Raises TimeoutError."""
     for _ in range(200):
-        if not any(home.busy for home in upstream._homes.values()):
+        if not any(home.is_busy for home in upstream._host_pools.values()):
             return
         await asyncio.sleep(0.01)
     raise TimeoutError

@@ -118,7 +118,7 @@ async def test_fault_15_requests_go_to_the_new_worker_and_old_streams_end_well(
         ScriptedWorker([chunked(say("new"), b"end\n")], listener=second) as new,
         pool() as backend,
     ):
-        discovery = Discovery("gpu", [], [source], backend.replace, sleep=Pauses())
+        discovery = Discovery("gpu", [], [source], backend.replace_workers, sleep=Pauses())
         await discovery.start()
         running = asyncio.get_running_loop().create_task(heard(backend))
         await old.until_asked()
@@ -163,7 +163,7 @@ async def test_fault_16_the_last_good_set_is_kept_and_the_failures_are_counted(
 
         assert list(discovery.workers) == known
         assert len(pool.sets) == 1
-        assert discovery.failing
+        assert discovery.source_errors
 
         stub.fault = None
         for name in ("w.local", "a.w.local"):
@@ -171,7 +171,7 @@ async def test_fault_16_the_last_good_set_is_kept_and_the_failures_are_counted(
         await until(lambda: len(pool.sets) == 2)
 
     assert pool.sets[1] == ["http://127.0.0.9:8000"]
-    assert discovery.failing == []
+    assert discovery.source_errors == []
 
 
 async def test_fault_16_a_nameserver_that_is_not_there_keeps_nobody_waiting(
@@ -185,7 +185,7 @@ async def test_fault_16_a_nameserver_that_is_not_there_keeps_nobody_waiting(
     await discovery.start()
 
     assert discovery.failures == 1
-    assert "can't be asked" in discovery.failing[0]
+    assert "can't be asked" in discovery.source_errors[0]
     assert len(discovery.workers) == 1
     await discovery.aclose()
 
@@ -208,7 +208,7 @@ async def test_a_failure_says_what_was_wrong(stub: StubNameserver, fault: Fault,
     patience = 0.05 if said == "does not answer" else 5.0
 
     with pytest.raises(DiscoveryFailed, match=f"A of w.local: .*{said}"):
-        await Nameservers(stub.address, patience=patience).ask("w.local", "A")
+        await Nameservers(stub.address, patience=patience).query("w.local", "A")
 
     assert stub.asked.count(("A", "w.local")) >= 2
 
@@ -216,9 +216,9 @@ async def test_a_failure_says_what_was_wrong(stub: StubNameserver, fault: Fault,
 async def test_strays_and_doubles_do_not_matter(stub: StubNameserver) -> None:
     stub.strays = True
 
-    answer = await Nameservers(stub.address).ask("w.local", "A")
+    answer = await Nameservers(stub.address).query("w.local", "A")
 
-    assert [one.value for one in answer.found] == ["127.0.0.1", "127.0.0.2"]
+    assert [one.value for one in answer.records] == ["127.0.0.1", "127.0.0.2"]
 
 
 async def test_what_comes_after_the_answer_does_not_matter(stub: StubNameserver) -> None:
@@ -230,16 +230,16 @@ async def test_what_comes_after_the_answer_does_not_matter(stub: StubNameserver)
         one.datagram_received(data, None)
     one.error_received(ConnectionRefusedError())
 
-    assert len((await answer).found) == 2
+    assert len((await answer).records) == 2
 
 
 async def test_an_answer_too_long_for_a_datagram_comes_over_tcp(stub: StubNameserver) -> None:
     many = [f"127.0.{n // 250}.{n % 250 + 1}" for n in range(600)]
     stub.zone["A", "w.local"] = [(30, one) for one in many]
 
-    answer = await Nameservers(stub.address).ask("w.local", "A")
+    answer = await Nameservers(stub.address).query("w.local", "A")
 
-    assert [one.value for one in answer.found] == many
+    assert [one.value for one in answer.records] == many
     assert stub.over_tcp == [("A", "w.local")]
 
 
@@ -248,21 +248,21 @@ async def test_a_nameserver_that_hangs_up_over_tcp_is_a_failure(stub: StubNamese
     await stub.hang_up()
 
     with pytest.raises(DiscoveryFailed, match="can't be asked"):
-        await Nameservers(stub.address).ask("w.local", "A")
+        await Nameservers(stub.address).query("w.local", "A")
 
 
 async def test_an_old_nameserver_is_asked_in_its_own_way(stub: StubNameserver) -> None:
     stub.extended = False
 
-    answer = await Nameservers(stub.address).ask("w.local", "A")
+    answer = await Nameservers(stub.address).query("w.local", "A")
 
-    assert len(answer.found) == 2
+    assert len(answer.records) == 2
 
 
 async def test_a_name_that_does_not_exist_is_settled_by_one_answer(stub: StubNameserver) -> None:
-    answer = await Nameservers(stub.address).ask("nobody.local", "A")
+    answer = await Nameservers(stub.address).query("nobody.local", "A")
 
-    assert "no such name" in answer.why
+    assert "no such name" in answer.error_text
     assert len(stub.asked) == 1
 
 
@@ -270,7 +270,7 @@ async def test_the_systems_nameservers_are_asked_in_their_order(tmp_path: Path) 
     conf = tmp_path / "resolv.conf"
     conf.write_text("# nobody\nsearch local\nnameserver\nnameserver 127.0.0.1\nnameserver ::1\n")
 
-    servers = Nameservers(system=conf)._servers()
+    servers = Nameservers(system=conf)._list_servers()
 
     assert servers == [("127.0.0.1", 53), ("::1", 53)]
 
@@ -284,4 +284,4 @@ async def test_without_a_nameserver_there_is_nobody_to_ask(
         conf.write_text(text)
 
     with pytest.raises(DiscoveryFailed, match="no nameserver"):
-        await Nameservers(system=conf).ask("w.local", "A")
+        await Nameservers(system=conf).query("w.local", "A")

@@ -123,14 +123,14 @@ async def test_fault_47_one_that_drains_does_so_after_a_reload_until_it_is_told_
     here = {"address": "127.0.0.1:0", "dialects": ["openai"]}
     front = await serve(written(admin=None))
     both = written(admin=None, listeners=[here, here]).encode()
-    front.app.drain()
-    await front.app.take(loaded(both, "g.yaml", env={}, insecure=False))
+    front.app.set_draining()
+    await front.app.apply_config(loaded(both, "g.yaml", env={}, insecure=False))
 
     async def told() -> list[tuple[int, bool]]:
         async with unkept() as new:
-            answers = [await new.get(f"{url}/health") for url in front.app.urls.values()]
+            answers = [await new.get(f"{url}/health") for url in front.app.listener_urls.values()]
         return [(one.status_code, "close" in one.headers.get("connection", "")) for one in answers]
 
     assert await told() == [(503, True)] * 2
-    front.app.drain(on=False)
+    front.app.set_draining(on=False)
     assert await told() == [(200, False)] * 2

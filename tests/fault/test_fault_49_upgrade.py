@@ -85,7 +85,7 @@ async def test_fault_49_an_heir_that_fails_changes_nothing(tmp_path: Path) -> No
             with pytest.raises(AssertionError, match="can't listen"):
                 await line.start()
         with Inherited(str(tmp_path / "handover")) as heir:
-            [taken] = heir.take(("127.0.0.1:0", 0))
+            [taken] = heir.take_sockets(("127.0.0.1:0", 0))
             taken.close()
         assert old.process.poll() is None
         for _ in range(5):

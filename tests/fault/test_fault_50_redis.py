@@ -167,8 +167,8 @@ REFUSED: dict[Policy, int] = {"local": 429, "open": 200, "closed": 503}
 
 
 def store_of(front: Running) -> Store:
-    assert front.app._lending is not None
-    return front.app._lending._store
+    assert front.app._shared_limits is not None
+    return front.app._shared_limits._store
 
 
 async def statuses(front: Running, times: int) -> Counter[int]:
@@ -225,7 +225,7 @@ async def test_nobody_waits_for_one_that_never_answers(
             asked.set()
             await asyncio.Event().wait()
 
-        monkeypatch.setattr(store_of(front), "lease", never)
+        monkeypatch.setattr(store_of(front), "request_leases", never)
         await asking(front, asked.is_set)
         assert await statuses(front, 20) == {200: 20}
         monkeypatch.undo()

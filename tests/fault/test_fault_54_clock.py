@@ -45,7 +45,12 @@ async def gateway(text: str, wall: Wall) -> AsyncIterator[Running]:
     """A gateway that has no other."""
     records: list[Any] = []
     accounts = Accounts(time.monotonic, wall.now)
-    outside = replace(surroundings(), observe=records.append, now=wall.now, accounts=accounts)
+    outside = replace(
+        surroundings(),
+        observe_request=records.append,
+        wall_clock=wall.now,
+        counter_registry=accounts,
+    )
     app = App(load(text, "clock.yaml", env=os.environ), outside)
     [url, *_] = await app.start()
     try:

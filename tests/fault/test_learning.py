@@ -30,16 +30,16 @@ class Curious(Lines):
     def __init__(self) -> None:
         self.known: dict[str, Sequence[bytes | None]] = {}
 
-    def questions(self, model: str) -> Sequence[WireRequest]:
+    def metadata_requests(self, model: str) -> Sequence[WireRequest]:
         return [WireRequest(f"/{model}/{what}", b"", method="GET") for what in ("size", "kind")]
 
-    def learn(self, model: str, answers: Sequence[bytes | None]) -> int | None:
+    def load_metadata(self, model: str, answers: Sequence[bytes | None]) -> int | None:
         self.known[model] = answers
         size, _ = answers
         takes: int | None = msgspec.json.decode(size)["takes"] if size else None
         return takes
 
-    def encode(self, request: Request) -> WireRequest:
+    def encode_request(self, request: Request) -> WireRequest:
         known = "known" if request.model in self.known else "unknown"
         return WireRequest(f"/say/{known}", b"{}")
 
@@ -56,7 +56,7 @@ async def test_the_first_request_waits_until_its_model_is_known() -> None:
     ):
         for _ in range(2):
             assert text(await heard(backend)) == "Hello"
-        assert backend.snapshot()[0].limit == 3
+        assert backend.report_workers()[0].limit == 3
 
     assert paths(worker) == ["/m/size", "/m/kind", "/say/known", "/say/known"]
     assert worker.requests[0].headers["authorization"] == "Bearer s3cret"
@@ -95,7 +95,7 @@ async def test_that_nobody_tells_is_no_error_and_not_asked_at_every_request() ->
     ):
         for _ in range(3):
             assert text(await heard(backend)) == "Hello"
-        assert backend.snapshot()[0].limit is None
+        assert backend.report_workers()[0].limit is None
 
     assert paths(worker) == ["/m/size", "/m/kind", *["/say/unknown"] * 3]
 
@@ -130,12 +130,12 @@ async def test_made_up_names_do_not_fill_the_memory() -> None:
         ScriptedWorker([TOLD]) as worker,
         pool(worker.url, dialect=dialect) as backend,
     ):
-        learner = backend._learner
+        learner = backend._metadata_cache
         assert learner is not None
         for number in range(1100):
-            learner._remember(f"m{number}", 0.0)
+            learner._store_expiry(f"m{number}", 0.0)
 
-        assert len(learner._until) == 1024
+        assert len(learner._valid_until) == 1024
 
 
 async def test_a_probe_that_is_good_asks_before_any_request() -> None:
@@ -145,7 +145,7 @@ async def test_a_probe_that_is_good_asks_before_any_request() -> None:
         pool(worker.url, dialect=dialect, probe=OFTEN, models=("m",)) as backend,
     ):
         await worker.until_asked(6)
-        assert backend.snapshot()[0].limit == 3
+        assert backend.report_workers()[0].limit == 3
 
     assert dialect.known.keys() == {"m"}
     assert paths(worker)[:3] == ["/health", "/m/size", "/m/kind"]
@@ -160,11 +160,11 @@ async def test_a_worker_that_was_down_is_asked_again() -> None:
         pool(worker.url, dialect=Curious(), probe=OFTEN, models=("m",), health=health) as backend,
     ):
         await worker.until_asked(9)
-        await until(lambda: backend.snapshot()[0].limit == 7)
+        await until(lambda: backend.report_workers()[0].limit == 7)
 
 
 class Failing(Curious):
-    def questions(self, model: str) -> Sequence[WireRequest]:
+    def metadata_requests(self, model: str) -> Sequence[WireRequest]:
         raise ZeroDivisionError
 
 

@@ -81,17 +81,17 @@ async def test_a_stream_and_a_whole_answer_mean_the_same() -> None:
             answers.append(fold.result())
 
     assert [one.choices[0].text for one in answers] == ["Hello", "Hello"]
-    assert [one.choices[0].reason for one in answers] == ["eos", "eos"]
+    assert [one.choices[0].finish_reason for one in answers] == ["eos", "eos"]
     assert answers[1].usage == Usage(1, 1)
 
 
 async def test_only_what_a_worker_need_know_is_sent() -> None:
     async with ScriptedWorker([whole(ANSWER)]) as worker, backend(worker) as pool:
         who = context(traceparent="00-" + "a" * 32 + "-" + "b" * 16 + "-01")
-        async for _ in pool.answer(UNARY, who):
+        async for _ in pool.stream(UNARY, who):
             pass
         odd = replace(who, id="bad id\r\nx: y", traceparent=None)
-        async for _ in pool.answer(UNARY, odd):
+        async for _ in pool.stream(UNARY, odd):
             pass
 
     first, second = worker.requests
@@ -148,7 +148,7 @@ async def test_the_end_is_told_at_once_though_the_body_goes_on() -> None:
     ):
         events: list[Event] = []
         async with asyncio.timeout(0.5):
-            async for batch in pool.answer(STREAMED, context()):
+            async for batch in pool.stream(STREAMED, context()):
                 events += batch
                 if isinstance(events[-1], Done):
                     break

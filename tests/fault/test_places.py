@@ -120,7 +120,7 @@ async def test_waiting_ends_in_time() -> None:
             task.cancel()
             await asyncio.gather(task, return_exceptions=True)
 
-    assert caught.value.which == "queue"
+    assert caught.value.phase == "queue"
 
 
 async def test_a_client_that_leaves_the_queue_costs_no_place() -> None:
@@ -137,7 +137,7 @@ async def test_a_client_that_leaves_the_queue_costs_no_place() -> None:
                 await asyncio.sleep(0.001)
         await asyncio.gather(*tasks, return_exceptions=True)
         answers = await asyncio.gather(*start(backend, 6))
-        assert [member.in_flight for member in backend._roster._members] == [0]
+        assert [member.in_flight for member in backend._workers._workers] == [0]
 
     outcomes = Counter(task.cancelled() for task in tasks)
     assert outcomes[True] > 10
@@ -194,7 +194,7 @@ async def test_of_one_key_all_is_one_session_where_nothing_else_is_said() -> Non
         pool(a.url, b.url, policy="session") as backend,
     ):
         for _ in range(6):
-            async for _ in backend.answer(STREAMED, context(principal="web")):
+            async for _ in backend.stream(STREAMED, context(principal="web")):
                 pass
 
     assert {a.asked, b.asked} == {0, 6}
@@ -232,11 +232,11 @@ async def test_a_worker_that_is_taken_away_finishes_what_it_has() -> None:
     ):
         [task] = start(backend, 1)
         await old.until_asked()
-        backend.replace([Worker(new.url)])
+        backend.replace_workers([Worker(new.url)])
         for _ in range(3):
             await heard(backend)
         gate.set()
 
         assert text(await task) == "Hello"
-        assert [one.url for one in backend.snapshot()] == [new.url]
+        assert [one.url for one in backend.report_workers()] == [new.url]
     assert (old.asked, new.asked) == (1, 3)

@@ -22,7 +22,7 @@ STRICT = HealthSettings(fall=2, rise=2, slow_start=0.0)
 
 
 def state(backend: PoolBackend, position: int = 0) -> str:
-    return backend.snapshot()[position].state
+    return backend.report_workers()[position].state
 
 
 async def test_a_probe_is_the_dialects_with_the_workers_own_key() -> None:
@@ -92,20 +92,20 @@ async def test_probes_follow_the_set_of_workers() -> None:
         pool(a.url, probe=OFTEN) as backend,
     ):
         await a.until_asked()
-        backend.replace([Worker(b.url)])
+        backend.replace_workers([Worker(b.url)])
         await b.until_asked(2)
         await asyncio.sleep(0.1)
         asked = a.asked
         await b.until_asked(b.asked + 5)
 
         assert a.asked == asked
-        assert [one.url for one in backend.snapshot()] == [b.url]
+        assert [one.url for one in backend.report_workers()] == [b.url]
 
 
 async def test_a_set_that_changes_before_the_start_is_probed_from_the_start() -> None:
     async with ScriptedWorker(WELL) as worker, pool(probe=OFTEN) as backend:
         assert not backend.ready
-        backend.replace([Worker(worker.url)])
+        backend.replace_workers([Worker(worker.url)])
         await worker.until_asked()
         assert backend.ready
 
@@ -204,15 +204,15 @@ async def test_a_pool_is_warm_when_each_worker_was_probed_once() -> None:
             ScriptedWorker(WELL) as worker,
             pool(worker.url, hangs, probe=slow) as backend,
         ):
-            warm = asyncio.get_running_loop().create_task(backend.warm())
+            warm = asyncio.get_running_loop().create_task(backend.warm_up())
             await worker.until_asked(1)
             await asyncio.sleep(0.05)
             assert not warm.done()
-            backend.replace([Worker(worker.url)])
+            backend.replace_workers([Worker(worker.url)])
             async with asyncio.timeout(5):
                 await warm
 
 
 async def test_a_pool_without_probes_is_warm_at_once() -> None:
     async with pool("http://127.0.0.1:9", probe=None) as backend, asyncio.timeout(1):
-        await backend.warm()
+        await backend.warm_up()

@@ -130,7 +130,7 @@ async def test_tries_have_one_deadline_together() -> None:
         with pytest.raises(DeadlineExceeded) as caught:
             await heard(backend)
 
-    assert caught.value.which == "total"
+    assert caught.value.phase == "total"
     assert (a.asked, b.asked) == (1, 1)
 
 
@@ -170,7 +170,7 @@ async def test_a_worker_that_errs_for_the_clients_sake_stays() -> None:
             with pytest.raises(WorkerFailed):
                 await heard(backend)
 
-        assert [one.state for one in backend.snapshot()] == ["up"]
+        assert [one.state for one in backend.report_workers()] == ["up"]
 
 
 async def test_a_client_that_leaves_says_nothing_of_a_worker() -> None:
@@ -182,8 +182,8 @@ async def test_a_client_that_leaves_says_nothing_of_a_worker() -> None:
             task.cancel()
             await asyncio.gather(task, return_exceptions=True)
 
-        assert [one.state for one in backend.snapshot()] == ["up"]
-        assert [one.in_flight for one in backend.snapshot()] == [0]
+        assert [one.state for one in backend.report_workers()] == ["up"]
+        assert [one.in_flight for one in backend.report_workers()] == [0]
 
 
 async def test_the_time_to_the_first_token_is_known() -> None:
@@ -193,19 +193,19 @@ async def test_the_time_to_the_first_token_is_known() -> None:
     async with (
         ScriptedWorker(reply) as worker,
         pool(worker.url, clock=lambda: now[0]) as backend,
-        aclosing(backend.answer(STREAMED, context())) as batches,
+        aclosing(backend.stream(STREAMED, context())) as batches,
     ):
         first = asyncio.get_running_loop().create_task(anext(batches))
         await worker.until_asked()
         now[0] += 3.0
         begin.set()
         await first
-        assert backend.snapshot()[0].latency == 3.0
+        assert backend.report_workers()[0].latency == 3.0
         now[0] += 0.5
         go_on.set()
         async for _ in batches:
             pass
-        latency = backend.snapshot()[0].latency
+        latency = backend.report_workers()[0].latency
 
     assert latency is not None
     assert latency <= 3.0, "what comes after the first token is another matter"
@@ -215,4 +215,4 @@ async def test_a_whole_text_tells_nothing_of_the_first_token() -> None:
     async with ScriptedWorker([whole(say("Hello") + b"end\n")]) as worker, pool(worker.url) as one:
         await heard(one, UNARY)
 
-        assert one.snapshot()[0].latency is None
+        assert one.report_workers()[0].latency is None

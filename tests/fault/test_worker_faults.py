@@ -193,7 +193,7 @@ class Curt(LineDecoder):
 
 
 class Briefly(Lines):
-    def decoder(self, request: Request) -> Decoder:
+    def create_decoder(self, request: Request) -> Decoder:
         return Curt()
 
 
@@ -211,7 +211,7 @@ async def test_a_consumer_that_stops_reading_stops_the_worker() -> None:
     flood: Reply = [CHUNKED, *[line] * 20_000, chunk(b"end\n"), END]
     async with ScriptedWorker(flood) as worker, pool(worker.url) as backend:
         taken = 0
-        async with aclosing(backend.answer(STREAMED, context())) as batches:
+        async with aclosing(backend.stream(STREAMED, context())) as batches:
             async for batch in batches:
                 if not taken:
                     await asyncio.sleep(0.3)
@@ -236,7 +236,7 @@ async def test_one_who_takes_no_more_at_once_gets_the_rest_later() -> None:
     async with (
         ScriptedWorker(script) as worker,
         pool(worker.url) as backend,
-        aclosing(backend.pour(STREAMED, context(), take)) as batches,
+        aclosing(backend.stream_to(STREAMED, context(), take)) as batches,
     ):
         first, *empty, last = [batch async for batch in batches]
 
@@ -253,10 +253,10 @@ async def test_what_went_wrong_in_the_taking_is_not_the_worker_s_fault() -> None
     script: Reply = [CHUNKED + SAYS, 0.05, SAYS, HANG]
     async with ScriptedWorker(script) as worker, pool(worker.url) as backend:
         with pytest.raises(LookupError):
-            async for _ in backend.pour(STREAMED, context(), take):
+            async for _ in backend.stream_to(STREAMED, context(), take):
                 pass
         await worker.until_left()
-        [report] = backend.snapshot()
+        [report] = backend.report_workers()
 
     assert (report.state, report.error, report.in_flight) == ("up", "", 0)
 
@@ -292,7 +292,7 @@ async def test_fault_02_05_a_silent_worker_is_left(case: Silent, hear: Hear) -> 
             await hear(backend, into=events)
         await worker.until_left()
 
-    assert caught.value.which == case.which
+    assert caught.value.phase == case.which
     assert text(events) == ("" if hear is gathered else case.said)
 
 
@@ -304,7 +304,7 @@ async def test_the_deadline_ends_everything(asked: GenerateRequest) -> None:
             await heard(backend, asked)
         await worker.until_left()
 
-    assert caught.value.which == "total"
+    assert caught.value.phase == "total"
 
 
 @every_way
@@ -326,7 +326,7 @@ async def test_a_slow_consumer_is_no_silent_worker() -> None:
     async with (
         ScriptedWorker(reply) as worker,
         pool(worker.url, timeouts=HASTY) as backend,
-        aclosing(backend.answer(STREAMED, context())) as batches,
+        aclosing(backend.stream(STREAMED, context())) as batches,
     ):
         async for batch in batches:
             events += batch

@@ -26,7 +26,7 @@ Front = native.Front | reference.Front
 FRONTS: dict[str, type[Front]] = {"native": native.Front, "reference": reference.Front}
 Talk = tuple[asyncio.StreamReader, asyncio.StreamWriter]
 LIMIT = 1 << 20
-LIMITS = Limits(header=8190, connections=50)
+LIMITS = Limits(max_header_size=8190, max_connections=50)
 DIFFERS = {
     "line GET / HTTP/2.0": "answers any version",
     "line GET /": "takes it for HTTP/0.9",
@@ -75,14 +75,14 @@ class Seen:
 
 
 def _send(sink: Sink, reply: Reply) -> None:
-    sink.whole(reply.status, reply.headers, reply.body)
+    sink.send_response(reply.status, reply.headers, reply.body)
 
 
 async def _stream(sink: Sink) -> None:
     sink.start(200, (("Content-Type", "text/event-stream"),))
     for n in range(3):
         sink.write(b"data: %d\n\n" % n)
-        if sink.pressure:
+        if sink.needs_drain:
             await sink.drain()
     sink.finish()
 
@@ -264,7 +264,7 @@ async def refused(port: int) -> bool:
 @pytest.mark.parametrize("name", FRONTS)
 async def test_past_its_number_a_connection_is_closed(name: str) -> None:
     async with front(name) as (port, seen, made), opened(port) as (reader, writer):
-        made.limit(replace(LIMITS, connections=1))
+        made.limit(replace(LIMITS, max_connections=1))
         writer.write(b"GET /hold HTTP/1.1\r\nHost: a\r\n\r\n")
         await seen.arrived.wait()
         assert await refused(port)
@@ -276,7 +276,7 @@ async def test_past_its_number_a_connection_is_closed(name: str) -> None:
 async def test_past_its_addresss_number_a_connection_is_closed(name: str) -> None:
     """Those that have ended don't count."""
     async with front(name) as (port, _, made):
-        made.limit(replace(LIMITS, per_address=2))
+        made.limit(replace(LIMITS, max_per_address=2))
         async with opened(port) as first, opened(port) as second:
             assert b"200 OK" in await asked(first, "/a")
             assert b"200 OK" in await asked(second, "/a")
@@ -290,7 +290,7 @@ async def test_past_its_addresss_number_a_connection_is_closed(name: str) -> Non
 async def test_who_waited_longest_makes_room_and_who_is_at_work_does_not() -> None:
     """In ours; a head that has begun to come does not count as work."""
     async with front("native") as (port, seen, made), AsyncExitStack() as stack:
-        made.limit(replace(LIMITS, connections=4))
+        made.limit(replace(LIMITS, max_connections=4))
         idle, begun, busy, used = [await stack.enter_async_context(opened(port)) for _ in range(4)]
         begun[1].write(b"GET / HT")
         busy[1].write(b"GET /hold HTTP/1.1\r\nHost: a\r\n\r\n")
@@ -358,7 +358,7 @@ async def test_one_that_takes_too_long_is_told_or_let_go() -> None:
     """Ours alone has a time for each thing that a client may dawdle over."""
     async with front("native") as (port, seen, made):
         assert isinstance(made, native.Front)
-        made.limits = replace(made.limits, head=0.2, body=0.2, idle=0.2)
+        made.limits = replace(made.limits, header_timeout=0.2, body_timeout=0.2, idle_timeout=0.2)
         slow = [b"GET / HT", b"POST / HTTP/1.1\r\nHost: a\r\nContent-Length: 4\r\n\r\nab", b""]
         async with asyncio.TaskGroup() as tasks:
             said = [tasks.create_task(until_end(port, one)) for one in slow]
@@ -384,7 +384,7 @@ async def test_a_slow_reader_holds_up_only_itself() -> None:
         sink.start(200, ())
         for _ in range(400):
             sink.write(b"x" * (1 << 16))
-            if sink.pressure:
+            if sink.needs_drain:
                 await sink.drain()
             written += 1
         sink.finish()

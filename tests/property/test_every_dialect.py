@@ -122,14 +122,14 @@ def held_to_its_word(dialect: Dialect, sent: Call) -> None:
     refused = None
     try:
         dialect.peek(sent)
-        request = dialect.decode(sent)
+        request = dialect.decode_request(sent)
         assert isinstance(request, GenerateRequest | EmbedRequest)
-        dialect.names(sent)
+        dialect.field_names(sent)
     except errors.GatewayError as error:
         refused = error
     if refused is not None:
-        assert refused.blame == "client", refused
-        assert dialect.refuse(refused, sent).status >= 400
+        assert refused.origin == "client", refused
+        assert dialect.encode_error(refused, sent).status >= 400
 
 
 # --- what may go wrong ----------------------------------------------------------------------------
@@ -198,7 +198,7 @@ def test_every_error_can_be_told(dialect: Dialect, error: errors.GatewayError) -
     bodies = (b"", b"{}", b'{"stream":true,"text_input":"x","messages":[]}')
     calls = [None, *(call(one, body) for one in dialect.endpoints for body in bodies)]
     for sent in calls:
-        reply = dialect.refuse(error, sent)
+        reply = dialect.encode_error(error, sent)
 
         assert reply.status >= 400 or sent is not None
         names = [name.lower() for name, _ in reply.headers]
@@ -230,7 +230,7 @@ def answerable(dialect: Dialect) -> Iterator[tuple[Call, GenerateRequest]]:
             body = {"model": "m", "max_tokens": 9, field: MINIMAL[field]}
             sent = call(endpoint, msgspec.json.encode(body))
             try:
-                request = dialect.decode(sent)
+                request = dialect.decode_request(sent)
             except errors.ClientError:
                 continue
             if isinstance(request, GenerateRequest):
@@ -253,14 +253,14 @@ def test_all_of_the_text_is_in_the_answer_streamed_or_whole(
     fold.add(events)
     whole = "".join(texts)
     for sent, request in answerable(dialect):
-        encoder = dialect.encoder(sent, request, ABOUT)
-        reply = encoder.whole(fold.result())
+        encoder = dialect.create_encoder(sent, request, ABOUT)
+        reply = encoder.encode_unary(fold.result())
         assert reply.status == 200
         assert whole in said(reply.body)
 
-        streamed = dialect.encoder(sent, request, ABOUT)
+        streamed = dialect.create_encoder(sent, request, ABOUT)
         batches = [events[i : i + cuts] for i in range(0, len(events), cuts)]
-        wire = b"".join(streamed.write(batch) for batch in batches)
+        wire = b"".join(streamed.encode_events(batch) for batch in batches)
         assert whole in said(wire)
 
 

@@ -103,11 +103,11 @@ requests = st.builds(
 def test_what_is_not_reported_as_lost_survives_the_round_trip(
     dialect: BothWays, request: GenerateRequest
 ) -> None:
-    wire = dialect.encode(request)
+    wire = dialect.encode_request(request)
     names = {path: path for path in wishes(request)}
-    lost = {loss.field for loss in dialect.losses(request, names)}
+    lost = {loss.field for loss in dialect.unsupported_parameters(request, names)}
 
-    got = dialect.decode(received(dialect, wire))
+    got = dialect.decode_request(received(dialect, wire))
 
     assert isinstance(got, GenerateRequest)
     assert (got.model, got.stream) == ("w", request.stream)
@@ -135,13 +135,13 @@ def test_a_stream_survives_any_packet_boundaries(
     request = GenerateRequest(
         model="m", kind="chat", messages=(Message("user", (TextPart("x"),)),), stream=True, n=n
     )
-    if any(loss.path == "n" for loss in dialect.losses(request, {})):
+    if any(loss.path == "n" for loss in dialect.unsupported_parameters(request, {})):
         request, n = msgspec.structs.replace(request, n=None), 1
     sent: list[Event] = [Text(one, index) for one in texts for index in range(n)]
     sent += [*(End("eos", index) for index in range(n)), Usage(3, len(texts) * n), Done()]
     wire = stream(dialect, request, sent).replace(b"\n", newline)
 
-    decoder = dialect.decoder(request)
+    decoder = dialect.create_decoder(request)
     fold = Fold()
     for i in range(0, len(wire), size):
         fold.add(decoder.feed(wire[i : i + size]))
@@ -149,7 +149,7 @@ def test_a_stream_survives_any_packet_boundaries(
 
     answer = fold.result()
     assert [choice.text for choice in answer.choices] == ["".join(texts)] * n
-    assert {choice.reason for choice in answer.choices} <= {"eos", "stop", "unknown"}
+    assert {choice.finish_reason for choice in answer.choices} <= {"eos", "stop", "unknown"}
 
 
 ENDING_WITH_THE_BODY = {"triton-trtllm", "triton-plain"}
@@ -168,7 +168,7 @@ def test_a_stream_that_is_cut_anywhere_is_never_taken_for_whole(
     )
     begun = stream(dialect, request, [*map(Text, texts)])
     wire = begun[: int(share * len(begun))]
-    decoder = dialect.decoder(request)
+    decoder = dialect.create_decoder(request)
 
     seen = [*decoder.feed(wire)] if wire else []
     with pytest.raises(WorkerError):
@@ -179,13 +179,13 @@ def test_a_stream_that_is_cut_anywhere_is_never_taken_for_whole(
 
 def stream(dialect: BothWays, request: GenerateRequest, events: list[Event]) -> bytes:
     """What a worker of this dialect sends."""
-    call = received(dialect, dialect.encode(request))
-    decoded = cast("GenerateRequest", dialect.decode(call))
-    return dialect.encoder(call, decoded, ABOUT).write(events)
+    call = received(dialect, dialect.encode_request(request))
+    decoded = cast("GenerateRequest", dialect.decode_request(call))
+    return dialect.create_encoder(call, decoded, ABOUT).encode_events(events)
 
 
 def received(dialect: Dialect, wire: WireRequest) -> Call:
     """What a worker of this dialect makes of the request."""
-    found = Paths([Mount(dialect)]).find(wire.method, wire.path)
+    found = Paths([Mount(dialect)]).find_endpoint(wire.method, wire.path)
     headers = {name.lower(): value for name, value in wire.headers}
     return Call(found.endpoint, found.params, headers, "", wire.body, wire.path)

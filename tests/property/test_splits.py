@@ -20,7 +20,7 @@ laws = settings(max_examples=100)  # each holds many people
 
 
 def arms(split: Split, users: Sequence[str]) -> Mapping[str, str]:
-    return {user: split.hold(user).version for user in users}
+    return {user: split.assign_version(user).version for user in users}
 
 
 def moves(before: Split, after: Split, users: Sequence[str]) -> Counter[tuple[str, str]]:
@@ -42,7 +42,7 @@ def test_shares_are_as_weighted(given: Mapping[str, int]) -> None:
 
 
 def test_a_rules_share_is_of_so_many_people() -> None:
-    rule = Rule("few", when=When(share=0.05))
+    rule = Rule("few", conditions=When(share=0.05))
     sticky = ("key",)
 
     taken = sum(first([rule], Traits(key=user), sticky, _never) is not None for user in USERS)
@@ -120,7 +120,7 @@ def test_a_larger_share_of_a_rule_loses_nobody(
     small, large = sorted((small, large))
 
     def taken(share: float) -> set[str]:
-        rule = Rule(name, when=When(share=share))
+        rule = Rule(name, conditions=When(share=share))
         everybody = [(user, Traits(headers={"x": user})) for user in users if user]
         return {u for u, traits in everybody if first([rule], traits, ("header:x",), _never)}
 
@@ -130,7 +130,10 @@ def test_a_larger_share_of_a_rule_loses_nobody(
 @laws
 @given(given=weights, draw=st.floats(0, 1, exclude_max=True))
 def test_luck_finds_an_arm_that_has_a_weight(given: dict[str, int], draw: float) -> None:
-    assert Split({"none": 0, **{f"~{arm}": one for arm, one in given.items()}}).pick(draw) != "none"
+    assert (
+        Split({"none": 0, **{f"~{arm}": one for arm, one in given.items()}}).pick_version(draw)
+        != "none"
+    )
 
 
 def _never() -> float:

@@ -86,15 +86,15 @@ class Member:
 
     @property
     def weight(self) -> float:
-        return self.site.weight * self.health.share(self._fleet.now)
+        return self.site.weight * self.health.get_weight_factor(self._fleet.now)
 
     @property
     def latency(self) -> float | None:
-        return self.smoothed.value(self._fleet.now)
+        return self.smoothed.get_value(self._fleet.now)
 
     @property
     def free(self) -> bool:
-        limit = self.health.limit(self.site.places, self.in_flight)
+        limit = self.health.get_limit(self.site.places, self.in_flight)
         return limit is None or self.in_flight < limit
 
 
@@ -164,7 +164,7 @@ class Fleet:
 
     def _arrive(self, call: Call) -> None:
         self.calls.append(call)
-        self._budget.asked(self.now)
+        self._budget.record_request(self.now)
         self._place(call)
 
     def _place(self, call: Call) -> None:
@@ -186,7 +186,7 @@ class Fleet:
         free = [one for one in left if one.free]
         if not free:
             return False
-        member = self._policy.pick(free, call.ask)
+        member = self._policy.pick_worker(free, call.ask)
         assert any(member is one for one in free)
         busy = tuple(one.in_flight for one in free)
         self.picks.append(Pick(self.now, member.key, call, bool(call.tried), busy))
@@ -201,14 +201,14 @@ class Fleet:
         spell = site.spell(now)
         kind, much = (spell.kind, spell.much) if spell else (None, 1.0)
         if kind == "dead":
-            self._at(now + 0.001, self._end, call, member, member.health.unreachable)
+            self._at(now + 0.001, self._end, call, member, member.health.record_connect_failure)
         elif site.takes is not None and member.in_flight > site.takes:
             self.pressed[member.key] += 1
-            self._at(now + 0.005, self._end, call, member, member.health.pressed)
+            self._at(now + 0.005, self._end, call, member, member.health.record_rate_limit)
         elif kind == "error" and self.luck.random() < much:
-            self._at(now + 0.02, self._end, call, member, member.health.failed)
+            self._at(now + 0.02, self._end, call, member, member.health.record_failure)
         elif kind == "hang":
-            self._at(now + FIRST_TOKEN, self._end, call, member, member.health.failed)
+            self._at(now + FIRST_TOKEN, self._end, call, member, member.health.record_failure)
         else:
             longer = self.luck.lognormvariate(0.0, 0.3) * (much if kind == "slow" else 1.0)
             first = now + site.first * longer
@@ -216,7 +216,7 @@ class Fleet:
             death = site.death(now, end)
             if death is None or death > first:
                 self._at(first, self._begin, call, member, now)
-            how = member.health.succeeded if death is None else member.health.failed
+            how = member.health.record_success if death is None else member.health.record_failure
             self._at(death or end, self._end, call, member, how)
 
     def _begin(self, call: Call, member: Member, sent: float) -> None:
@@ -226,12 +226,12 @@ class Fleet:
     def _end(self, call: Call, member: Member, how: Callable[[float], None]) -> None:
         member.in_flight -= 1
         how(self.now)
-        if how == member.health.succeeded:
+        if how == member.health.record_success:
             call.outcome = "done"
         elif call.began:
             call.outcome = "cut"
         elif self._may_try(call):
-            self._budget.retried(self.now)
+            self._budget.record_retry(self.now)
             self._place(call)
         else:
             call.outcome = "failed"
@@ -241,8 +241,10 @@ class Fleet:
 
     def _may_try(self, call: Call) -> bool:
         left = len(call.tried) < min(TRIES, len(self.members))
-        return left and self._budget.may_retry(self.now)
+        return left and self._budget.allows_retry(self.now)
 
     def _probe(self, member: Member) -> None:
         spell = member.site.spell(self.now)
-        member.health.probed(self.now, ok=spell is None or spell.kind in {"error", "slow"})
+        member.health.record_health_check(
+            self.now, ok=spell is None or spell.kind in {"error", "slow"}
+        )

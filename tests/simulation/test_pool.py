@@ -118,7 +118,7 @@ def test_all_die_and_all_come_back(policy: PolicyName, kind: Kind, probing: floa
         fleet.run(rate=4.0, until=life + 160.0, ask=keyed)
 
         assert fleet.outcomes(life + 35.0).keys() == {"done"}, seed
-        assert all(one.health.state(fleet.now) == "up" for one in fleet.members), seed
+        assert all(one.health.get_state(fleet.now) == "up" for one in fleet.members), seed
         assert len(fleet.shares(life + 130.0)) == len(sites), seed
 
 
@@ -258,7 +258,7 @@ def test_a_worker_that_refuses_gets_less_and_stays_in(policy: PolicyName) -> Non
         fleet.run(rate=30.0, until=60.0, ask=keyed)
 
         shares, outcomes = fleet.shares(), fleet.outcomes()
-        assert fleet.members[0].health.state(fleet.now) == "up"
+        assert fleet.members[0].health.get_state(fleet.now) == "up"
         assert shares[0] >= 60, (seed, shares)
         assert fleet.pressed[0] <= 0.2 * shares[0], (seed, fleet.pressed, shares)
         assert outcomes["done"] >= 0.99 * outcomes.total(), (seed, outcomes)

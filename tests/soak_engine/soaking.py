@@ -85,7 +85,7 @@ class Soak:
         context = Context("soak", Deadline(time.monotonic, seconds), time.monotonic)
         number = 0
         try:
-            async with aclosing(self._backend.answer(request, context)) as answer:
+            async with aclosing(self._backend.stream(request, context)) as answer:
                 async for batch in answer:
                     events.extend(batch)
                     if number == leaves:
@@ -104,27 +104,27 @@ class Soak:
         assert process.pid is not None
         end = time.monotonic() + SETTLED
         await beats(process, 2)
-        while held := (process.rows, process.waiting, process.figures.used):
+        while held := (process.active, process.waiting, process.stats.used_blocks):
             if held == (0, 0, 0):
                 break
             assert time.monotonic() < end, f"rows, waiting and blocks still held: {held}"
             await asyncio.sleep(0.2)
-        assert not process._inboxes
+        assert not process._queues
         found = Checkpoint(
             requests, resident_alone(os.getpid()), resident(process.pid), len(asyncio.all_tasks())
         )
         self.checkpoints.append(found)
         self._say(
             f"{requests} requests: gateway {found.ours >> 20} MB, engine {found.engine >> 20} MB, "
-            f"{found.tasks} tasks, {process.figures.steps} steps, {dict(self.ends)}"
+            f"{found.tasks} tasks, {process.stats.steps} steps, {dict(self.ends)}"
         )
 
 
 async def beats(process: Process, count: int) -> None:
     """Wait for so many signs of life: what they tell is from now on."""
     for _ in range(count):
-        last = process.figures
-        while process.figures is last:  # noqa: ASYNC110 - it tells nobody
+        last = process.stats
+        while process.stats is last:  # noqa: ASYNC110 - it tells nobody
             await asyncio.sleep(0.05)
 
 
@@ -150,7 +150,7 @@ async def soak(path: str, requests: int, checkpoints: int, seed: int) -> Soak:
     backend = TorchBackend(path=path, threads=1, max_concurrency=16, queue=64)
     await backend.start()
     try:
-        await backend.warm()
+        await backend.warm_up()
         one = Soak(backend, seed, click.echo)
         await one.run(requests, checkpoints)
     finally:

@@ -126,9 +126,9 @@ async def gateways() -> AsyncIterator[Begin]:
         numbers = iter(range(1000))
         outside = replace(
             surroundings(),
-            observe=records.append,
-            shadows=shadows,
-            now=lambda: 1_700_000_000.0,
+            observe_request=records.append,
+            shadow_manager=shadows,
+            wall_clock=lambda: 1_700_000_000.0,
             new_id=lambda: f"id-{next(numbers)}",
         )
         app = App(load(text, "test.yaml", env=os.environ), outside)

@@ -27,14 +27,14 @@ class Workers:
 
     def __init__(self, *urls: str) -> None:
         self.discovery = Discovery("gpu", [Worker(url) for url in urls], [], lambda _: None)
-        self.add = self.discovery.add
-        self.remove = self.discovery.remove
+        self.add_worker = self.discovery.add
+        self.remove_worker = self.discovery.remove
 
     @property
     def urls(self) -> list[str]:
         return [worker.url for worker in self.discovery.workers]
 
-    def snapshot(self) -> list[dict[str, Any]]:
+    def report_workers(self) -> list[dict[str, Any]]:
         return [{"url": one.url, "weight": one.weight} for one in self.discovery.workers]
 
 
@@ -56,7 +56,9 @@ async def admin(
 ) -> AsyncIterator[Listening]:
     workers, state = Workers(FIRST), dict[str, str | None](why=None)
     pools: dict[str, WorkerSet] = {"gpu": pool or workers}
-    listener = Admin(address, Behind(obstacle=lambda: state["why"], pools=pools), sha256=sha256)
+    listener = Admin(
+        address, Behind(get_unready_reason=lambda: state["why"], worker_sets=pools), sha256=sha256
+    )
     url = (await listener.listen()).replace("0.0.0.0", "127.0.0.1")
     async with httpx.AsyncClient(base_url=url, timeout=10) as http:
         yield Listening(http, workers, state)
@@ -97,7 +99,7 @@ async def test_it_is_alive_and_ready_or_says_why_not(here: Listening) -> None:
 
 async def test_what_prometheus_reads_is_given_as_it_is() -> None:
     told = b"interlingua_requests_total 1\n"
-    behind = Behind(obstacle=lambda: None, pools={}, metrics=lambda: told)
+    behind = Behind(get_unready_reason=lambda: None, worker_sets={}, render_metrics=lambda: told)
     listener = Admin("127.0.0.1:0", behind)
     async with httpx.AsyncClient(base_url=await listener.listen()) as http:
         answer = await http.get("/metrics")
@@ -306,7 +308,7 @@ async def test_who_can_t_be_added() -> None:
     class Full(Workers):
         def __init__(self) -> None:
             super().__init__(FIRST)
-            self.add = self.refuse
+            self.add_worker = self.refuse
 
         def refuse(self, worker: Worker) -> bool:
             raise ValueError("there are enough workers")
@@ -339,7 +341,7 @@ async def test_another_method_is_told_which_there_are(here: Listening) -> None:
 
 async def test_a_fault_of_ours_is_told_without_its_text(caplog: pytest.LogCaptureFixture) -> None:
     class Broken(Workers):
-        def snapshot(self) -> list[dict[str, Any]]:
+        def report_workers(self) -> list[dict[str, Any]]:
             raise RuntimeError("canary")
 
     with caplog.at_level(logging.ERROR, "interlingua"):
@@ -362,8 +364,8 @@ async def test_nothing_is_kept_or_guessed_by_who_gets_it(here: Listening) -> Non
 
 
 def every_route() -> list[tuple[str, str]]:
-    listener = Admin("127.0.0.1:0", Behind(obstacle=lambda: None, pools={}))
-    routes = listener.application().router.routes()
+    listener = Admin("127.0.0.1:0", Behind(get_unready_reason=lambda: None, worker_sets={}))
+    routes = listener.build_application().router.routes()
     found = [(route.method, str(route.resource.canonical)) for route in routes if route.resource]
     return [*found, ("GET", "/-/nope"), ("PUT", "/-/workers"), ("GET", "/-/live/"), ("POST", "/")]
 
@@ -438,7 +440,7 @@ async def test_on_this_machine_its_own_names_are_good(here: Listening, host: str
 
 @pytest.mark.parametrize("address", ["0.0.0.0:0", "[::]:0", "10.0.0.1:8081", "gateway:8081"])
 def test_beyond_this_machine_a_key_is_needed(address: str) -> None:
-    behind = Behind(obstacle=lambda: None, pools={})
+    behind = Behind(get_unready_reason=lambda: None, worker_sets={})
     with pytest.raises(ValueError, match="give a key"):
         Admin(address, behind)
 

@@ -277,8 +277,8 @@ async def count(front: str, client: str, dialect: str, folder: Path) -> Calls:
     text = CONFIG.format(dialect=dialect, more=more, url=worker.url, digest=digest)
     outside, _, _ = counted(surroundings(), dict, "")
     now = Snapshot(load(text, "test.yaml", env={}), outside)
-    [seat] = now.servers
-    listening = FRONTS[front](now.entrance(seat), Limits(connections=100))
+    [seat] = now.handlers
+    listening = FRONTS[front](now.get_handler(seat), Limits(max_connections=100))
     for backend in now.backends.values():
         await backend.start()
     port = await listening.listen("127.0.0.1", 0)

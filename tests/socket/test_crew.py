@@ -39,7 +39,9 @@ async def test_workers_of_a_file_are_found_as_it_changes(
     fresh.write_text(f'- {{url: "{mock.url}", weight: 2}}\n')
     fresh.rename(listed)
 
-    await until(lambda: [one.url for one in gateway.app.backends["pool"].snapshot()] == [mock.url])  # type: ignore[attr-defined]
+    await until(
+        lambda: [one.url for one in gateway.app.backends["pool"].report_workers()] == [mock.url]
+    )  # type: ignore[attr-defined]
     assert (await gateway.http.post("/v1/chat/completions", json=ASKED)).status_code == 200
 
 

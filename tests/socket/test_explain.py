@@ -148,7 +148,7 @@ async def test_the_whole_explanation_holds_the_very_request_that_the_worker_got(
     assert (sent["url"], sent["path"]) == (worker.url, received.path)
     assert received.headers["authorization"] == "Bearer canary-of-a-worker"
     masked = received.headers | {"authorization": "***"}
-    assert {name.lower(): text for name, text in sent["headers"]}.items() <= masked.items()
+    assert {name.lowercase(): text for name, text in sent["headers"]}.items() <= masked.items()
     assert "canary" not in json.dumps(found)
 
 

@@ -267,7 +267,7 @@ async def test_what_was_passed_on_is_read_only_for_who_answers_in_its_stead(
 
     class Reading(Translation):
         def __init__(self, *given: Any) -> None:
-            read.append(given[2].named)
+            read.append(given[2].target_name)
             super().__init__(*given)
 
     monkeypatch.setattr("gateway.answering.Translation", Reading)

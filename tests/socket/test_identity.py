@@ -135,8 +135,8 @@ async def fetched(told: dict[str, Any]) -> str:
     config = load(written(identity=told), "gateway.yaml", env={})
     assert isinstance(config.identity, Identity)
     issuer = Issuer(config.identity, lambda: 0.0)
-    await issuer.settle()
-    return "" if issuer.key("one", "RS256") else "none"
+    await issuer.wait_refresh()
+    return "" if issuer.find_key("one", "RS256") else "none"
 
 
 @pytest.mark.parametrize(

@@ -53,10 +53,10 @@ def bearer(name: str) -> dict[str, str]:
 
 def used(gateway: Running, key: str) -> tuple[int, int]:
     """How many requests of a key's are running, and the tokens that it used today."""
-    limiter = gateway.app.living[-1].limiter
+    limiter = gateway.app.active_snapshots[-1].rate_limiter
     assert limiter is not None
-    counters = limiter.accounts.counters(key, "", ANY)
-    slots, _, _, budget = (one.amount - one.standing(0.0).left for one in counters)
+    counters = limiter.registry.build_counters(key, "", ANY)
+    slots, _, _, budget = (one.amount - one.get_status(0.0).remaining for one in counters)
     return slots, budget
 
 
@@ -175,7 +175,9 @@ async def test_a_request_that_is_only_explained_takes_nothing(serve: Serve) -> N
     body = msgspec.Raw(msgspec.json.encode(CHAT))
     question = Question(path="/v1/chat/completions", method="POST", key="web", body=body)
     for _ in range(2):
-        told = await explain(question, gateway.app.living[-1].by_address, lambda: 0.0)
+        told = await explain(
+            question, gateway.app.active_snapshots[-1].handlers_by_address, lambda: 0.0
+        )
         assert told.answer is None
     assert (await ask(gateway, "web")).status_code == 200
 
@@ -217,7 +219,7 @@ async def test_openais_answers_tell_what_is_left(serve: Serve) -> None:
     assert statuses == [200, 200, 400, 503, 200]
     for key in ("batch", "nobody"):
         assert "x-ratelimit-limit-requests" not in (await ask(gateway, key)).headers
-    assert {(one.told, one.admitted) for one in gateway.records} == {((), None)}
+    assert {(one.rate_limit_headers, one.reservation) for one in gateway.records} == {((), None)}
 
 
 # --- the end of a request -------------------------------------------------------------------------
@@ -307,11 +309,11 @@ async def test_a_reload_forgives_nothing(serve: Serve) -> None:
     running = asyncio.create_task(ask(gateway, "web", "slow"))
     await until(lambda: used(gateway, "web")[0] == 1)
     again = keyed(web="{concurrent: 9, requests: 3/h, budget: 1M/day}", batch="{requests: 1/h}")
-    await gateway.app.take(loaded(again.encode(), "test.yaml", env={}))
+    await gateway.app.apply_config(loaded(again.encode(), "test.yaml", env={}))
     assert used(gateway, "web")[0] == 1
     assert (await running).status_code == 200
     assert used(gateway, "web") == (0, 4 + 9)
     assert [(await ask(gateway, "web")).status_code for _ in range(2)] == [200, 429]
     assert (await ask(gateway, "batch")).status_code == 200
-    await gateway.app.take(loaded(BACKENDS.encode(), "test.yaml", env={}))
+    await gateway.app.apply_config(loaded(BACKENDS.encode(), "test.yaml", env={}))
     assert [(await ask(gateway, "web")).status_code for _ in range(2)] == [200, 200]

@@ -20,7 +20,7 @@ from tests.serving import serving
 
 KEY: Final = "il-of-this-test"
 ELSEWHERE: Final = {
-    one.shown for name in ("Local models", "Several processes") for one in PARTS[name]
+    one.sample_name for name in ("Local models", "Several processes") for one in PARTS[name]
 }
 """What needs torch, or other processes; tests of those see it."""
 SAID: Final = {
@@ -114,8 +114,8 @@ async def test_every_metric_is_told_as_it_is_documented(tmp_path: Path) -> None:
             told = EVERY[family.name if family.type == "histogram" else sample.name]
             assert told.kind == family.type
             assert told.help == family.documentation
-            assert set(sample.labels) - {"le"} == set(told.labels)
-            shown.setdefault(told.shown, set()).add(sample.name)
+            assert set(sample.labels) - {"le"} == set(told.label_names)
+            shown.setdefault(told.sample_name, set()).add(sample.name)
     assert set(EVERY) - set(shown) == ELSEWHERE
     samples = {name for names in shown.values() for name in names}
     for who, expr in asked().items():

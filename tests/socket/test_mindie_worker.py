@@ -38,4 +38,4 @@ async def test_a_worker_is_given_no_more_than_the_slots_that_it_has(
     slots = (await mock.http.get("/mindie/v2/models/mock-slow/getSlotCount")).json()
 
     pool = front.app.backends["pool"]
-    await until(lambda: pool.snapshot()[0].limit == slots["total_slots"])  # type: ignore[attr-defined]
+    await until(lambda: pool.report_workers()[0].limit == slots["total_slots"])  # type: ignore[attr-defined]

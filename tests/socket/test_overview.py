@@ -82,7 +82,7 @@ async def house(folder: Path, text: str = TEXT) -> AsyncIterator[House]:
         def read() -> Any:
             return loaded(file.read_bytes(), str(file), env={})
 
-        outside = replace(surroundings(), observe=records.append)
+        outside = replace(surroundings(), observe_request=records.append)
         app = App((first := read()).config, outside, origin=Origin(first, read))
         made = House(file, app, await app.start(), records)
         async with made.admin, made.http:
@@ -160,7 +160,7 @@ async def test_a_status_has_the_same_figures_as_the_metrics(here: House) -> None
     [worker] = told["workers"]["pool"]
     assert (worker["state"], worker["limit"]) == ("up", 1)
     assert (told["processes"], told["running"], told["draining"]) == (1, 0, False)
-    assert told["config"] == here.app.living[-1].digest
+    assert told["config"] == here.app.active_snapshots[-1].config_hash
     assert 0 < told["recent"] <= told["uptime"]
 
 
@@ -309,7 +309,7 @@ async def test_a_bug_is_no_whole_answer(
         sink.write(b"half")
 
     served: Callable[..., Awaitable[None]] = begun
-    monkeypatch.setattr(here.app.living[-1], "entrance", lambda seat: served)
+    monkeypatch.setattr(here.app.active_snapshots[-1], "get_handler", lambda seat: served)
     with pytest.raises(httpx.RemoteProtocolError):
         await here.admin.get("/-/play/0/v1/models")
 

@@ -36,7 +36,9 @@ async def test_a_record_does_not_change_once_it_was_told() -> None:
     """It may be written long after that."""
     told: list[tuple[Record, bytes]] = []
     outside = surroundings()
-    outside = replace(outside, observe=lambda one: told.append((one, msgspec.json.encode(one))))
+    outside = replace(
+        outside, observe_request=lambda one: told.append((one, msgspec.json.encode(one)))
+    )
     app = App(load(CONFIG, "test.yaml", env={}), outside)
     [url] = await app.start()
     async with httpx.AsyncClient(base_url=url, timeout=30) as http:
@@ -59,7 +61,7 @@ async def test_a_gateway_writes_down_what_is_used(tmp_path: Path) -> None:
     file = tmp_path / "usage.sqlite"
     config = load(f"{CONFIG}observe: {{usage: {file}}}\n", "test.yaml", env={})
     records: list[Record] = []
-    app = App(config, replace(surroundings(), observe=records.append))
+    app = App(config, replace(surroundings(), observe_request=records.append))
     [url] = await app.start()
     async with httpx.AsyncClient(base_url=url, timeout=30) as http:
         await http.post("/v1/chat/completions", json=asking("slow"))
@@ -82,6 +84,6 @@ async def test_what_never_started_has_nothing_to_write(tmp_path: Path) -> None:
 def test_the_log_s_lost_lines_are_known_outside() -> None:
     lines = Lines(2, 1)
     outside = surroundings(lines)
-    outside.observe(Record("a"))
-    outside.observe(Record("b"))
-    assert {name: count() for name, count in outside.lost.items()} == {"log_lines": 1}
+    outside.observe_request(Record("a"))
+    outside.observe_request(Record("b"))
+    assert {name: count() for name, count in outside.dropped_counts.items()} == {"log_lines": 1}

@@ -58,7 +58,7 @@ class Gateway:
     async def start(self, **parts: Any) -> "Gateway":
         self.write(**parts)
         read = partial(opened, str(self.file), env={})
-        outside = replace(surroundings(), observe=self.records.append)
+        outside = replace(surroundings(), observe_request=self.records.append)
         first = read()
         self.app = App(first.config, outside, origin=Origin(first, read))
         self.urls = await self.app.start()
@@ -73,11 +73,11 @@ class Gateway:
 
     async def refuses(self, **parts: Any) -> list[str]:
         """Why it does not serve this, each with its path; and that nothing has changed."""
-        before = self.app._now
+        before = self.app._current
         told = await self.take(**parts)
-        assert self.app._now is before
-        assert not told.well
-        return [f"{one.path}: {one.message}" for one in told.complaints]
+        assert self.app._current is before
+        assert not told.is_ok
+        return [f"{one.path}: {one.message}" for one in told.issues]
 
     async def says(self, model: str = "m") -> str:
         answer = await self.http.post("/v1/chat/completions", json=CHAT | {"model": model})
@@ -174,12 +174,12 @@ async def test_a_model_keeps_the_day_that_it_came(
     gateway: Gateway, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     await gateway.start()
-    now = gateway.app._outside.now()
+    now = gateway.app._services.wall_clock()
     monkeypatch.setattr(
-        gateway.app, "_outside", replace(gateway.app._outside, now=lambda: now + 99)
+        gateway.app, "_services", replace(gateway.app._services, wall_clock=lambda: now + 99)
     )
     await gateway.take(models={"m": {"backend": "echo"}, "n": {"backend": "echo"}})
-    came = {info.name: info.created for info in gateway.app.router.models()}
+    came = {info.name: info.created for info in gateway.app.router.list_models()}
     assert came["n"] - came["m"] in (99, 98, 100)
 
 
@@ -199,11 +199,11 @@ async def test_nothing_is_left_of_configurations_that_are_gone(gateway: Gateway)
     tasks = len(asyncio.all_tasks())
     for number in range(20):
         changed = pool(queue={"max": number})
-        assert (await gateway.take(backends={"p": changed}, models={"m": {"backend": "p"}})).well
+        assert (await gateway.take(backends={"p": changed}, models={"m": {"backend": "p"}})).is_ok
     await until(lambda: len(asyncio.all_tasks()) <= tasks)
     await gateway.take()
-    assert len(gateway.app.living) == 1
-    await until(lambda: not gateway.app._closing)
+    assert len(gateway.app.active_snapshots) == 1
+    await until(lambda: not gateway.app._closing_backends)
 
 
 # ── what runs ───────────────────────────────────────────────────────────────────────────────────
@@ -236,7 +236,7 @@ async def test_a_stream_keeps_what_it_began_with_and_its_backend_is_closed_after
         heard = tasks.create_task(stream(gateway, got))
         await got.get()
         told = await gateway.take(backends={"other": ECHO}, models={"n": {"backend": "other"}})
-        assert told.well
+        assert told.is_ok
         assert not closed.is_set()
         gone = await gateway.http.post("/v1/chat/completions", json=CHAT)
         assert await gateway.says("n") == "Hello world"
@@ -350,7 +350,7 @@ async def test_listeners_come_and_go(gateway: Gateway) -> None:
         async with asyncio.TaskGroup() as tasks:
             asked = tasks.create_task(client.post("/v1/chat/completions", json=CHAT))
             await until(lambda: gateway.app.backends["echo"].running)  # type: ignore[attr-defined]
-            assert (await gateway.take(listeners=[keeps, comes])).well
+            assert (await gateway.take(listeners=[keeps, comes])).is_ok
             await asyncio.sleep(0)
         with pytest.raises(httpx.ConnectError):
             await client.get("/v1/models")
@@ -359,7 +359,7 @@ async def test_listeners_come_and_go(gateway: Gateway) -> None:
     async with httpx.AsyncClient(base_url=f"http://{second}") as client:
         assert (await client.get("/v1/models")).status_code == 200
     assert await gateway.says() == "Hello world"
-    await until(lambda: not gateway.app._leaving)
+    await until(lambda: not gateway.app._closing_listeners)
 
 
 async def test_what_a_listener_speaks_and_takes_changes_where_it_is(gateway: Gateway) -> None:
@@ -461,7 +461,7 @@ async def test_a_certificate_that_is_renewed_is_shown_to_new_connections(
         assert await show(PEMS / "loopback.pem") == "loopback test worker"
 
         shutil.copy(PEMS / "loopback-renewed.pem", pem)
-        assert (await gateway.take(listeners=listeners)).well
+        assert (await gateway.take(listeners=listeners)).is_ok
         assert await show(PEMS / "loopback-renewed.pem") == "loopback test worker renewed"
         assert (await client.get("/health")).status_code == 200
 
@@ -475,7 +475,7 @@ async def test_the_workers_of_a_new_pool_are_probed_before_it_is_asked(gateway: 
     async with raw([STREAM]) as worker:
         both = pool("http://127.0.0.1:9", worker.url, policy="round_robin", health={"fall": 1})
         await gateway.take(backends={"both": both}, models={"m": {"backend": "both"}})
-        states = {one.url: one.state for one in gateway.app.backends["both"].snapshot()}  # type: ignore[attr-defined]
+        states = {one.url: one.state for one in gateway.app.backends["both"].report_workers()}  # type: ignore[attr-defined]
     assert states == {"http://127.0.0.1:9": "out", worker.url: "up"}
 
 
@@ -488,7 +488,7 @@ async def test_a_backend_that_is_not_ready_in_time_is_taken_as_it_is(
         told = await gateway.take(
             backends={"far": far}, models={"m": {"backend": "far"}}, limits={"warm": "100ms"}
         )
-    assert told.well
+    assert told.is_ok
     assert "far is not ready after 0.1 s, and is taken as it is" in caplog.text
 
 
@@ -505,7 +505,7 @@ async def test_certificates_that_are_none_are_refused(gateway: Gateway, tmp_path
 class Unloadable(EchoBackend):
     """As a local model is that can't be loaded."""
 
-    async def warm(self) -> None:
+    async def warm_up(self) -> None:
         raise WorkerUnreachable("there is no such model")
 
 
@@ -592,7 +592,7 @@ async def test_the_admins_key_changes_with_the_configuration(gateway: Gateway) -
 async def test_the_admin_path_tells_what_is_wrong_in_json(gateway: Gateway) -> None:
     parts: Parts = {"admin": {"address": "127.0.0.1:0"}}
     await gateway.start(**parts)
-    before = gateway.app._now
+    before = gateway.app._current
     gateway.write(models={"m": {"backend": "nobody"}}, **parts)
     async with httpx.AsyncClient(base_url=gateway.urls[-1]) as admin:
         answer = await admin.post("/-/reload")
@@ -607,7 +607,7 @@ async def test_the_admin_path_tells_what_is_wrong_in_json(gateway: Gateway) -> N
     assert complaint["path"] == "models.m.backend"
     assert complaint["message"] == "there is no backend 'nobody'; known: echo"
     assert f'interlingua_config_info{{hash="{told["hash"]}"}} 1.0' in page
-    assert gateway.app._now is before
+    assert gateway.app._current is before
 
 
 @pytest.mark.parametrize(

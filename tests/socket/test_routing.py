@@ -68,7 +68,7 @@ async def test_a_user_stays_with_an_arm_wherever_it_is_asked(serve: Serve) -> No
     arms = set()
 
     for n in range(8):
-        version = SPLIT.hold(f"user-{n}").version
+        version = SPLIT.assign_version(f"user-{n}").version
         arms.add(version)
         for front in fronts:
             by_header = await ask(front, headers={"X-User-Id": f"user-{n}"}, user="someone")
@@ -83,7 +83,7 @@ async def test_a_user_stays_with_an_arm_wherever_it_is_asked(serve: Serve) -> No
 
 async def test_without_a_name_the_sockets_address_tells_and_no_header_does(serve: Serve) -> None:
     front = await serve(FRONT)
-    version = SPLIT.hold("127.0.0.1").version
+    version = SPLIT.assign_version("127.0.0.1").version
 
     for n in range(4):
         await ask(
@@ -98,7 +98,7 @@ async def test_a_key_holds_its_holder(serve: Serve) -> None:
     answer = await ask(front, headers={"Authorization": "Bearer web-key"})
 
     assert answer.status_code == 200
-    assert labels(front) == ("chat", SPLIT.hold("web").version, "", "key")
+    assert labels(front) == ("chat", SPLIT.assign_version("web").version, "", "key")
 
 
 @pytest.mark.parametrize(
@@ -122,7 +122,7 @@ async def test_the_first_rule_that_holds_is_followed(
     model, version, *why = labelled
     assert answer.status_code == 200
     assert answer.json()["model"] == "chat"
-    assert labels(front) == (model, version or SPLIT.hold("u").version, *why)
+    assert labels(front) == (model, version or SPLIT.assign_version("u").version, *why)
 
 
 async def test_a_rule_may_be_for_one_dialect(serve: Serve) -> None:
@@ -190,7 +190,7 @@ async def test_in_anothers_stead_the_user_is_held_too(serve: Serve) -> None:
 
     for n in range(4):
         answer = await ask(front, "lost", headers={"x-user-id": f"user-{n}"})
-        version = SPLIT.hold(f"user-{n}").version
+        version = SPLIT.assign_version(f"user-{n}").version
         assert SAID[version] in answer.text
         assert labels(front) == ("chat", version, "", "header:x-user-id")
 

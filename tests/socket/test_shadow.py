@@ -251,7 +251,7 @@ async def test_who_can_not_be_told_does_not_matter(begin: Begin) -> None:
         raise OSError(f"nowhere to write {shadowed.id}")
 
     front, alone = await begin(echo()), await begin(echo(shadow=NONE))
-    front.shadows.also(never)
+    front.shadows.add_reporter(never)
     asyncio.get_running_loop().set_exception_handler(lambda *_: None)
     for stream in (True, False):
         answers = [await one.ask(stream=stream) for one in (front, alone)]

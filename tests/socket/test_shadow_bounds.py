@@ -126,7 +126,7 @@ async def test_it_ends_with_a_client_that_does_not_read(
         del live, stream
         await worker.until_asked()
         exchange._record.outcome = "cancelled"
-        exchange._sink.whole(200, (), b"")
+        exchange._writer.send_response(200, (), b"")
 
     monkeypatch.setattr("gateway.exchange.Exchange.run", deaf)
     async with ScriptedWorker([HANG], probed=PROBED) as worker:
@@ -176,7 +176,7 @@ async def test_it_outlives_its_configuration(begin: Begin) -> None:
         front = await begin(tried(worker).replace("drain: 0s", "drain: 9s"))
         await front.ask(stream=True)
         await worker.until_asked()
-        await front.app.take(loaded(echo(shadow=NONE).encode(), "test.yaml", env={}))
+        await front.app.apply_config(loaded(echo(shadow=NONE).encode(), "test.yaml", env={}))
         await front.ask(stream=True)
         go.set()
         told = await front.until_told()
@@ -238,7 +238,7 @@ async def test_what_fails_there_is_no_sign_of_a_workers_health(begin: Begin) -> 
 
         assert one.asked + two.asked == 6
         pool = front.app.backends["both"]
-        assert [worker.state for worker in pool.snapshot()] == ["up", "up"]  # type: ignore[attr-defined]
+        assert [worker.state for worker in pool.report_workers()] == ["up", "up"]  # type: ignore[attr-defined]
 
 
 async def test_its_time_is_no_sign_of_a_workers_speed(begin: Begin) -> None:
@@ -246,10 +246,10 @@ async def test_its_time_is_no_sign_of_a_workers_speed(begin: Begin) -> None:
         front = await begin(shared(worker, most=9))
         pool: Any = front.app.backends["both"]
         for model in ("chat", "other"):
-            assert [one.latency for one in pool.snapshot()] == [None]
+            assert [one.latency for one in pool.report_workers()] == [None]
             assert (await front.ask(model=model, stream=True)).status_code == 200
             await front.until_told()
-        assert [one.latency for one in pool.snapshot()] != [None]
+        assert [one.latency for one in pool.report_workers()] != [None]
 
 
 async def test_they_are_counted_for_the_admin(begin: Begin) -> None:

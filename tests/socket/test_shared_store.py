@@ -64,7 +64,7 @@ def again(wish: Wish, wanted: int, held: int = 0, used: int = 0) -> Wish:
 
 
 async def lent(store: Store, *wishes: Wish) -> list[int]:
-    return [one.amount for one in await store.lease(wishes)]
+    return [one.amount for one in await store.request_leases(wishes)]
 
 
 SLOW = Limit("rate", 10, CENTURY)
@@ -125,7 +125,7 @@ async def test_what_runs_keeps_its_slot_even_if_there_are_fewer(stores: Sequence
     first = new(SLOTS, 8)
     assert await lent(a, first) == [8]
     fewer = Limit("slots", 5, 0.0)
-    assert await lent(a, Wish(first.name, fewer, 7, held=6)) == [6]
+    assert await lent(a, Wish(first.name, fewer, 7, retained=6)) == [6]
     assert await lent(b, Wish(first.name, fewer, 1)) == [0]
 
 
@@ -149,15 +149,15 @@ def test_together_they_never_have_more_than_there_is(
         for who, wanted, part, lost in steps:
             used = int(held[who] * part)
             if limit.kind == "slots":
-                wish = Wish(name, limit, wanted, held=min(used, wanted))
+                wish = Wish(name, limit, wanted, retained=min(used, wanted))
             else:
                 spent += used
                 told[who] += used
                 held[who] -= used
                 wish = Wish(name, limit, wanted, held[who], told[who])
-            [grant] = await stores[who].lease([wish])
+            [grant] = await stores[who].request_leases([wish])
             if lost:
-                held[who] = wish.held
+                held[who] = wish.retained
             elif limit.kind == "slots":
                 held[who] = grant.amount
             else:
@@ -194,7 +194,7 @@ async def test_when_there_may_be_more(stores: Sequence[Store]) -> None:
     a, b, _ = stores
     rate = new(Limit("rate", 10, 100.0), 10)
     assert await lent(a, rate) == [10]
-    [one, day, slots] = await b.lease([again(rate, 1), new(DAY, 99), new(SLOTS, 99)])
+    [one, day, slots] = await b.request_leases([again(rate, 1), new(DAY, 99), new(SLOTS, 99)])
     assert (one.amount, round(one.retry_after), one.seconds) == (0, 10, LASTS)
     assert 0 < day.retry_after <= 86400
     assert slots == Grant(10, LASTS, 1.0)
@@ -234,7 +234,7 @@ async def test_nothing_is_left_of_a_counter_that_nobody_uses(
     stores: Sequence[Store], server: RedisServer
 ) -> None:
     rate = new(Limit("rate", 10, 3.0), 5)
-    await stores[0].lease([rate])
+    await stores[0].request_leases([rate])
     assert LASTS * 1000 < server.call("PTTL", f"interlingua:{rate.name}") <= (3 + LASTS) * 1000
 
 
@@ -245,7 +245,7 @@ async def fails(store: Store) -> None:
     """It says so long before its own library would."""
     async with asyncio.timeout(8 * WITHIN):
         with pytest.raises(LenderFailed):
-            await store.lease([new(SLOW, 1)])
+            await store.request_leases([new(SLOW, 1)])
 
 
 async def test_a_script_that_was_forgotten_is_told_again(server: RedisServer) -> None:
@@ -261,7 +261,7 @@ async def test_more_counters_than_one_call_takes(server: RedisServer) -> None:
     store = made(server, "a")
     wishes = [new(SLOW, n % 7) for n in range(2 * AT_ONCE + 1)]
     assert await lent(store, *wishes) == [n % 7 for n in range(2 * AT_ONCE + 1)]
-    assert await store.lease([]) == []
+    assert await store.request_leases([]) == []
     await store.aclose()
 
 

@@ -59,9 +59,9 @@ BODY = b'{"model": "mock", "messages": [{"role": "user", "content": "hi"}]}'
 
 def endpoints() -> Iterator[tuple[str, Endpoint]]:
     """Every endpoint of every dialect, and the prefix under which it is."""
-    for name in filter(REGISTERED.speaks_to_clients, REGISTERED.names):
+    for name in filter(REGISTERED.serves_clients, REGISTERED.names):
         prefix = "/mindie" if name == "mindie" else ""
-        for endpoint in REGISTERED.made_by(name)(None).endpoints:
+        for endpoint in REGISTERED.load_adapter_class(name)(None).endpoints:
             yield prefix, endpoint
 
 
@@ -87,8 +87,8 @@ async def test_every_path_asks_for_a_key_unless_it_is_said_to_be_open(serve: Ser
         for headers in ({}, {"Authorization": "Bearer sk-wrong"}):
             await status(running, endpoint.method, path, **headers)
             refused = running.records[-1].error == "Unauthorized"
-            assert refused != endpoint.open, f"{endpoint.method} {path}"
-        assert endpoint.method == "GET" or not endpoint.open, path
+            assert refused != endpoint.public, f"{endpoint.method} {path}"
+        assert endpoint.method == "GET" or not endpoint.public, path
 
 
 class Named(dict[str, str]):

@@ -78,7 +78,7 @@ def begun(server: PostgresServer, keep: float = 1e12) -> Book:
 def write(server: PostgresServer, *records: Record, keep: float = 1e12) -> Book:
     made = begun(server, keep)
     for one in records:
-        made.tell(one)
+        made.record_usage(one)
     made.close(20)
     return made
 
@@ -93,8 +93,8 @@ def wait(ready: Any) -> None:
 def test_a_row_is_what_it_is_in_a_file_and_is_written_once(server: PostgresServer) -> None:
     cancelled = replace(RECORD, id="s", began=NOW, usage=None, first_token=None)
     cancelled.outcome = "cancelled"
-    assert write(server, RECORD, cancelled, Record("none", NOW)).lost() == 0
-    assert write(server, RECORD, replace(RECORD, id="t")).lost() == 0
+    assert write(server, RECORD, cancelled, Record("none", NOW)).count_dropped() == 0
+    assert write(server, RECORD, replace(RECORD, id="t")).count_dropped() == 0
     found = rows(server)
     assert [*found[0]] == [name for name, _ in COLUMNS]
     assert [tuple(one.values()) for one in found] == [
@@ -108,7 +108,7 @@ def test_rows_that_it_will_never_take_cost_no_others(server: PostgresServer) -> 
     bad = [replace(RECORD, id=f"bad{n}", usage=Usage(1 << 70, 1)) for n in range(2)]
     odd = replace(RECORD, id="odd\x00 id", model="half \ud83d")
     made = write(server, bad[0], RECORD, odd, bad[1])
-    assert made.lost() == 2
+    assert made.count_dropped() == 2
     assert [(one["id"], one["model"]) for one in rows(server)] == [
         ("odd id", "half ?"),
         ("r", "chat"),
@@ -119,7 +119,7 @@ def test_without_rows_nobody_is_asked(tmp_path: Path) -> None:
     made = postgres.book(f"postgresql:///x?host={tmp_path}", 1e12, lambda: NOW)
     made.start()
     made.close(20)
-    assert made.lost() == 0
+    assert made.count_dropped() == 0
 
 
 def test_old_rows_are_removed(server: PostgresServer) -> None:
@@ -140,7 +140,7 @@ def test_a_locked_table_is_waited_for(
         try:
             async with connection.transaction():
                 await connection.execute(f"LOCK TABLE {postgres.TABLE}")
-                made.tell(replace(RECORD, id="s"))
+                made.record_usage(replace(RECORD, id="s"))
                 await until(lambda: "is not written" in caplog.text, 10)
         finally:
             await connection.close()
@@ -148,7 +148,7 @@ def test_a_locked_table_is_waited_for(
     asyncio.run(locked())
     wait(lambda: len(rows(server)) == 2)
     made.close(20)
-    assert made.lost() == 0
+    assert made.count_dropped() == 0
     assert "is written to postgresql:///postgres again" in caplog.text
     assert "canary-password" not in caplog.text
 
@@ -159,24 +159,24 @@ def test_a_server_that_goes_away_and_comes_back(
     monkeypatch.setattr(postgres, "_PATIENCE", 1.0)
     monkeypatch.setattr(ledger, "_MOST", 5)
     made = begun(server)
-    made.tell(RECORD)
+    made.record_usage(RECORD)
     wait(lambda: len(rows(server)) == 1)
     server.kill()
-    made.tell(replace(RECORD, id="s"))
+    made.record_usage(replace(RECORD, id="s"))
     wait(lambda: "is not written" in caplog.text)
     for n in range(20):
-        made.tell(replace(RECORD, id=f"t{n}"))
-    assert made.lost() == 15
+        made.record_usage(replace(RECORD, id=f"t{n}"))
+    assert made.count_dropped() == 15
     server.start()
     wait(lambda: len(rows(server)) == 7)
     wait(lambda: "15 rows are lost" in caplog.text)
     server.pause()
-    made.tell(replace(RECORD, id="u"))
+    made.record_usage(replace(RECORD, id="u"))
     wait(lambda: caplog.text.count("is not written") == 2)
     server.go_on()
     wait(lambda: len(rows(server)) == 8)
     made.close(20)
-    assert made.lost() == 15
+    assert made.count_dropped() == 15
 
 
 def test_what_waits_when_it_ends_is_given_up(
@@ -184,10 +184,10 @@ def test_what_waits_when_it_ends_is_given_up(
 ) -> None:
     made = postgres.book(f"postgresql:///x?host={tmp_path}", 1e12, lambda: NOW)
     made.start()
-    made.tell(RECORD)
+    made.record_usage(RECORD)
     wait(lambda: "is not written" in caplog.text)
     made.close(20)
-    assert made.lost() == 1
+    assert made.count_dropped() == 1
     assert "1 rows are lost" in caplog.text
 
 

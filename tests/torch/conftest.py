@@ -86,9 +86,9 @@ class Scripted:
         self.passes.append(len(segments))
         rows = []
         for segment in segments:
-            segment.kv.advance(len(segment.tokens))
-            if segment.wants:
-                at = segment.kv.length - self._prompt
+            segment.cache.advance(len(segment.tokens))
+            if segment.logit_count:
+                at = segment.cache.length - self._prompt
                 line = torch.zeros(self.vocabulary)
                 line[self._script[at] if at < len(self._script) else EOS] = 30.0
                 rows.append(line)
@@ -107,15 +107,15 @@ class Noise:
     def __call__(self, segments: Sequence[Segment]) -> torch.Tensor:
         rows = []
         for segment in segments:
-            segment.kv.advance(len(segment.tokens))
-            if segment.wants:
-                chance = torch.Generator().manual_seed(segment.kv.length)
+            segment.cache.advance(len(segment.tokens))
+            if segment.logit_count:
+                chance = torch.Generator().manual_seed(segment.cache.length)
                 rows.append(torch.randn(self.vocabulary, generator=chance))
         return torch.stack(rows) if rows else torch.zeros(0, self.vocabulary)
 
 
 def _job_of(news: Any) -> int:
-    job: int = news.job
+    job: int = news.request_id
     return job
 
 
@@ -137,7 +137,7 @@ class Driven:
             self.engine.submit(spec)
         for _ in range(steps):
             if not self.engine.step():
-                if not self.engine._guiding:
+                if not self.engine._grammar_manager:
                     break
                 assert self.woken.wait(30)
                 self.woken.clear()

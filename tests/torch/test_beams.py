@@ -32,11 +32,11 @@ def searched(
         return text, token in ends or len(text) == STEPS
 
     for length in range(1, STEPS + 1):
-        placed = search.step(scored(model, prompt, texts), length, grow)
-        if search.over:
+        placed = search.advance(scored(model, prompt, texts), length, grow)
+        if search.is_done:
             break
         texts = [beam.text for beam in placed]
-    assert search.over
+    assert search.is_done
     return search.finished
 
 
@@ -74,12 +74,12 @@ def test_the_search_is_that_of_transformers(
 def test_the_first_that_goes_on_from_a_slot_stays_in_it() -> None:
     search: Search[tuple[int, int]] = Search(3, 1, 1.0)
     first = torch.tensor([0.5, 0.3, 0.15, 0.05]).log().expand(3, 4)
-    placed = search.step(first, 1, lambda slot, token: ((slot, token), False))
+    placed = search.advance(first, 1, lambda slot, token: ((slot, token), False))
     assert sorted(beam.text for beam in placed) == [(0, 0), (0, 1), (0, 2)]
     assert placed[0].text == (0, 0)
     lines = torch.tensor([[0.1, 0.1, 0.1, 0.7], [0.9, 0.1, 0, 0], [0.6, 0.4, 0, 0]]).log()
     slots = {beam.text[1]: slot for slot, beam in enumerate(placed)}
-    placed = search.step(
+    placed = search.advance(
         lines[[placed[s].text[1] for s in range(3)]], 2, lambda s, t: ((s, t), False)
     )
     # 0.5 x 0.7, 0.3 x 0.9 and 0.15 x 0.6: each has its own child.
@@ -97,25 +97,27 @@ def test_where_few_may_follow_slots_repeat_and_search_on() -> None:
 
     forced = torch.full((3, 4), float("-inf"))
     forced[:, 2] = 0.0
-    texts = [beam.text for beam in search.step(forced, 1, grow)]
+    texts = [beam.text for beam in search.advance(forced, 1, grow)]
     assert texts == [(2,)] * 3
     free = torch.tensor([0.4, 0.3, 0.2, 0.1]).log().expand(3, 4)
-    texts = [beam.text for beam in search.step(free, 2, grow)]
+    texts = [beam.text for beam in search.advance(free, 2, grow)]
     assert sorted(texts) == [(2, 0), (2, 1), (2, 2)]
 
 
 def test_what_ends_beyond_the_first_is_not_kept() -> None:
     search: Search[int] = Search(1, 1, 1.0)
     line = torch.tensor([[0.6, 0.4]]).log()
-    (beam,) = search.step(line, 1, lambda _, token: (token, token == 1))
-    assert (beam.text, search.finished, search.over) == (0, [], False)
+    (beam,) = search.advance(line, 1, lambda _, token: (token, token == 1))
+    assert (beam.text, search.finished, search.is_done) == (0, [], False)
 
 
 def test_diversity_counts_what_earlier_groups_took() -> None:
     def found(taken: list[int]) -> list[int]:
         search: Search[int] = Search(2, 1, 1.0, diversity=0.5)
         line = torch.tensor([[-1.0, -1.4, -1.7, -2.1]] * 2)
-        return [beam.text for beam in search.step(line, 1, lambda _, token: (token, False), taken)]
+        return [
+            beam.text for beam in search.advance(line, 1, lambda _, token: (token, False), taken)
+        ]
 
     assert found([]) == [0, 1]
     assert found([0]) == [1, 0]

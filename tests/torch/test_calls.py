@@ -50,7 +50,7 @@ FUNCTIONS = tuple(
 )
 BOTH = tuple(SCHEMAS)
 CALLS = [Call("", "weather", '{"city": "}\\"]", "days": [3, {}]}'), Call("", "weather_now", "{}")]
-SPECIAL = {family: family.mark if family.mark.startswith("[") else "" for family in FAMILIES}
+SPECIAL = {family: family.trigger if family.trigger.startswith("[") else "" for family in FAMILIES}
 
 
 def template(family: Family) -> str:
@@ -59,7 +59,7 @@ def template(family: Family) -> str:
         "{% for m in messages %}<{{ m.role }}>{{ m.content }}"
         "{% for c in m.tool_calls or [] %}{{ c.id }}:{{ c.function | tojson }}{% endfor %}"
         "{{ m.tool_call_id or '' }}{% endfor %}{% for t in tools or [] %}{{ t | tojson }}"
-        "{% endfor %}{# " + family.sign + " #}"
+        "{% endfor %}{# " + family.template_sign + " #}"
     )
 
 
@@ -68,7 +68,7 @@ def asked(calling: Calling | None = None, *, seed: int = 1, **fields: Any) -> Ge
     ending = fields.pop("ending", None) or Ending(max_tokens=2000)
     picking = fields.pop("picking", None) or Picking(temperature=1, seed=seed)
     given = Input(turns=turns, functions=FUNCTIONS)
-    return Generate(1, given, picking, ending, calling=calling or Calling(BOTH), **fields)
+    return Generate(1, given, picking, ending, function_choice=calling or Calling(BOTH), **fields)
 
 
 def made(got: Any, choice: int = 0) -> list[tuple[str, Any]]:
@@ -86,7 +86,7 @@ def made(got: Any, choice: int = 0) -> list[tuple[str, Any]]:
 # --- held to ------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("family", FAMILIES, ids=lambda family: family.sign)
+@pytest.mark.parametrize("family", FAMILIES, ids=lambda family: family.template_sign)
 def test_a_call_that_must_be_is_valid_whatever_the_model(noisy: Drive, family: Family) -> None:
     several = 0
     for seed in range(8):
@@ -100,32 +100,32 @@ def test_a_call_that_must_be_is_valid_whatever_the_model(noisy: Drive, family: F
     assert 1 < several <= 16
 
 
-@pytest.mark.parametrize("family", FAMILIES, ids=lambda family: family.sign)
+@pytest.mark.parametrize("family", FAMILIES, ids=lambda family: family.template_sign)
 def test_the_named_function_is_called_once(noisy: Drive, family: Family) -> None:
     for name in BOTH:
         got = noisy(special=SPECIAL[family], template=template(family))
-        got.run(asked(Calling((name,), required=True, several=False)))
+        got.run(asked(Calling((name,), required=True, parallel=False)))
         assert [call[0] for call in made(got)] == [name]
         assert got.ended()[0].reason == "tool_calls"
 
 
 def test_arguments_come_as_they_are_made(noisy: Drive) -> None:
-    got = noisy().run(asked(Calling(("weather",), required=True, several=False)))
+    got = noisy().run(asked(Calling(("weather",), required=True, parallel=False)))
     assert len(got.of(Argued)) > 30
     assert "".join(one.text for one in got.of(Argued)).startswith('{"city": "')
 
 
 def test_what_is_held_back_takes_no_credit(noisy: Drive) -> None:
     """Sixteen begin to call, and all of it is held: nobody could give credit for that."""
-    spec = asked(Calling(("weather",), required=True, several=False), n=16, best_of=16, credit=20)
+    spec = asked(Calling(("weather",), required=True, parallel=False), n=16, best_of=16, credit=20)
     got = noisy().run(spec)
-    assert sum(one.count for one in got.of(Called)) > 200
+    assert sum(one.token_count for one in got.of(Called)) > 200
     got.engine.credit(1, 10_000)
     assert len(got.run().ended()) == 16
 
 
 def test_choices_call_for_themselves(noisy: Drive) -> None:
-    spec = asked(Calling(("weather",), required=True, several=False), n=3, best_of=3)
+    spec = asked(Calling(("weather",), required=True, parallel=False), n=3, best_of=3)
     got = noisy().run(spec)
     assert len({msgspec.json.encode(made(got, choice)) for choice in range(3)}) == 3
     best = noisy().run(msgspec.structs.replace(spec, n=1, best_of=3))
@@ -147,8 +147,8 @@ def test_lenient_unless_the_function_is_strict(noisy: Drive) -> None:
     )
     for strict in (False, True):
         given = Input(turns=(Turn("user", "hi"),), functions=(Function("f", None, odd, strict),))
-        calling = Calling(("f",), required=True, several=False)
-        got = noisy().run(Generate(1, given, Picking(seed=1), calling=calling))
+        calling = Calling(("f",), required=True, parallel=False)
+        got = noisy().run(Generate(1, given, Picking(seed=1), function_choice=calling))
         if strict:
             assert (got.failed().kind, got.failed().param) == ("unsupported", "tools")
             assert "held to: not" in got.failed().message
@@ -162,7 +162,7 @@ def test_lenient_unless_the_function_is_strict(noisy: Drive) -> None:
 )
 def test_parameters_that_are_none(noisy: Drive, parameters: bytes, said: str) -> None:
     given = Input(turns=(Turn("user", "hi"),), functions=(Function("f", None, parameters),))
-    failed = noisy().run(Generate(1, given, calling=Calling(("f",)))).failed()
+    failed = noisy().run(Generate(1, given, function_choice=Calling(("f",)))).failed()
     assert (failed.kind, failed.param) == ("invalid", "tools")
     assert said in failed.message
 
@@ -176,7 +176,9 @@ def said(scripted: Drive, script: str, calling: Calling | None = None, **fields:
     ending = fields.pop("ending", None) or Ending(max_tokens=400)
     greedy = Picking(temperature=0)
     calling = calling or Calling(BOTH)
-    return got.run(Generate(1, given, greedy, ending, calling=calling, token_ids=True, **fields))
+    return got.run(
+        Generate(1, given, greedy, ending, function_choice=calling, token_ids=True, **fields)
+    )
 
 
 def test_text_alone_stays_text(scripted: Drive) -> None:
@@ -187,12 +189,12 @@ def test_text_alone_stays_text(scripted: Drive) -> None:
 
 
 def test_text_goes_over_to_calls(scripted: Drive) -> None:
-    script = "Let me see. \n" + HERMES.written([CALLS[1], CALLS[1]])
+    script = "Let me see. \n" + HERMES.format_calls([CALLS[1], CALLS[1]])
     got = said(scripted, script)
     assert got.text() == "Let me see."
     assert [name for name, _ in made(got)] == ["weather_now", "weather_now"]
     assert got.ended() == {0: Ended(1, 0, "tool_calls")}
-    counted = [one.count for one in got.told if isinstance(one, Piece | Called | Argued)]
+    counted = [one.token_count for one in got.told if isinstance(one, Piece | Called | Argued)]
     assert len(script) - 40 < sum(counted) <= len(script)
 
 
@@ -203,8 +205,8 @@ def test_after_the_mark_only_a_call_can_follow(scripted: Drive) -> None:
 
 
 def test_one_call_where_several_are_not_wanted(scripted: Drive) -> None:
-    script = HERMES.written([CALLS[1], CALLS[1]])
-    got = said(scripted, script, Calling(BOTH, several=False))
+    script = HERMES.format_calls([CALLS[1], CALLS[1]])
+    got = said(scripted, script, Calling(BOTH, parallel=False))
     assert len(made(got)) == 1
 
 
@@ -221,7 +223,7 @@ def test_a_form_or_calls(scripted: Drive) -> None:
     assert plain.ended()[0].reason == "eos"
     other = said(scripted, "no form", form=form)
     assert made(other)
-    calls = said(scripted, HERMES.written([CALLS[1]]), form=form)
+    calls = said(scripted, HERMES.format_calls([CALLS[1]]), form=form)
     assert made(calls) == [("weather_now", {})]
 
 
@@ -241,17 +243,17 @@ def test_llama_calls_begin_with_a_brace(noisy: Drive) -> None:
 def test_a_mark_that_is_a_token_of_its_own(noisy: Drive) -> None:
     for family in FAMILIES[:3]:
         picking = Picking(temperature=1, seed=4, logit_bias={259: 4.0})
-        got = noisy(special=family.mark, template=template(family))
-        got.run(asked(Calling(BOTH, several=False), picking=picking))
+        got = noisy(special=family.trigger, template=template(family))
+        got.run(asked(Calling(BOTH, parallel=False), picking=picking))
         assert made(got)
-        assert family.mark not in got.text()
+        assert family.trigger not in got.text()
         assert got.ended()[0].reason == "tool_calls"
 
 
 def test_other_special_tokens_stay_unseen(noisy: Drive) -> None:
     """Beside a mark that has to be seen: those are still not text."""
     family = FAMILIES[0]
-    got = noisy(special=family.mark, template=template(family))
+    got = noisy(special=family.trigger, template=template(family))
     picking = Picking(temperature=0, logit_bias={257: 1000.0})
     got.run(asked(ending=Ending(max_tokens=9, include_stop=True), picking=picking))
     assert (got.text(), got.ended()[0].reason) == ("", "eos")
@@ -260,11 +262,11 @@ def test_other_special_tokens_stay_unseen(noisy: Drive) -> None:
 # --- taken apart --------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("family", FAMILIES, ids=lambda family: family.sign)
+@pytest.mark.parametrize("family", FAMILIES, ids=lambda family: family.template_sign)
 @pytest.mark.parametrize("lead", ["", "Well: ", "[TOOL_", "<tool <tool_call"])
 def test_wherever_a_text_is_cut(family: Family, lead: str) -> None:
-    anywhere = bool(family.mark)
-    text = (lead if anywhere else "") + family.written(CALLS)
+    anywhere = bool(family.trigger)
+    text = (lead if anywhere else "") + family.format_calls(CALLS)
     chance = random.Random(0)
     for _ in range(50):
         speech = Speech(family, BOTH, anywhere=anywhere)
@@ -273,7 +275,7 @@ def test_wherever_a_text_is_cut(family: Family, lead: str) -> None:
         while at < len(text):
             size = chance.choice((1, 2, 5, 40))
             tokens = [Taken(at, None)]
-            told += speech.add(Release(text[at : at + size], tokens))
+            told += speech.feed(Release(text[at : at + size], tokens))
             at += size
         told += speech.close()
         assert "".join(one.text for one in told if isinstance(one, Release)) == (
@@ -290,7 +292,7 @@ def test_only_the_whole_text_is_calls_without_a_mark() -> None:
     llama = family_of('"parameters": dictionary')
     for text in ('{"name": "Bob"}', 'x {"name": "weather", "parameters": {}}'):
         speech = Speech(llama, BOTH, anywhere=False)
-        told = [*speech.add(Release(text, [])), *speech.close()]
+        told = [*speech.feed(Release(text, [])), *speech.close()]
         assert told == [Release(text, [])]
 
 
@@ -305,8 +307,10 @@ TALK = (
 
 
 def prompt(got: Any, turns: Sequence[Turn], functions: Sequence[Function] = FUNCTIONS) -> str:
-    reader = got.engine._reader
-    (ids,) = reader.prompts(Input(turns=tuple(turns), functions=tuple(functions)), Ending())
+    reader = got.engine._input_processor
+    (ids,) = reader.tokenize_prompts(
+        Input(turns=tuple(turns), functions=tuple(functions)), Ending()
+    )
     text: str = got.engine._tokenizer.decode(ids)
     return text
 
@@ -337,8 +341,8 @@ def test_a_template_that_knows_none_is_told_in_words(noisy: Drive) -> None:
     system, _, rest = text.partition("<user>")
     assert system.startswith("<system>be brief\n\nYou can call these functions:\n{")
     assert '"name":"weather_now"' in system
-    assert HERMES.written([Call("", "NAME", "{ARGUMENTS}")]) in system
-    assert "<assistant>" + HERMES.written(TALK[2].calls) in rest
+    assert HERMES.format_calls([Call("", "NAME", "{ARGUMENTS}")]) in system
+    assert "<assistant>" + HERMES.format_calls(TALK[2].calls) in rest
     assert "<user><tool_response>\nsunny\n</tool_response>" in rest
     assert "You can call" not in prompt(noisy(), TALK, ())
     assert prompt(noisy(), TALK[1:2]).startswith("<system>You can call")

@@ -65,7 +65,7 @@ def request(**fields: Any) -> GenerateRequest:
 
 
 async def events(backend: TorchBackend, asked: Request) -> list[Event]:
-    return [e async for batch in backend.answer(asked, context()) for e in batch]
+    return [e async for batch in backend.stream(asked, context()) for e in batch]
 
 
 async def until(condition: Callable[[], bool]) -> None:
@@ -129,15 +129,15 @@ async def test_figures_come_with_the_heartbeat(backend: TorchBackend) -> None:
     asked = request(prompts=(long,), stopping=Stopping(max_tokens=4, ignore_eos=True))
     process = backend.process
     assert process is not None
-    process.rows = -1
-    await until(lambda: process.rows == 0)
-    before = backend.figures()
+    process.active = -1
+    await until(lambda: process.active == 0)
+    before = backend.read_stats()
     await events(backend, asked)
     again = await events(backend, asked)
     assert Usage(len(long), 4, cached_tokens=32) in again
     read = before["prompt_tokens"] + 2 * len(long) - 32
-    await until(lambda: backend.figures()["prompt_tokens"] == read)
-    after = backend.figures()
+    await until(lambda: backend.read_stats()["prompt_tokens"] == read)
+    after = backend.read_stats()
     assert after["completion_tokens"] == before["completion_tokens"] + 8
     assert after["prefix_hits"] == before["prefix_hits"] + 32
     assert after["kv_blocks"] == 16 * 4
@@ -182,7 +182,7 @@ async def test_errors_come_in_the_gateways_words(backend: TorchBackend) -> None:
     with pytest.raises(Unsupported):
         await events(backend, EmbedRequest(model="m", inputs=("a",)))
     with pytest.raises(DeadlineExceeded):
-        await anext(backend.answer(request(), context(0.0)))
+        await anext(backend.stream(request(), context(0.0)))
 
 
 async def test_more_than_the_queue_takes_is_overload(backend: TorchBackend) -> None:
@@ -201,13 +201,13 @@ LONG = request(n=64, stopping=Stopping(max_tokens=120, ignore_eos=True))
 
 
 async def test_leaving_frees_the_rows(backend: TorchBackend) -> None:
-    async with aclosing(backend.answer(LONG, context())) as stream:
+    async with aclosing(backend.stream(LONG, context())) as stream:
         await anext(stream)
     process = backend.process
     assert process is not None
-    assert not process._inboxes
-    process.rows = -1
-    await until(lambda: process.rows == 0)
+    assert not process._queues
+    process.active = -1
+    await until(lambda: process.active == 0)
     assert process.waiting == 0
 
 
@@ -239,7 +239,7 @@ async def test_a_process_that_dies_is_started_anew(backend: TorchBackend) -> Non
     before = backend.process
     assert before is not None
     assert before.pid is not None
-    async with aclosing(backend.answer(LONG, context())) as stream:
+    async with aclosing(backend.stream(LONG, context())) as stream:
         await anext(stream)
         os.kill(before.pid, signal.SIGKILL)
         with pytest.raises(StreamBroken):
@@ -254,7 +254,7 @@ async def test_a_model_that_is_not_there_is_told_and_not_tried_again() -> None:
     broken = TorchBackend(path="package:there_is_no_such_package")
     await broken.start()
     with pytest.raises(WorkerUnreachable, match="no package there_is_no_such_package"):
-        await anext(broken.answer(request(), context()))
+        await anext(broken.stream(request(), context()))
     assert not broken.ready
     await broken.aclose()
 
@@ -263,10 +263,10 @@ async def test_a_model_that_is_slow_to_load_is_overload(tiny_folder: Path) -> No
     slow = TorchBackend(path=str(tiny_folder))
     await slow.start()
     with pytest.raises(Overloaded):
-        await anext(slow.answer(request(), context(first_token=0.001)))
+        await anext(slow.stream(request(), context(first_token=0.001)))
     await slow.aclose()
     with pytest.raises(WorkerUnreachable, match="shut down"):
-        await anext(slow.answer(request(), context()))
+        await anext(slow.stream(request(), context()))
 
 
 STARTS = """
@@ -336,16 +336,16 @@ async def test_what_nobody_waits_for_comes_last(monkeypatch: pytest.MonkeyPatch)
         del context
         return orders
 
-    monkeypatch.setattr(backend, "_available", available)
-    for one in (context(), msgspec.structs.replace(context(), give_way=lambda: None)):
+    monkeypatch.setattr(backend, "_get_process", available)
+    for one in (context(), msgspec.structs.replace(context(), preempt=lambda: None)):
         with pytest.raises(Overloaded):
-            await anext(backend.answer(request(priority=3), one))
+            await anext(backend.stream(request(priority=3), one))
 
     assert [order.priority for order in orders.sent] == [3, 255]
 
 
 async def test_it_is_warm_when_the_model_is_loaded(backend: TorchBackend) -> None:
-    await backend.warm()
+    await backend.warm_up()
     assert backend.ready
 
 
@@ -353,5 +353,5 @@ async def test_it_never_gets_warm_when_the_model_cannot_be_loaded() -> None:
     broken = TorchBackend(path="package:there_is_no_such_package")
     await broken.start()
     with pytest.raises(WorkerUnreachable, match="there_is_no_such_package"):
-        await broken.warm()
+        await broken.warm_up()
     await broken.aclose()

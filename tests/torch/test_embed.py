@@ -50,7 +50,7 @@ def encoder(tokenizer: Any) -> Encoder:
         max_position_embeddings=64,
     )
     model: Any = BertModel(config)
-    return Encoder(model.eval(), tokenizer, Recipe(sizes=()), 64)
+    return Encoder(model.eval(), tokenizer, Recipe(matryoshka_sizes=()), 64)
 
 
 def ask(encoder: Encoder, spec: Embed, now: float = 0.0) -> list[News]:
@@ -61,7 +61,7 @@ def ask(encoder: Encoder, spec: Embed, now: float = 0.0) -> list[News]:
     clock[0] = now
     while embedder.step():
         pass
-    assert (embedder.rows, embedder.waiting) == (0, 0)
+    assert (embedder.active_count, embedder.waiting_count) == (0, 0)
     return told
 
 
@@ -113,10 +113,10 @@ def test_too_long_fails_or_is_cut(encoder: Encoder) -> None:
     (failed,) = ask(encoder, Embed(1, ("x" * 65,)))
     assert isinstance(failed, Failed)
     assert (failed.kind, failed.tokens, failed.limit) == ("too_long", 65, 64)
-    vectors(encoder, Embed(1, ("x" * 65,), keep=-1))
+    vectors(encoder, Embed(1, ("x" * 65,), max_tokens=-1))
     ids = tuple(range(100))
     assert np.allclose(
-        vectors(encoder, Embed(1, (ids,), keep=5)), vectors(encoder, Embed(1, (ids[:5],)))
+        vectors(encoder, Embed(1, (ids,), max_tokens=5)), vectors(encoder, Embed(1, (ids[:5],)))
     )
 
 
@@ -149,7 +149,7 @@ def test_deadline_cancel_and_queue(encoder: Encoder) -> None:
     embedder.cancel(1)
     while embedder.step():
         pass
-    assert [one.job for one in told if isinstance(one, Finished)] == [2]
+    assert [one.request_id for one in told if isinstance(one, Finished)] == [2]
 
 
 @pytest.mark.parametrize("error", [RuntimeError("out of memory"), MemoryError()])
@@ -172,7 +172,7 @@ def test_a_pass_that_fails_takes_one_request_with_it(encoder: Encoder, error: Ex
         pass
     first, *rest = told
     assert isinstance(first, Failed)
-    assert (first.job, first.kind) == (1, "failed")
+    assert (first.request_id, first.kind) == (1, "failed")
     assert [type(one) for one in rest] == [Vectors, Finished]
 
 
@@ -283,7 +283,7 @@ def test_prompts_stand_before_texts_and_may_be_left_out_of_the_mean(tmp_path: Pa
     nothing = by_hand(model, "find: ", 7)
     found = vectors(encoder, Embed(1, ("",), instruction="query"))
     assert np.allclose(found, unit(nothing.mean(0)), atol=1e-5)
-    cut_off = vectors(encoder, Embed(1, ("cat",), instruction="query", keep=4))
+    cut_off = vectors(encoder, Embed(1, ("cat",), instruction="query", max_tokens=4))
     states = by_hand(model, "fi")[-1]
     assert np.allclose(cut_off, unit(states), atol=1e-5)
     assert np.array_equal(vectors(encoder, Embed(1, (ids,))), plain)
@@ -293,12 +293,12 @@ def test_a_text_that_is_cut_keeps_its_closing_token(tmp_path: Path) -> None:
     model = small_bert()
     encoder = opened(saved(tmp_path, model), context=10)
     expected = unit(by_hand(model, "x" * 8).mean(0))
-    assert np.allclose(vectors(encoder, Embed(1, ("x" * 50,), keep=-1)), expected, atol=1e-5)
-    assert np.allclose(vectors(encoder, Embed(1, ("x" * 50,), keep=99)), expected, atol=1e-5)
+    assert np.allclose(vectors(encoder, Embed(1, ("x" * 50,), max_tokens=-1)), expected, atol=1e-5)
+    assert np.allclose(vectors(encoder, Embed(1, ("x" * 50,), max_tokens=99)), expected, atol=1e-5)
     (failed,) = ask(encoder, Embed(1, ("x" * 9,)))
     assert isinstance(failed, Failed)
     assert (failed.kind, failed.tokens, failed.limit) == ("too_long", 11, 10)
-    (failed,) = ask(encoder, Embed(1, ("xxx",), keep=2))
+    (failed,) = ask(encoder, Embed(1, ("xxx",), max_tokens=2))
     assert isinstance(failed, Failed)
     assert failed.message == "of a text at least 3 tokens stay"
 
@@ -374,6 +374,6 @@ def test_other_families(tmp_path: Path) -> None:
 
     roberta: Any = RobertaModel(RobertaConfig(**sizes, pad_token_id=1))
     encoder = opened(saved(tmp_path / "roberta", roberta.eval()))
-    assert encoder.length == 62
+    assert encoder.max_length == 62
     vectors(encoder, Embed(1, ("x" * 60,)))
     assert isinstance(ask(encoder, Embed(1, ("x" * 61,)))[0], Failed)

@@ -61,7 +61,7 @@ def test_greedy_is_what_transformers_generates(
                 pad_token_id=0,
             )
         for chunk in (256, 3, 1):
-            got = driven(Limits(chunk=chunk)).run(asked(prompt))
+            got = driven(Limits(max_chunk_tokens=chunk)).run(asked(prompt))
             assert got.ids() == whole[0, len(ids) :].tolist()
 
 
@@ -70,9 +70,9 @@ def test_neighbours_do_not_matter(driven: Drive) -> None:
     hot = Picking(temperature=0.9, top_p=0.9, seed=7)
     alone = [driven().run(asked(p, picking=hot)).ids() for p in prompts]
     specs = [asked(p, job=i + 1, picking=hot) for i, p in enumerate(prompts)]
-    together = driven(Limits(chunk=5)).run(*specs)
+    together = driven(Limits(max_chunk_tokens=5)).run(*specs)
     assert [together.ids(i + 1) for i in range(6)] == alone
-    assert together.finished(6).batch > 1
+    assert together.finished(6).max_batch > 1
 
 
 def test_logprobs_are_the_models_own(driven: Drive, reference: Any, tokenizer: Any) -> None:
@@ -144,9 +144,9 @@ def test_n_choices_differ_and_the_first_is_that_of_one(driven: Drive) -> None:
 def test_n_with_fewer_places_than_choices(driven: Drive) -> None:
     hot = Picking(temperature=1, seed=5)
     wide = driven().run(asked(picking=hot, n=5, best_of=5))
-    narrow = driven(Limits(rows=2)).run(asked(picking=hot, n=5, best_of=5))
+    narrow = driven(Limits(max_sequences=2)).run(asked(picking=hot, n=5, best_of=5))
     assert [wide.ids(choice=i) for i in range(5)] == [narrow.ids(choice=i) for i in range(5)]
-    assert narrow.engine.rows == 0
+    assert narrow.engine.active_count == 0
 
 
 def test_best_of_returns_the_likeliest(driven: Drive) -> None:
@@ -291,7 +291,7 @@ def test_a_conversation_goes_through_the_template(driven: Drive) -> None:
     got = driven().run(msgspec.structs.replace(asked(), input=Input(turns=turns)))
     assert got.ids() == driven().run(asked("<user>hi<assistant>")).ids()
     wrapped = driven().run(
-        msgspec.structs.replace(asked(), input=Input(prompts=("hi",), wrap=True))
+        msgspec.structs.replace(asked(), input=Input(prompts=("hi",), as_user_message=True))
     )
     assert wrapped.ids() == got.ids()
 
@@ -300,7 +300,7 @@ def test_a_template_of_the_request(driven: Drive) -> None:
     own = Input(
         turns=(Turn("user", "hi"),),
         template="{{ before }}{{ messages[0].content }}",
-        arguments=b'{"before": "so: "}',
+        template_arguments=b'{"before": "so: "}',
     )
     got = driven().run(msgspec.structs.replace(asked(), input=own))
     assert got.ids() == driven().run(asked("so: hi")).ids()
@@ -315,9 +315,11 @@ def test_continuing_the_last_turn(driven: Drive) -> None:
 def test_a_prompt_too_long_fails_or_is_cut(driven: Drive) -> None:
     failed = driven().run(asked("x" * 200)).failed()
     assert (failed.kind, failed.tokens, failed.limit) == ("too_long", 200, 128)
-    cut = msgspec.structs.replace(asked(), input=Input(prompts=("y" * 150 + "Hello",), keep=5))
+    cut = msgspec.structs.replace(
+        asked(), input=Input(prompts=("y" * 150 + "Hello",), truncate_to=5)
+    )
     assert driven().run(cut).ids() == driven().run(asked("Hello")).ids()
-    fit = msgspec.structs.replace(asked(), input=Input(prompts=("y" * 200,), keep=-1))
+    fit = msgspec.structs.replace(asked(), input=Input(prompts=("y" * 200,), truncate_to=-1))
     assert driven().run(fit).finished().prompt_tokens == 128 - 24
 
 
@@ -335,7 +337,7 @@ def test_a_prompt_too_long_fails_or_is_cut(driven: Drive) -> None:
         (asked(picking=Picking(logit_bias={65: float("nan")})), "invalid"),
         (Generate(1, Input(prompts=((1, 2, 999),))), "invalid"),
         (Generate(1, Input(turns=(Turn("user", "x"),), template="{{ nope() }}")), "invalid"),
-        (Generate(1, Input(turns=(Turn("user", "x"),), arguments=b"[]")), "invalid"),
+        (Generate(1, Input(turns=(Turn("user", "x"),), template_arguments=b"[]")), "invalid"),
     ],
 )
 def test_what_is_wrong_is_told_and_takes_no_place(driven: Drive, spec: Generate, kind: str) -> None:
@@ -344,7 +346,7 @@ def test_what_is_wrong_is_told_and_takes_no_place(driven: Drive, spec: Generate,
         assert not got.of(Failed)
         return
     assert got.failed().kind == kind
-    assert (got.engine.rows, got.engine.waiting) == (0, 0)
+    assert (got.engine.active_count, got.engine.waiting_count) == (0, 0)
 
 
 # --- places, credit, cancellation ---------------------------------------------------------------
@@ -352,11 +354,11 @@ def test_what_is_wrong_is_told_and_takes_no_place(driven: Drive, spec: Generate,
 
 def test_cancelling_frees_the_row_before_the_next_step(scripted: Drive) -> None:
     got, forward = scripted("a" * 400)
-    got.run(said(Ending()), msgspec.structs.replace(said(Ending()), job=2), steps=5)
-    assert got.engine.rows == 2
+    got.run(said(Ending()), msgspec.structs.replace(said(Ending()), request_id=2), steps=5)
+    assert got.engine.active_count == 2
     told = len(got.of(Piece))
     got.engine.cancel(1)
-    assert got.engine.rows == 1
+    assert got.engine.active_count == 1
     got.engine.step()
     assert forward.passes[-1] == 1
     assert len(got.of(Piece)) == told
@@ -366,9 +368,9 @@ def test_cancelling_frees_the_row_before_the_next_step(scripted: Drive) -> None:
 
 
 def test_cancelling_while_waiting_and_while_reading(driven: Drive) -> None:
-    got = driven(Limits(rows=1, chunk=2))
+    got = driven(Limits(max_sequences=1, max_chunk_tokens=2))
     got.run(asked("a long prompt"), asked(job=2), asked(job=3), steps=2)
-    assert got.engine.waiting == 2
+    assert got.engine.waiting_count == 2
     got.engine.cancel(2)
     got.engine.cancel(1)
     got.engine.cancel(99)
@@ -380,8 +382,8 @@ def test_cancelling_while_waiting_and_while_reading(driven: Drive) -> None:
 def test_without_credit_a_row_rests_and_others_go_on(scripted: Drive) -> None:
     got, _ = scripted("a" * 40)
     got.run(
-        msgspec.structs.replace(said(Ending()), credit=10),
-        msgspec.structs.replace(said(Ending()), job=2),
+        msgspec.structs.replace(said(Ending()), initial_credit=10),
+        msgspec.structs.replace(said(Ending()), request_id=2),
     )
     assert len(got.ids(1)) == 10
     assert got.finished(2).completion_tokens == 41
@@ -392,18 +394,20 @@ def test_without_credit_a_row_rests_and_others_go_on(scripted: Drive) -> None:
 
 
 def test_places_are_limited_and_priority_decides(scripted: Drive) -> None:
-    got, forward = scripted("abc", Limits(rows=2))
-    specs = [msgspec.structs.replace(said(Ending()), job=i, priority=200 - i) for i in range(1, 6)]
+    got, forward = scripted("abc", Limits(max_sequences=2))
+    specs = [
+        msgspec.structs.replace(said(Ending()), request_id=i, priority=200 - i) for i in range(1, 6)
+    ]
     got.run(*specs)
     assert max(forward.passes) == 2
-    order = [one.job for one in got.told if isinstance(one, Finished)]
+    order = [one.request_id for one in got.told if isinstance(one, Finished)]
     assert order == [5, 4, 3, 2, 1]
 
 
 def test_the_queue_is_bounded(scripted: Drive) -> None:
-    got, _ = scripted("abc", Limits(rows=1, waiting=2))
-    got.run(*(msgspec.structs.replace(said(Ending()), job=i) for i in range(1, 5)))
-    assert [one.job for one in got.told if isinstance(one, Failed)] == [3, 4]
+    got, _ = scripted("abc", Limits(max_sequences=1, max_waiting=2))
+    got.run(*(msgspec.structs.replace(said(Ending()), request_id=i) for i in range(1, 5)))
+    assert [one.request_id for one in got.told if isinstance(one, Failed)] == [3, 4]
     assert got.failed(3).kind == "overloaded"
     assert got.finished(2).completion_tokens == 4
 
@@ -414,7 +418,7 @@ def test_a_deadline_ends_a_request(scripted: Drive) -> None:
     got.now = 5.0
     got.run()
     assert got.failed().kind == "deadline"
-    assert got.engine.rows == 0
+    assert got.engine.active_count == 0
 
 
 def test_a_failing_pass_fails_its_requests_and_no_more(scripted: Drive) -> None:
@@ -424,5 +428,5 @@ def test_a_failing_pass_fails_its_requests_and_no_more(scripted: Drive) -> None:
     got.run()
     assert got.failed().kind == "failed"
     forward.most = 100
-    got.run(msgspec.structs.replace(said(Ending()), job=2))
+    got.run(msgspec.structs.replace(said(Ending()), request_id=2))
     assert got.text(2) == "abc"

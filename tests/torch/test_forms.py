@@ -96,13 +96,13 @@ def test_nothing_of_it_shows_in_company(noisy: Drive) -> None:
     """Each row has a grammar of its own, or none; alone it says the same."""
     forms = [schema(PERSON), Form("regex", "[a-z]{20}"), None, schema(PERSON)]
     specs = [
-        msgspec.structs.replace(asked(schema({}), job=i, seed=i), form=form)
+        msgspec.structs.replace(asked(schema({}), job=i, seed=i), output_format=form)
         for i, form in enumerate(forms, 1)
     ]
-    together = noisy(Limits(chunk=32)).run(*specs)
+    together = noisy(Limits(max_chunk_tokens=32)).run(*specs)
     for spec in specs:
-        assert together.ids(spec.job) == noisy().run(spec).ids(spec.job)
-    assert together.finished(1).batch == 4
+        assert together.ids(spec.request_id) == noisy().run(spec).ids(spec.request_id)
+    assert together.finished(1).max_batch == 4
 
 
 def test_the_tiny_model_too(driven: Drive) -> None:
@@ -118,10 +118,10 @@ def test_a_row_that_gave_way_goes_on_where_it_was(driven: Drive) -> None:
         msgspec.structs.replace(asked(form, job=i, seed=i), input=Input(prompts=("x" * 20 * i,)))
         for i in (1, 2, 3)
     ]
-    together = driven(Limits(memory=1)).run(*specs)
-    assert together.engine._queue.preempted > 0
+    together = driven(Limits(cache_bytes=1)).run(*specs)
+    assert together.engine._scheduler.preemption_count > 0
     for spec in specs:
-        assert together.ids(spec.job) == driven().run(spec).ids(spec.job)
+        assert together.ids(spec.request_id) == driven().run(spec).ids(spec.request_id)
 
 
 # --- with everything else -----------------------------------------------------------------------
@@ -216,7 +216,7 @@ def test_where_no_token_is_left_the_request_fails(noisy: Drive) -> None:
     assert "no token may come" in failed.message
     assert got.of(Ended) == []
     assert got.ended(2)[0].reason == "eos"
-    assert got.engine.rows == 0
+    assert got.engine.active_count == 0
 
 
 def test_a_search_that_finds_nothing_fails(noisy: Drive) -> None:
@@ -262,7 +262,7 @@ def test_what_can_not_be_held_to_is_refused(noisy: Drive, form: Form, kind: str,
     assert said in failed.message
     assert len(failed.message) < 300
     assert got.of(Piece) == []
-    assert got.engine.waiting == 0
+    assert got.engine.waiting_count == 0
 
 
 def test_where_the_client_does_not_insist_such_keys_are_left_aside(noisy: Drive) -> None:

@@ -57,17 +57,17 @@ def test_other_families_and_any_chunks(config: Any) -> None:
 def test_a_copy_has_the_same_past_and_its_own_future(tiny: Any) -> None:
     pool = Pool(9)
     one = Kv(pool, 3)
-    tiny.forward([Segment(one, [1, 2, 3], 0)])
-    other = one.copy()
-    assert pool.used == 1
-    tiny.forward([Segment(other, [9] * 100, 0)])
-    expected = tiny.forward([Segment(Kv(pool, 3), [1, 2, 3, 4])])
-    assert torch.equal(tiny.forward([Segment(one, [4])]), expected)
-    assert (one.length, other.length, pool.layers) == (4, 103, 2)
+    tiny.runner([Segment(one, [1, 2, 3], 0)])
+    other = one.fork()
+    assert pool.used_blocks == 1
+    tiny.runner([Segment(other, [9] * 100, 0)])
+    expected = tiny.runner([Segment(Kv(pool, 3), [1, 2, 3, 4])])
+    assert torch.equal(tiny.runner([Segment(one, [4])]), expected)
+    assert (one.length, other.length, pool.layer_count) == (4, 103, 2)
 
 
 def test_a_pass_that_wants_nothing_gives_nothing(tiny: Any) -> None:
-    assert tiny.forward([Segment(Kv(Pool(1)), [1, 2, 3], 0)]).shape == (0, 259)
+    assert tiny.runner([Segment(Kv(Pool(1)), [1, 2, 3], 0)]).shape == (0, 259)
 
 
 class Recurrent(torch.nn.Module):

@@ -16,7 +16,7 @@ Drive = Callable[..., Any]
 
 
 def asked(form: Form | None, *, job: int = 1) -> Generate:
-    return Generate(job, Input(prompts=("x",)), Picking(temperature=1, seed=1), form=form)
+    return Generate(job, Input(prompts=("x",)), Picking(temperature=1, seed=1), output_format=form)
 
 
 class Slow:
@@ -31,11 +31,11 @@ class Slow:
 
     def _compile(self, source: Any) -> Any:
         assert self.go.wait(30)
-        return self._inner._compile(source)
+        return self._inner._compile_grammar(source)
 
 
 def slow(got: Any, tokenizer: Any) -> Slow:
-    got.engine._guiding._grammars = found = Slow(tokenizer)
+    got.engine._grammar_manager._grammars = found = Slow(tokenizer)
     return found
 
 
@@ -44,13 +44,13 @@ def test_others_do_not_wait_for_a_grammar(noisy: Drive, tokenizer: Any) -> None:
     grammars = slow(got, tokenizer)
     got.engine.submit(asked(Form("regex", "abc")))
     got.engine.submit(asked(None, job=2))
-    assert got.engine.waiting == 2
+    assert got.engine.waiting_count == 2
     while got.engine.step():
         pass
     assert got.finished(2)
     assert got.of(Piece) == []
     grammars.go.set()
-    (future,) = got.engine._guiding._waiting.values()
+    (future,) = got.engine._grammar_manager._waiting.values()
     future.result(30)
     assert got.run().text() == "abc"
 
@@ -65,7 +65,7 @@ def test_a_grammar_that_takes_too_long_is_refused(noisy: Drive, tokenizer: Any) 
     got.engine.step()
     assert (got.failed().kind, got.failed().param) == ("unsupported", "response_format")
     assert "within 10 s" in got.failed().message
-    assert got.engine.waiting == 0
+    assert got.engine.waiting_count == 0
     grammars.go.set()
 
 
@@ -76,7 +76,7 @@ def test_who_leaves_while_it_is_prepared(noisy: Drive, tokenizer: Any) -> None:
     got.engine.cancel(1)
     grammars.go.set()
     assert got.run().told == []
-    assert got.engine.waiting == 0
+    assert got.engine.waiting_count == 0
 
 
 def test_too_many_at_once_are_overload(
@@ -99,15 +99,15 @@ def grammars(tokenizer: Any, woken: threading.Event | None = None) -> Grammars:
 def test_a_grammar_is_compiled_once_and_kept_for_a_while(tokenizer: Any) -> None:
     woken = threading.Event()
     cache = grammars(tokenizer, woken)
-    first = cache.ask((Part("form", "regex", "a"),))
-    assert not first.result(30).ended
+    first = cache.compile_grammar((Part("form", "regex", "a"),))
+    assert not first.result(30).is_finished
     assert woken.wait(30)
-    assert cache.ask((Part("form", "regex", "a"),)) is first
-    assert cache.ask((Part("form", "json", "a"),)) is not first
+    assert cache.compile_grammar((Part("form", "regex", "a"),)) is first
+    assert cache.compile_grammar((Part("form", "json", "a"),)) is not first
     for number in range(KEPT - 1):
-        cache.ask((Part("form", "regex", f"a{number}"),))
-    assert len(cache._known) == KEPT
-    assert cache.ask((Part("form", "regex", "a"),)) is not first
+        cache.compile_grammar((Part("form", "regex", f"a{number}"),))
+    assert len(cache._cache) == KEPT
+    assert cache.compile_grammar((Part("form", "regex", "a"),)) is not first
 
 
 def test_a_tokenizer_that_can_not_be_read(tokenizer: Any) -> None:
@@ -115,24 +115,24 @@ def test_a_tokenizer_that_can_not_be_read(tokenizer: Any) -> None:
         """No fast tokenizer."""
 
     found = grammars(Other())
-    found.prepare()
+    found.load_vocabulary()
     with pytest.raises(Refused, match="tokenizer does not let"):
-        found.ask((Part("form", "regex", "a"),)).result(30)
+        found.compile_grammar((Part("form", "regex", "a"),)).result(30)
 
 
 def test_without_the_library_that_holds(tokenizer: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "llguidance.hf", None)
     with pytest.raises(Refused, match="without llguidance"):
-        grammars(tokenizer).ask((Part("form", "regex", "a"),)).result(30)
+        grammars(tokenizer).compile_grammar((Part("form", "regex", "a"),)).result(30)
 
 
 def test_the_vocabulary_is_read_before_the_first_request(noisy: Drive) -> None:
     got = noisy()
-    got.engine.prepare()
-    words = got.engine._grammars._words
+    got.engine.warm_up()
+    words = got.engine._grammar_compiler._token_table
     assert words.vocab_size == 259
     got.run(asked(Form("regex", "a")))
-    assert got.engine._grammars._words is words
+    assert got.engine._grammar_compiler._token_table is words
 
 
 def test_a_text_that_is_too_complex_to_follow(noisy: Drive) -> None:
@@ -153,7 +153,7 @@ def test_a_text_that_is_too_complex_to_follow(noisy: Drive) -> None:
 
     got = noisy()
     got.engine.submit(asked(Form("regex", "abc")))
-    (future,) = got.engine._guiding._waiting.values()
+    (future,) = got.engine._grammar_manager._waiting.values()
     future.result(30)._matcher = Broken()
     failed = got.run().failed()
     assert (failed.kind, failed.param) == ("unsupported", "response_format")
@@ -166,6 +166,6 @@ def test_what_goes_wrong_otherwise_is_told_without_its_words(
     def broken(self: Grammars, source: Any) -> Any:
         raise RuntimeError("secret")
 
-    monkeypatch.setattr(Grammars, "_compile", broken)
+    monkeypatch.setattr(Grammars, "_compile_grammar", broken)
     failed = noisy().run(asked(Form("regex", "a"))).failed()
     assert (failed.kind, failed.message) == ("failed", "the local model failed: RuntimeError")

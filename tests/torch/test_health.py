@@ -21,7 +21,7 @@ async def answers_again(own: TorchBackend, before: Process) -> None:
     """Another process has taken over."""
     assert (await events(own, request()))[-1] == Done()
     assert own.process is not before
-    assert own.figures()["restarts"] == 1
+    assert own.read_stats()["restarts"] == 1
     assert before.exit_code is not None
 
 
@@ -31,7 +31,7 @@ async def test_a_process_that_hangs_is_killed_and_started_anew(
     monkeypatch.setattr("backends.torch.process.SILENCE", 2.5)
     own = TorchBackend(path=str(tiny_folder), threads=1)
     await own.start()
-    async with aclosing(own.answer(LONG, context())) as stream:
+    async with aclosing(own.stream(LONG, context())) as stream:
         await anext(stream)
         before = own.process
         assert before is not None
@@ -56,7 +56,7 @@ async def test_a_step_that_never_ends_is_seen(
 ) -> None:
     own = TorchBackend(path=str(tiny_folder), threads=1)
     await own.start()
-    async with aclosing(own.answer(LONG, context())) as stream:
+    async with aclosing(own.stream(LONG, context())) as stream:
         await anext(stream)
         before = own.process
         assert before is not None
@@ -82,5 +82,5 @@ async def test_long_work_is_no_hang(tiny_folder: Path, monkeypatch: pytest.Monke
     said = (Message("user", (TextPart("hi"),)),)
     asked = request(kind="chat", prompts=(), messages=said, templating=Templating(template=SLOW))
     assert (await events(own, asked))[-1] == Done()
-    assert own.figures()["restarts"] == 0
+    assert own.read_stats()["restarts"] == 0
     await own.aclose()

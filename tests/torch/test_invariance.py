@@ -74,7 +74,7 @@ def requests(seed: int, count: int, longest: int, most: int = 80) -> list[Genera
             prompt_logprobs=dice.choice((None, None, None, 0)),
             priority=dice.choice((1, 128, 128)),
             token_ids=True,
-            credit=10_000,
+            initial_credit=10_000,
         )
         found.append(spec)
     return found
@@ -84,7 +84,7 @@ def said(driven: Driven, spec: Generate) -> Said:
     return {
         choice: [
             (token.id, token.logprob)
-            for piece in driven.of(Piece, spec.job)
+            for piece in driven.of(Piece, spec.request_id)
             if piece.choice == choice
             for token in piece.tokens
         ]
@@ -104,36 +104,36 @@ def compose(model: Model, pool: list[tuple[Generate, Said]], seed: int) -> Seen:
     """One composition: everything about it is drawn, and every answer that ends is checked."""
     dice = random.Random(seed)
     limits = Limits(
-        rows=dice.choice((1, 3, 5, 16, 16)),
-        chunk=dice.choice((32, 64, 100, 256)),
-        memory=dice.choice((0, 0, 0, 1 << 30)),
+        max_sequences=dice.choice((1, 3, 5, 16, 16)),
+        max_chunk_tokens=dice.choice((32, 64, 100, 256)),
+        cache_bytes=dice.choice((0, 0, 0, 1 << 30)),
     )
     driven = Driven(model, limits)
     chosen = dice.sample(pool, dice.randrange(2, 9))
     arrivals = sorted((dice.randrange(12), i) for i in range(len(chosen)))
-    leaving = {chosen[0][0].job: dice.randrange(25)} if dice.random() < 0.4 else {}
+    leaving = {chosen[0][0].request_id: dice.randrange(25)} if dice.random() < 0.4 else {}
     credit = dice.choice((3, 10_000, 10_000))
     step = 0
-    while arrivals or driven.engine.rows or driven.engine.waiting:
+    while arrivals or driven.engine.active_count or driven.engine.waiting_count:
         while arrivals and arrivals[0][0] <= step:
             spec = chosen[arrivals.pop(0)[1]][0]
-            driven.engine.submit(msgspec.structs.replace(spec, credit=credit))
+            driven.engine.submit(msgspec.structs.replace(spec, initial_credit=credit))
         for job in [job for job, at in leaving.items() if at == step]:
             driven.engine.cancel(job)
         if step % 8 == 0:
             for spec, _ in chosen:
-                driven.engine.credit(spec.job, 9)
+                driven.engine.credit(spec.request_id, 9)
         driven.engine.step()
         step += 1
     finished = 0
     for spec, alone in chosen:
-        assert not driven.of(Failed, spec.job)
-        if driven.of(Finished, spec.job):
+        assert not driven.of(Failed, spec.request_id)
+        if driven.of(Finished, spec.request_id):
             finished += 1
-            assert said(driven, spec) == alone, (seed, spec.job)
+            assert said(driven, spec) == alone, (seed, spec.request_id)
     assert finished >= len(chosen) - len(leaving)
-    found = sum(one.cached for one in driven.told if isinstance(one, Finished))
-    return Seen(driven.engine.figures.preempted, found, finished)
+    found = sum(one.cached_tokens for one in driven.told if isinstance(one, Finished))
+    return Seen(driven.engine.stats.preemptions, found, finished)
 
 
 def alone(model: Model, specs: list[Generate]) -> list[tuple[Generate, Said]]:

@@ -11,14 +11,14 @@ from backends.torch.kv import BLOCK, Full, Kv, Pool, chained
 def write(kv: Kv, values: list[int]) -> None:
     """A pass of one layer in which a token's keys are its value, and its values twice that."""
     kv.reserve(len(values))
-    slots = torch.tensor(kv.slots(len(values)))
+    slots = torch.tensor(kv.next_slots(len(values)))
     line = torch.tensor(values, dtype=torch.float64)[None, :, None].expand(2, -1, 4)
     kv.pool.write(0, slots, line, 2 * line)
     kv.advance(len(values))
 
 
 def read(kv: Kv) -> list[int]:
-    keys, values = kv.pool.read(0, kv.runs(kv.length))
+    keys, values = kv.pool.read(0, kv.slot_ranges(kv.length))
     assert torch.equal(2 * keys, values)
     assert keys.shape == (2, kv.length, 4)
     return [int(value) for value in keys[1, :, 2].tolist()]
@@ -27,13 +27,13 @@ def read(kv: Kv) -> list[int]:
 def prompted(pool: Pool, ids: list[int]) -> Kv:
     """A row that has read a prompt, as the scheduler does it."""
     kv, names = Kv(pool, len(ids)), chained(ids)
-    kv.begin(names)
+    kv.reuse_prefix(names)
     try:
         write(kv, ids[kv.length :])
     except Full:
         kv.free()
         raise
-    kv.publish(names)
+    kv.cache_prefix(names)
     return kv
 
 
@@ -52,9 +52,11 @@ def test_a_row_lies_in_one_piece_where_there_is_room() -> None:
     for start in range(0, 90, 30):
         write(one, list(range(start, start + 30)))
         write(two, list(range(start, start + 30)))
-    assert len(one.runs(90)) == len(two.runs(90)) == 1
+    assert len(one.slot_ranges(90)) == len(two.slot_ranges(90)) == 1
     assert read(one) == read(two) == list(range(90))
-    assert one.runs(40)[0] == range(one.runs(90)[0].start, one.runs(90)[0].start + 40)
+    assert one.slot_ranges(40)[0] == range(
+        one.slot_ranges(90)[0].start, one.slot_ranges(90)[0].start + 40
+    )
 
 
 def test_a_row_in_pieces_is_read_whole() -> None:
@@ -66,12 +68,12 @@ def test_a_row_in_pieces_is_read_whole() -> None:
     rows[1].free()
     rest = list(range(64, 128))
     write(rows[0], rest)
-    assert len(rows[0].runs(128)) > 1
+    assert len(rows[0].slot_ranges(128)) > 1
     assert read(rows[0]) == list(range(128))
     assert read(rows[2]) == list(range(64))
     with pytest.raises(Full):
         rows[2].reserve(1)
-    assert pool.used == pool.blocks == 6
+    assert pool.used_blocks == pool.blocks == 6
 
 
 def test_a_known_beginning_is_shared_and_not_read_again() -> None:
@@ -79,17 +81,17 @@ def test_a_known_beginning_is_shared_and_not_read_again() -> None:
     ids = list(range(80))
     one = prompted(pool, ids)
     two = prompted(pool, [*ids[:70], 5])
-    assert pool.used == 4
+    assert pool.used_blocks == 4
     assert read(two) == [*ids[:70], 5]
     three = Kv(pool, 64)
-    three.begin(chained(ids[:64]))
+    three.reuse_prefix(chained(ids[:64]))
     assert three.length == BLOCK  # its last token must be read
     for row in (one, two, three):
         row.free()
-    assert pool.used == 0
-    assert pool.room == 8
+    assert pool.used_blocks == 0
+    assert pool.available == 8
     again = Kv(pool, 80)
-    again.begin(chained(ids))
+    again.reuse_prefix(chained(ids))
     assert again.length == 64
     assert read(again) == ids[:64]
 
@@ -101,12 +103,12 @@ def test_what_was_unused_longest_is_forgotten_first_and_ends_before_beginnings()
     prompted(pool, new).free()
     write(Kv(pool), [0])
     write(Kv(pool), [0] * 32)
-    assert len(pool.known(chained(old))) == 1
-    assert len(pool.known(chained(new))) == 1
+    assert len(pool.find_cached(chained(old))) == 1
+    assert len(pool.find_cached(chained(new))) == 1
     taken = Kv(pool, 40)
-    taken.begin(chained(new))
+    taken.reuse_prefix(chained(new))
     write(Kv(pool), [0])
-    assert pool.known(chained(old)) == []
+    assert pool.find_cached(chained(old)) == []
     assert read(taken) == new[:32]
 
 
@@ -116,25 +118,25 @@ def test_alike_prompts_at_a_time_leave_one_known() -> None:
     one, two = Kv(pool, 40), Kv(pool, 40)
     for row in (one, two):
         write(row, ids)
-        row.publish(chained(ids))
+        row.cache_prefix(chained(ids))
     one.free()
     two.free()
-    assert pool.used == 0
+    assert pool.used_blocks == 0
     third = prompted(pool, ids)
-    assert pool.used == 2
+    assert pool.used_blocks == 2
     assert read(third) == ids
 
 
 def test_a_copy_shares_until_one_of_the_two_goes_on() -> None:
     pool = Pool(6)
     one = prompted(pool, list(range(40)))
-    two, three = one.copy(), one.copy()
-    assert pool.used == 2
-    assert two.needs(1) == 1
+    two, three = one.fork(), one.fork()
+    assert pool.used_blocks == 2
+    assert two.count_needed_blocks(1) == 1
     write(two, [7])
     write(three, [8])
     write(one, [9])
-    assert pool.used == 4
+    assert pool.used_blocks == 4
     assert [read(row)[40:] for row in (one, two, three)] == [[9], [7], [8]]
     assert read(one)[:40] == read(two)[:40] == list(range(40))
 
@@ -145,7 +147,7 @@ def test_room_that_was_promised_is_given_when_there_is_no_other() -> None:
     write(one, [1])
     write(two, list(range(90)))
     assert read(two) == list(range(90))
-    assert pool.room == 0
+    assert pool.available == 0
     two.free()
     write(one, list(range(100)))
     assert read(one) == [1, *range(100)]
@@ -155,15 +157,15 @@ def test_a_row_in_pieces_moves_where_there_is_plenty_of_room() -> None:
     pool = Pool(64)
     ids = list(range(80))
     one = prompted(pool, ids)
-    two, three = prompted(pool, [*ids[:70], 5]), one.copy()
+    two, three = prompted(pool, [*ids[:70], 5]), one.fork()
     write(three, [6])
     for row, expected in ((two, [*ids[:70], 5]), (three, [*ids, 6])):
         assert read(row) == expected
-        assert len(row.runs(row.length)) == 1
-    assert pool.used == 9
+        assert len(row.slot_ranges(row.length)) == 1
+    assert pool.used_blocks == 9
     for row in (one, two, three):
         row.free()
-    assert pool.used == 0
+    assert pool.used_blocks == 0
 
 
 @pytest.mark.parametrize("seed", range(12))
@@ -185,7 +187,7 @@ def test_anything_in_any_order(seed: int) -> None:
                 write(row, more)
                 rows[row] = rows[row] + more
             elif row is not None and deed == "copy":
-                rows[row.copy()] = rows[row]
+                rows[row.fork()] = rows[row]
             elif row is not None:
                 row.free()
                 del rows[row]
@@ -197,5 +199,5 @@ def test_anything_in_any_order(seed: int) -> None:
             assert read(kv) == expected
     for kv in rows:
         kv.free()
-    assert pool.used == 0
-    assert pool.room == pool.blocks
+    assert pool.used_blocks == 0
+    assert pool.available == pool.blocks

@@ -74,10 +74,10 @@ class Own:
 
 
 def heard(template: Any, text: str, size: int, prompt: str = "<assistant>") -> list[Said]:
-    speech = Ear(template_of(Own(template)), prompt, TOOLS, frozenset()).speech()
+    speech = Ear(template_of(Own(template)), prompt, TOOLS, frozenset()).make_parser()
     told: list[Said] = []
     for at in range(0, len(text), size):
-        told += speech.add(Release(text[at : at + size], [Taken(at, None)]))
+        told += speech.feed(Release(text[at : at + size], [Taken(at, None)]))
     told += speech.close()
     assert speech.calls == sum(isinstance(one, Begun) for one in told)
     return told
@@ -129,10 +129,10 @@ def test_a_template_that_is_none(caplog: pytest.LogCaptureFixture) -> None:
 
 def said(scripted: Drive, calling: Calling, *functions: Function) -> Any:
     got, _ = scripted(ANSWER)
-    got.engine._guiding._template = template_of(Own(TEMPLATE))
+    got.engine._grammar_manager._template = template_of(Own(TEMPLATE))
     given = Input(prompts=("x",), functions=functions)
     ending = Ending(max_tokens=200)
-    return got.run(Generate(1, given, Picking(temperature=0), ending, calling=calling))
+    return got.run(Generate(1, given, Picking(temperature=0), ending, function_choice=calling))
 
 
 def test_it_is_heard_in_the_engine(scripted: Drive) -> None:
@@ -148,7 +148,7 @@ def test_it_is_heard_in_the_engine(scripted: Drive) -> None:
     ("calling", "functions"),
     [
         (Calling(("add",), required=True), (ADD,)),
-        (Calling(("add",), several=False), (ADD,)),
+        (Calling(("add",), parallel=False), (ADD,)),
         (Calling(("add",)), (ADD, Function("f"))),
         (Calling(("add",)), (Function("add", strict=True),)),
     ],

@@ -72,10 +72,12 @@ def test_everything_carried_arrives() -> None:
     assert mapping.lost(request, {}, templates=False) == ()
     got = order(request)
     for name in set(spec.Picking.__struct_fields__) - {"watermark"}:
-        assert getattr(got.picking, name) == getattr(sampling, name)
+        assert getattr(got.sampling, name) == getattr(sampling, name)
     for name in spec.Ending.__struct_fields__:
-        assert getattr(got.ending, name) == getattr(stopping, name)
-    assert got.input == spec.Input(prompts=("a", (1, 2)), wrap=True, arguments=b'{"x":1}', keep=9)
+        assert getattr(got.stopping, name) == getattr(stopping, name)
+    assert got.input == spec.Input(
+        prompts=("a", (1, 2)), as_user_message=True, template_arguments=b'{"x":1}', truncate_to=9
+    )
     assert (got.n, got.best_of, got.logprobs, got.prompt_logprobs) == (2, 3, 4, 4)
     assert (got.echo, got.priority, got.token_ids) == (True, 3, True)
     assert spec.read_orders(spec.frame([got])[4:]) == [got]
@@ -84,8 +86,8 @@ def test_everything_carried_arrives() -> None:
 def test_greedy_truncation_and_templates() -> None:
     replace = msgspec.structs.replace
     greedy = replace(CHAT, sampling=Sampling(do_sample=False, temperature=0.9))
-    assert order(greedy).picking.temperature == 0
-    assert order(replace(CHAT, stopping=Stopping(overflow="truncate"))).input.keep == -1
+    assert order(greedy).sampling.temperature == 0
+    assert order(replace(CHAT, stopping=Stopping(overflow="truncate"))).input.truncate_to == -1
     own = replace(CHAT, templating=Templating(template="t", continue_final=True))
     assert order(own).input.template is None
     trusted = mapping.generate(own, 1, 9.0, templates=True).input
@@ -100,7 +102,7 @@ def test_a_watermark_is_as_the_settings_say() -> None:
         request = msgspec.structs.replace(TEXT, sampling=Sampling(watermark=wanted))
         assert mapping.lost(request, {}, templates=False) == ()
         got = mapping.generate(request, 1, 9.0, templates=False, watermark=own)
-        assert got.picking.watermark == mark
+        assert got.sampling.watermark == mark
 
 
 def searching(n: int | None = None, best_of: int | None = None, **sampling: Any) -> GenerateRequest:
@@ -135,7 +137,7 @@ def test_a_search_draws_nothing_and_says_so() -> None:
         assert {loss.field for loss in found} == {
             "heat", "top_p", "top_k", "min_p", "typical_p", "seed",
         }  # fmt: skip
-        assert order(request).picking.temperature == 0
+        assert order(request).sampling.temperature == 0
     neutral = searching(beam_width=4, temperature=0.0, top_p=1.0, min_p=0.0, typical_p=1.0)
     assert mapping.lost(neutral, {}, templates=False) == ()
     none = msgspec.structs.replace(searching(beam_width=4), stopping=Stopping(max_tokens=0))
@@ -172,7 +174,7 @@ def test_embedding() -> None:
     assert mapping.lost(request, {}, templates=False) == ()
     assert mapping.embed(request, 1, 9.0) == spec.Embed(1, ("a",), "i", 8, False, 5, 9.0)
     cut = EmbedRequest(model="e", inputs=("a",), overflow="truncate")
-    assert mapping.embed(cut, 1, 9.0).keep == -1
+    assert mapping.embed(cut, 1, 9.0).max_tokens == -1
 
 
 def test_news_become_events() -> None:
@@ -231,6 +233,6 @@ def test_a_frame_too_large_is_refused() -> None:
 def test_who_asks_is_told_to_the_engine() -> None:
     asked = GenerateRequest(model="m", kind="completion", prompts=("a",))
     backend = TorchBackend(path="x")
-    order = backend._order(asked, 1, 5.0, "web-app")
+    order = backend._build_command(asked, 1, 5.0, "web-app")
     assert isinstance(order, spec.Generate)
     assert (order.tenant, order.timeout) == ("web-app", 5.0)

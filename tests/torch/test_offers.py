@@ -48,11 +48,11 @@ def order(**fields: Any) -> spec.Generate:
     ],
 )
 def test_forms(output: OutputFormat | None, form: spec.Form | None) -> None:
-    assert order(output=output).form == form
+    assert order(output=output).output_format == form
 
 
 def test_a_form_is_blamed_under_the_clients_name_for_it() -> None:
-    form = order(output=Regex("a"), given=frozenset({"model", "guided_regex"})).form
+    form = order(output=Regex("a"), given=frozenset({"model", "guided_regex"})).output_format
     assert form is not None
     assert form.param == "guided_regex"
 
@@ -63,15 +63,15 @@ def test_a_form_is_blamed_under_the_clients_name_for_it() -> None:
         ({}, spec.Calling(("f", "g"))),
         ({"tool_choice": "auto", "parallel_tools": True}, spec.Calling(("f", "g"))),
         ({"tool_choice": "required"}, spec.Calling(("f", "g"), required=True)),
-        ({"parallel_tools": False}, spec.Calling(("f", "g"), several=False)),
-        ({"tool_choice": NamedTool("g")}, spec.Calling(("g",), required=True, several=False)),
+        ({"parallel_tools": False}, spec.Calling(("f", "g"), parallel=False)),
+        ({"tool_choice": NamedTool("g")}, spec.Calling(("g",), required=True, parallel=False)),
         ({"tool_choice": AllowedTools("auto", ("g",))}, spec.Calling(("g",))),
         ({"tool_choice": AllowedTools("required", ("f",))}, spec.Calling(("f",), required=True)),
     ],
 )
 def test_what_may_be_called(fields: dict[str, Any], calling: spec.Calling) -> None:
     got = order(tools=TOOLS, **fields)
-    assert got.calling == calling
+    assert got.function_choice == calling
     assert got.input.functions == (
         spec.Function("f", "does f", b'{"type":"object"}', strict=True),
         spec.Function("g"),
@@ -80,7 +80,7 @@ def test_what_may_be_called(fields: dict[str, Any], calling: spec.Calling) -> No
 
 def test_none_is_told_of_none() -> None:
     got = order(tools=TOOLS, tool_choice="none")
-    assert (got.calling, got.input.functions) == (None, ())
+    assert (got.function_choice, got.input.functions) == (None, ())
 
 
 def test_custom_tools_are_lost() -> None:
@@ -90,7 +90,7 @@ def test_custom_tools_are_lost() -> None:
         Loss("tool_choice", "dropped", "a custom tool", "tool_choice"),
     )
     got = mapping.generate(request, 1, 9.0, templates=False)
-    assert (got.calling, got.input.functions) == (None, ())
+    assert (got.function_choice, got.input.functions) == (None, ())
 
 
 def test_calls_and_results_in_a_conversation() -> None:

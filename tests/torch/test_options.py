@@ -33,9 +33,9 @@ MANY: Final = 8
 
 def _seeded(order: spec.Generate) -> spec.Generate:
     """The same, with a seed: by luck the first token may be the last."""
-    if order.picking.seed is not None:
+    if order.sampling.seed is not None:
         return order
-    return msgspec.structs.replace(order, picking=msgspec.structs.replace(order.picking, seed=1))
+    return msgspec.structs.replace(order, sampling=msgspec.structs.replace(order.sampling, seed=1))
 
 
 class Bench:
@@ -86,7 +86,7 @@ class Bench:
         order = self.order(given)
         assert self.told == ()
         driven, forward = self._scripted(script)
-        prompts = driven.engine._reader.prompts(order.input, order.ending)
+        prompts = driven.engine._input_processor.tokenize_prompts(order.input, order.stopping)
         forward._prompt = len(prompts[0])
         return driven.run(msgspec.structs.replace(order, token_ids=True))
 
@@ -140,7 +140,7 @@ def repetition_penalty(bench: Bench) -> None:
     """One far below 1 is a reward: only what was there before comes again."""
     got = bench.run(sampling__temperature=STILL, sampling__repetition_penalty=1e-3)
     order = bench.order({})
-    (prompt,) = got.engine._reader.prompts(order.input, order.ending)
+    (prompt,) = got.engine._input_processor.tokenize_prompts(order.input, order.stopping)
     assert set(got.ids()) <= set(prompt)
 
 
@@ -232,7 +232,7 @@ def beams(bench: Bench) -> None:
     """More likely than what the likeliest tokens come to, and what transformers finds."""
     got = bench.run(**_beams(bench, 4))
     order = bench.order({})
-    (prompt,) = got.engine._reader.prompts(order.input, order.ending)
+    (prompt,) = got.engine._input_processor.tokenize_prompts(order.input, order.stopping)
     with torch.inference_mode():
         whole = bench.reference.generate(
             torch.tensor([prompt]),
@@ -250,7 +250,7 @@ def beams(bench: Bench) -> None:
 def length_penalty(bench: Bench) -> None:
     """Texts of several lengths are ranked by it: an end early on may win, or not."""
     end = bench.run(**_beams(bench, 4)).ids()[2]
-    bench.model = bench.model._replace(ends=frozenset({end}))
+    bench.model = bench.model._replace(end_tokens=frozenset({end}))
     short, long = (
         bench.run(**_beams(bench, 4), sampling__length_penalty=penalty).ended()[0].reason
         for penalty in (-6.0, 6.0)
@@ -334,7 +334,7 @@ def add_special_tokens(bench: Bench) -> None:
     begin = processors.TemplateProcessing(single="<bos> $A", special_tokens=[("<bos>", 256)])
     tokenizer._tokenizer.post_processor = begin
     reader = Reader(tokenizer, context=128, vocabulary=259, defaults={})
-    bench.model = bench.model._replace(tokenizer=tokenizer, reader=reader)
+    bench.model = bench.model._replace(tokenizer=tokenizer, input_processor=reader)
     with_, without = (
         bench.run(templating__add_special_tokens=on).of(Started)[0].prompt_tokens
         for on in (True, False)
@@ -528,7 +528,9 @@ def test_what_triton_asks_by_flags(way: Way, tiny: Model, scripted: Drive) -> No
     body = msgspec.structs.replace(way, body=lambda options: {"text_input": "Hello", **options})
     bench = Bench(body, tiny, scripted, None)
     logs = {"return_logprobs", "return_log_probs", "return_cumulative_logprob"} & set(inputs)
-    exclude = next(name for name in inputs if name.startswith(way.dialect._profile.exclude))
+    exclude = next(
+        name for name in inputs if name.startswith(way.dialect._profile.exclude_prompt_flags)
+    )
     assert logs
     for flag in logs:
         got = bench.run(**{flag: True})

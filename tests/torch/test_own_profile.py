@@ -40,7 +40,7 @@ MORE: dict[str, dict[str, Any]] = {
 def lost(request: Request) -> tuple[set[str], set[str]]:
     """The paths of what the engine does not do, and of what its profile says that it does not."""
     engine = mapping.lost(request, {}, templates=False)
-    profile = WORKER.losses(request, {})
+    profile = WORKER.unsupported_parameters(request, {})
     return {one.path or one.field for one in engine}, {one.path or one.field for one in profile}
 
 

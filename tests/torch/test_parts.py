@@ -148,27 +148,27 @@ def test_rows_go_through_the_kernel_together(tiny: Any, monkeypatch: pytest.Monk
     pool, shapes = Pool(64), []
     rows = [Kv(pool, n) for n in (3, 9, 20, 31, 32, 40)]
     for kv in rows:
-        tiny.forward([Segment(kv, [1] * kv.prompt, 0)])
+        tiny.runner([Segment(kv, [1] * kv.prompt_length, 0)])
 
     def seen(query: torch.Tensor, *rest: Any, **options: Any) -> torch.Tensor:
         shapes.append(query.shape[0])
         return scaled_dot_product_attention(query, *rest, **options)
 
     monkeypatch.setattr("backends.torch.attention.scaled_dot_product_attention", seen)
-    tiny.forward([Segment(kv, [2]) for kv in rows])
+    tiny.runner([Segment(kv, [2]) for kv in rows])
     assert shapes == [4, 2] * 2  # one block or two, in each of both layers
 
 
 def test_what_is_no_number_does_not_outlive_its_row(tiny: Any) -> None:
     def answer(pool: Pool) -> torch.Tensor:
         kv = Kv(pool, 3)
-        tiny.forward([Segment(kv, [1, 2, 3], 0)])
-        found: torch.Tensor = tiny.forward([Segment(kv, [4])])
+        tiny.runner([Segment(kv, [1, 2, 3], 0)])
+        found: torch.Tensor = tiny.runner([Segment(kv, [4])])
         return found
 
     expected, pool = answer(Pool(2)), Pool(2)
     mad = Kv(pool, 64)
-    tiny.forward([Segment(mad, [5] * 64, 0)])
+    tiny.runner([Segment(mad, [5] * 64, 0)])
     with torch.inference_mode():
         for part in (part for pair in pool._layers.values() for part in pair):
             part.fill_(float("nan"))

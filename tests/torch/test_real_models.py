@@ -55,7 +55,7 @@ def chat(text: str, **fields: Any) -> GenerateRequest:
 
 
 async def batches(backend: TorchBackend, asked: Request) -> list[Sequence[Event]]:
-    return [batch async for batch in backend.answer(asked, context())]
+    return [batch async for batch in backend.stream(asked, context())]
 
 
 async def said(backend: TorchBackend, asked: Request) -> str:
@@ -85,7 +85,7 @@ async def test_the_capital_of_france_streamed(smollm: TorchBackend) -> None:
     assert "Paris" in "".join(e.text for e in texts)
     assert len([batch for batch in found if any(isinstance(e, Text) for e in batch)]) > 3
     (end,) = [e for batch in found for e in batch if isinstance(e, End)]
-    assert end.reason == "eos"
+    assert end.finish_reason == "eos"
 
 
 async def test_seeds_reproduce_alone_and_in_company(smollm: TorchBackend) -> None:
@@ -121,7 +121,7 @@ async def test_stop_and_logprobs(smollm: TorchBackend) -> None:
 
 async def test_leaving_frees_the_row(smollm: TorchBackend) -> None:
     asked = chat("Count to a thousand.", stopping=Stopping(max_tokens=4000, ignore_eos=True))
-    async with aclosing(smollm.answer(asked, context())) as stream:
+    async with aclosing(smollm.stream(asked, context())) as stream:
         for _ in range(3):
             await anext(stream)
         process = smollm.process
@@ -134,7 +134,7 @@ async def seen(process: Any, rows: int) -> None:
     """The process says that it has so many rows."""
     process.rows = -1
     async with asyncio.timeout(30):
-        while process.rows != rows:  # noqa: ASYNC110 - it happens in another process
+        while process.active != rows:  # noqa: ASYNC110 - it happens in another process
             await asyncio.sleep(0.05)
 
 

@@ -61,7 +61,7 @@ def chat(text: str, **fields: Any) -> GenerateRequest:
 async def ask(backend: TorchBackend, asked: GenerateRequest) -> list[Event]:
     times = Timeouts(first_token=60.0, idle=60.0)
     context = Context("x", Deadline(time.monotonic, 110.0), time.monotonic, times)
-    return [event async for batch in backend.answer(asked, context) for event in batch]
+    return [event async for batch in backend.stream(asked, context) for event in batch]
 
 
 def ids(events: list[Event], choice: int = 0) -> list[int]:

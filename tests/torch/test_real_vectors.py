@@ -37,10 +37,10 @@ def test_the_same_vectors_as_transformers() -> None:
     found = find(settings.path, lambda text: None)
     assert found.task == "embed"
     encoder = load_encoder(found, settings)
-    assert (encoder.length, encoder.dimensions) == (256, 384)
+    assert (encoder.max_length, encoder.dimensions) == (256, 384)
     told: list[News] = []
     embedder = Embedder(encoder, 4, told.append, float)
-    embedder.submit(Embed(1, TEXTS, keep=-1))
+    embedder.submit(Embed(1, TEXTS, max_tokens=-1))
     while embedder.step():
         pass
     vectors, finished = told

@@ -67,8 +67,8 @@ def test_recipe_of_the_files(tmp_path: Path) -> None:
     assert pools(tmp_path, pooling_mode_cls_token=True, word_embedding_dimension=4) == Recipe(
         ("cls",),
         normalize=False,
-        length=256,
-        lower=True,
+        max_length=256,
+        lowercase=True,
         prompts={"query": "search: "},
         default_prompt="query",
     )
@@ -93,8 +93,8 @@ def test_recipe_of_the_files(tmp_path: Path) -> None:
 )
 def test_ways_to_pool(tmp_path: Path, said: dict[str, Any], pooling: tuple[str, ...]) -> None:
     recipe = pools(tmp_path, **said)
-    assert (recipe.pooling, recipe.prompt_counts) == (pooling, True)
-    assert not pools(tmp_path, include_prompt=False, **said).prompt_counts
+    assert (recipe.pooling, recipe.includes_prompt) == (pooling, True)
+    assert not pools(tmp_path, include_prompt=False, **said).includes_prompt
 
 
 @pytest.mark.parametrize(
@@ -132,13 +132,17 @@ def test_steps_and_files_that_are_not_served(tmp_path: Path) -> None:
 def test_whether_vectors_may_be_cut(
     tmp_path: Path, said: dict[str, Any], sizes: tuple[int, ...] | None
 ) -> None:
-    assert read_recipe(folder_with(tmp_path, config=said)).sizes == sizes
+    assert read_recipe(folder_with(tmp_path, config=said)).matryoshka_sizes == sizes
 
 
 def test_prompts_by_name_and_by_their_words() -> None:
     recipe = Recipe(prompts={"query": "search: "})
-    assert [recipe.prompt(one) for one in (None, "query", "find: ")] == ["", "search: ", "find: "]
-    assert Recipe(prompts={"a": "b"}, default_prompt="a").prompt(None) == "b"
+    assert [recipe.get_prompt(one) for one in (None, "query", "find: ")] == [
+        "",
+        "search: ",
+        "find: ",
+    ]
+    assert Recipe(prompts={"a": "b"}, default_prompt="a").get_prompt(None) == "b"
 
 
 @pytest.mark.parametrize(
@@ -167,7 +171,7 @@ def test_dense_layers(tmp_path: Path, activation: str, expected: list[float]) ->
     given = torch.tensor([[2.0, 2.0]])
     assert torch.allclose(first(given), torch.tensor([expected]), atol=1e-4)
     assert torch.allclose(second(given), torch.tensor([[4.0, -2.0]]).tanh())
-    assert first.size == 2
+    assert first.output_size == 2
 
 
 def test_layers_that_are_not_served(tmp_path: Path) -> None:

@@ -120,16 +120,16 @@ def test_a_model_that_gives_no_numbers_still_gives_tokens() -> None:
 
 def theirs(rules: Rules, line: torch.Tensor, drawn: Drawn | None = None) -> torch.Tensor:
     """The distribution that a row is drawn from, by transformers' own processors."""
-    past = drawn.past if drawn is not None else Past([1], [])
+    past = drawn.history if drawn is not None else Past([1], [])
     parts: list[Any] = []
     if rules.bias:
         parts.append(SequenceBiasLogitsProcessor([[[i], bias] for i, bias in rules.bias.items()]))
     if rules.repetition_penalty != 1:
         parts.append(RepetitionPenaltyLogitsProcessor(rules.repetition_penalty))
-    if rules.bad:
-        parts.append(NoBadWordsLogitsProcessor([list(ids) for ids in rules.bad]))
-    if past.held:
-        parts.append(SuppressTokensLogitsProcessor(list(past.held)))
+    if rules.bad_sequences:
+        parts.append(NoBadWordsLogitsProcessor([list(ids) for ids in rules.bad_sequences]))
+    if past.forbidden:
+        parts.append(SuppressTokensLogitsProcessor(list(past.forbidden)))
     if rules.temperature != 1:
         parts.append(TemperatureLogitsWarper(rules.temperature))
     if rules.top_k:
@@ -204,7 +204,7 @@ def test_every_row_of_a_mixed_batch_is_drawn_as_transformers_would(
     mine = lines.clone()
     pick(mine, rows)
     for row, line, wanted in zip(rows, mine, expected, strict=True):
-        if not row.rules.greedy:
+        if not row.rules.is_greedy:
             assert torch.allclose(line.softmax(-1), wanted, atol=1e-5), row
 
 
@@ -250,7 +250,7 @@ def test_bias_is_that_of_transformers() -> None:
 def test_bad_words_are_those_of_transformers(prompt: list[int], output: list[int]) -> None:
     bad = ((8,), (5, 6), (4, 5, 7))
     line, mine = logits()[0], logits()[0]
-    adjust(mine, drawn(Rules(bad=bad), output=output, prompt=prompt))
+    adjust(mine, drawn(Rules(bad_sequences=bad), output=output, prompt=prompt))
     expected = NoBadWordsLogitsProcessor([list(ids) for ids in bad])(
         torch.tensor([prompt + output]), line[None]
     )
@@ -259,13 +259,16 @@ def test_bad_words_are_those_of_transformers(prompt: list[int], output: list[int
 
 def test_allowed_and_held_tokens() -> None:
     mine = logits()[0]
-    adjust(mine, Drawn(Rules(allowed=(1, 2, 3)), 0, Past([1], [], held=(2,))))
+    adjust(mine, Drawn(Rules(allowed_tokens=(1, 2, 3)), 0, Past([1], [], forbidden=(2,))))
     assert mine.isfinite().nonzero().flatten().tolist() == [1, 3]
 
 
 def test_what_is_held_or_bad_gives_way_where_nothing_else_is_left() -> None:
     mine = logits()[0]
-    adjust(mine, Drawn(Rules(allowed=(5,), bad=((5,),)), 0, Past([1], [], held=(5,))))
+    adjust(
+        mine,
+        Drawn(Rules(allowed_tokens=(5,), bad_sequences=((5,),)), 0, Past([1], [], forbidden=(5,))),
+    )
     assert mine.isfinite().nonzero().flatten().tolist() == [5]
 
 

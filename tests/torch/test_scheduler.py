@@ -31,13 +31,13 @@ def waiting(line: Line, job: int, tokens: int = 1, **fields: Any) -> Job:
 
 
 def order(line: Line) -> list[int]:
-    return [line.take().job.spec.job for _ in range(len(line))]
+    return [line.pop().request.command.request_id for _ in range(len(line))]
 
 
 def begun(driven: Driven) -> list[int]:
     """The jobs in the order of their first pieces."""
     pieces = (one for one in driven.told if isinstance(one, Piece))
-    return list(dict.fromkeys(piece.job for piece in pieces))
+    return list(dict.fromkeys(piece.request_id for piece in pieces))
 
 
 # --- the line -----------------------------------------------------------------------------------
@@ -80,7 +80,7 @@ def test_who_leaves_the_line_holds_up_nobody() -> None:
 
 
 def test_a_crowd_does_not_keep_another_tenant_from_its_turn(scripted: Play) -> None:
-    got, _ = scripted("abc", Limits(rows=1))
+    got, _ = scripted("abc", Limits(max_sequences=1))
     crowd = [asked(job, "y" * 200, tenant="crowd", max_tokens=2) for job in range(1, 9)]
     got.run(*crowd, asked(20, tenant="other", max_tokens=2))
     assert begun(got).index(20) <= 2
@@ -91,29 +91,29 @@ def test_a_crowd_does_not_keep_another_tenant_from_its_turn(scripted: Play) -> N
 
 def test_rows_give_way_when_memory_runs_out_and_nobody_sees_it(driven: Drive) -> None:
     specs = [asked(job, chr(96 + job) * 30, max_tokens=90) for job in range(1, 5)]
-    alone = [driven().run(spec).ids(spec.job) for spec in specs]
-    got = driven(Limits(memory=0)).run(*specs)
-    assert [got.ids(spec.job) for spec in specs] == alone
-    assert got.engine.figures.preempted > 0
-    assert got.engine.pool.used == 0
+    alone = [driven().run(spec).ids(spec.request_id) for spec in specs]
+    got = driven(Limits(cache_bytes=0)).run(*specs)
+    assert [got.ids(spec.request_id) for spec in specs] == alone
+    assert got.engine.stats.preemptions > 0
+    assert got.engine.block_pool.used_blocks == 0
     # The last to come gives way: nobody overtakes.
-    assert [one.job for one in got.told if isinstance(one, Finished)] == [1, 2, 3, 4]
+    assert [one.request_id for one in got.told if isinstance(one, Finished)] == [1, 2, 3, 4]
 
 
 def test_the_less_urgent_give_way(driven: Drive) -> None:
     early = [asked(job, chr(96 + job) * 30, max_tokens=90) for job in (1, 2)]
-    got = driven(Limits(memory=0)).run(*early, steps=20)
+    got = driven(Limits(cache_bytes=0)).run(*early, steps=20)
     got.run(asked(3, "c" * 30, max_tokens=90, priority=1))
-    assert next(one.job for one in got.told if isinstance(one, Finished)) != 2
-    assert got.engine.figures.preempted > 0
+    assert next(one.request_id for one in got.told if isinstance(one, Finished)) != 2
+    assert got.engine.stats.preemptions > 0
 
 
 def test_a_row_that_finds_no_room_gives_way_itself(driven: Drive) -> None:
     specs = [asked(1, "a" * 30, max_tokens=60), asked(2, "b" * 60, max_tokens=60)]
-    alone = [driven().run(spec).ids(spec.job) for spec in specs]
-    got = driven(Limits(memory=0)).run(*specs)
-    assert [got.ids(spec.job) for spec in specs] == alone
-    assert got.engine.figures.preempted == 1
+    alone = [driven().run(spec).ids(spec.request_id) for spec in specs]
+    got = driven(Limits(cache_bytes=0)).run(*specs)
+    assert [got.ids(spec.request_id) for spec in specs] == alone
+    assert got.engine.stats.preemptions == 1
 
 
 def test_the_urgent_take_a_place_and_memory_from_the_less_urgent(driven: Drive) -> None:
@@ -121,9 +121,9 @@ def test_the_urgent_take_a_place_and_memory_from_the_less_urgent(driven: Drive) 
     high = asked(2, "c" * 120, priority=1, max_tokens=8)
     alone = driven().run(low), driven().run(high)
     for limits in (
-        Limits(memory=0),
-        Limits(memory=11 * 32 * 512, chunk=32),
-        Limits(rows=4),
+        Limits(cache_bytes=0),
+        Limits(cache_bytes=11 * 32 * 512, max_chunk_tokens=32),
+        Limits(max_sequences=4),
     ):
         got = driven(limits).run(low, steps=1)
         got.run(high)
@@ -131,8 +131,8 @@ def test_the_urgent_take_a_place_and_memory_from_the_less_urgent(driven: Drive) 
             alone[0].ids(1, choice) for choice in range(4)
         ]
         assert got.ids(2) == alone[1].ids(2)
-        assert [one.job for one in got.told if isinstance(one, Finished)] == [2, 1]
-        assert got.engine.figures.preempted > 0
+        assert [one.request_id for one in got.told if isinstance(one, Finished)] == [2, 1]
+        assert got.engine.stats.preemptions > 0
 
 
 def test_who_is_yet_to_be_read_gives_way_to_who_came_before(driven: Drive) -> None:
@@ -141,20 +141,20 @@ def test_who_is_yet_to_be_read_gives_way_to_who_came_before(driven: Drive) -> No
         asked(2, "c" * 120, max_tokens=8),
         asked(3, "b" * 20, max_tokens=8),
     ]
-    alone = [driven().run(spec).ids(spec.job) for spec in specs]
-    got = driven(Limits(memory=10 * 32 * 512, chunk=32)).run(specs[0], steps=1)
+    alone = [driven().run(spec).ids(spec.request_id) for spec in specs]
+    got = driven(Limits(cache_bytes=10 * 32 * 512, max_chunk_tokens=32)).run(specs[0], steps=1)
     got.run(*specs[1:])
-    assert [got.ids(spec.job) for spec in specs] == alone
-    assert got.engine.figures.preempted > 0
+    assert [got.ids(spec.request_id) for spec in specs] == alone
+    assert got.engine.stats.preemptions > 0
 
 
 def test_more_choices_than_anyone_may_have(driven: Drive) -> None:
-    failed = driven(Limits(batch=4)).run(asked(1, n=5, best_of=5)).failed(1)
+    failed = driven(Limits(max_batch_tokens=4)).run(asked(1, n=5, best_of=5)).failed(1)
     assert (failed.kind, failed.param) == ("invalid", "n")
 
 
 def test_samples_wait_for_credit(scripted: Play) -> None:
-    got, _ = scripted("a" * 20, Limits(rows=1))
+    got, _ = scripted("a" * 20, Limits(max_sequences=1))
     got.run(asked(1, n=2, best_of=2, credit=8, max_tokens=8))
     assert (got.text(1, 0), got.text(1, 1)) == ("a" * 8, "")
     got.run(asked(2, max_tokens=3))
@@ -165,7 +165,7 @@ def test_samples_wait_for_credit(scripted: Play) -> None:
 
 
 def test_who_takes_nothing_gives_way_to_who_waits(scripted: Play) -> None:
-    got, _ = scripted("a" * 100, Limits(rows=1))
+    got, _ = scripted("a" * 100, Limits(max_sequences=1))
     got.run(asked(1, credit=10, max_tokens=60))
     assert len(got.ids(1)) == 10
     got.run(asked(2))
@@ -177,12 +177,12 @@ def test_who_takes_nothing_gives_way_to_who_waits(scripted: Play) -> None:
 
 def test_samples_share_the_blocks_of_their_prompt(driven: Drive) -> None:
     spec = asked(1, "p" * 70, n=8, best_of=8, max_tokens=10)
-    got = driven(Limits(memory=14 * 32 * 512)).run(spec, steps=3)
-    assert got.engine.rows == 8
+    got = driven(Limits(cache_bytes=14 * 32 * 512)).run(spec, steps=3)
+    assert got.engine.active_count == 8
     # Two whole blocks for all of them, and one each of their own; there is no room to move.
-    assert 2 + 8 <= got.engine.pool.used <= 2 + 8 + 2
+    assert 2 + 8 <= got.engine.block_pool.used_blocks <= 2 + 8 + 2
     got.run()
-    assert got.engine.pool.used == 0
+    assert got.engine.block_pool.used_blocks == 0
     wide = driven().run(spec)
     assert [wide.ids(1, choice) for choice in range(8)] == [
         got.ids(1, choice) for choice in range(8)
@@ -191,26 +191,30 @@ def test_samples_share_the_blocks_of_their_prompt(driven: Drive) -> None:
 
 def test_a_known_beginning_is_not_read_again(driven: Drive) -> None:
     got = driven().run(asked(1, "s" * 80 + "one"))
-    assert got.finished(1).cached == 0
+    assert got.finished(1).cached_tokens == 0
     got.run(asked(2, "s" * 80 + "two"))
-    assert got.finished(2).cached == 64
+    assert got.finished(2).cached_tokens == 64
     assert got.ids(2) == driven().run(asked(2, "s" * 80 + "two")).ids(2)
-    figures = got.engine.figures
-    assert (figures.read, figures.found, figures.made) == (83 + 19, 64, 48)
+    figures = got.engine.stats
+    assert (figures.prompt_tokens, figures.cached_tokens, figures.completion_tokens) == (
+        83 + 19,
+        64,
+        48,
+    )
     scored = asked(3, "s" * 80, logprobs=0, prompt_logprobs=0, echo=True)
     got.run(scored)
-    assert got.finished(3).cached == 0
+    assert got.finished(3).cached_tokens == 0
     assert len(got.echo(3).tokens) == 80
 
 
 def test_a_cancelled_request_leaves_no_block(driven: Drive) -> None:
-    got = driven(Limits(rows=2, chunk=32))
+    got = driven(Limits(max_sequences=2, max_chunk_tokens=32))
     got.run(asked(1, "p" * 100, n=4, best_of=4), asked(2, "q" * 100), steps=2)
-    assert got.engine.pool.used > 0
+    assert got.engine.block_pool.used_blocks > 0
     got.engine.cancel(1)
     got.engine.cancel(2)
-    assert got.engine.pool.used == 0
-    assert (got.engine.rows, got.engine.waiting) == (0, 0)
+    assert got.engine.block_pool.used_blocks == 0
+    assert (got.engine.active_count, got.engine.waiting_count) == (0, 0)
 
 
 # --- failure ------------------------------------------------------------------------------------
@@ -224,7 +228,7 @@ def test_a_prompt_too_large_for_the_machine_fails_alone(scripted: Play) -> None:
     assert got.failed(2).kind == "failed"
     assert got.text(1) == "abcdef"
     assert got.finished(3).completion_tokens == 6
-    assert got.engine.pool.used == 0
+    assert got.engine.block_pool.used_blocks == 0
 
 
 def test_of_rows_that_fail_together_the_youngest_goes(scripted: Play) -> None:
@@ -232,7 +236,7 @@ def test_of_rows_that_fail_together_the_youngest_goes(scripted: Play) -> None:
     got.run(*(asked(job, max_tokens=6) for job in (1, 2, 3)), steps=2)
     forward.most = 2
     got.run()
-    assert [one.job for one in got.told if isinstance(one, Failed)] == [3]
+    assert [one.request_id for one in got.told if isinstance(one, Failed)] == [3]
     assert (got.text(1), got.text(2)) == ("abcdef", "abcdef")
 
 
@@ -240,11 +244,13 @@ def test_a_draw_that_fails_costs_one_request(
     driven: Drive, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     specs = [asked(job, "abc"[job - 1], max_tokens=8) for job in (1, 2, 3)]
-    alone = [driven().run(spec).ids(spec.job) for spec in specs]
+    alone = [driven().run(spec).ids(spec.request_id) for spec in specs]
 
     def failing(logits: Any, rows: Any) -> list[int]:
         logits.zero_()  # it fails on the way, with its work half done
-        if any(drawn.past.prompt == [ord("b")] and len(drawn.past.output) == 4 for drawn in rows):
+        if any(
+            drawn.history.prompt == [ord("b")] and len(drawn.history.output) == 4 for drawn in rows
+        ):
             raise MemoryError
         return []
 
@@ -257,7 +263,7 @@ def test_a_draw_that_fails_costs_one_request(
     got = driven().run(*specs)
     assert got.failed(2).message == "the local model failed: MemoryError"
     assert (got.ids(1), got.ids(3)) == (alone[0], alone[2])
-    assert got.engine.pool.used == 0
+    assert got.engine.block_pool.used_blocks == 0
 
 
 def test_memory_that_cannot_be_had_is_told_at_once(scripted: Play) -> None:
@@ -267,8 +273,13 @@ def test_memory_that_cannot_be_had_is_told_at_once(scripted: Play) -> None:
 
 def test_figures_of_a_step(scripted: Play) -> None:
     got, _ = scripted("abc")
-    got.run(asked(1), msgspec.structs.replace(asked(2), credit=5), steps=3)
-    figures = got.engine.figures
-    assert got.engine.memory == 0
-    assert (figures.steps, figures.batch, figures.read, figures.made) == (3, 2, 2, 6)
-    assert (figures.used, figures.blocks) == (2, 16 * 16)
+    got.run(asked(1), msgspec.structs.replace(asked(2), initial_credit=5), steps=3)
+    figures = got.engine.stats
+    assert got.engine.cache_bytes == 0
+    assert (
+        figures.steps,
+        figures.batched_sequences,
+        figures.prompt_tokens,
+        figures.completion_tokens,
+    ) == (3, 2, 2, 6)
+    assert (figures.used_blocks, figures.blocks) == (2, 16 * 16)

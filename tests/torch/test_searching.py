@@ -76,7 +76,7 @@ def theirs(
 
 def narrow(model: Model, blocks: int) -> Limits:
     """Memory for so many blocks."""
-    return Limits(memory=blocks * BLOCK * model.forward.token_bytes)
+    return Limits(cache_bytes=blocks * BLOCK * model.runner.cache_bytes_per_token)
 
 
 # --- what is found ------------------------------------------------------------------------------
@@ -87,7 +87,7 @@ def test_the_texts_are_those_of_transformers(
     driven: Drive, reference: Any, tokenizer: Any, width: int
 ) -> None:
     for prompt in ("Hello", "some longer prompt, read in chunks"):
-        got = driven(Limits(chunk=32)).run(asked(width, prompt=prompt))
+        got = driven(Limits(max_chunk_tokens=32)).run(asked(width, prompt=prompt))
         assert found(got) == theirs(reference, tokenizer, width, prompt)
         assert all(end.reason == "length" for end in got.ended().values())
 
@@ -183,9 +183,9 @@ def test_n_of_them_are_told_each_in_one_piece(driven: Drive) -> None:
     assert found(got) == found(every)[:2]
     assert len(got.of(Piece)) == 2
     assert got.finished().completion_tokens == 2 * STEPS
-    assert got.finished().batch == 5
-    assert got.engine.rows == 0
-    assert got.engine.pool.used == 0
+    assert got.finished().max_batch == 5
+    assert got.engine.active_count == 0
+    assert got.engine.block_pool.used_blocks == 0
 
 
 def test_logprobs_are_the_models_own(driven: Drive, reference: Any, tokenizer: Any) -> None:
@@ -248,7 +248,7 @@ def test_a_form_that_the_other_parameters_forbid(driven: Drive) -> None:
     picking = Picking(temperature=0, allowed_token_ids=(65,))
     got = driven().run(asked(2, form=form, picking=picking))
     assert got.failed().kind == "invalid"
-    assert got.engine.rows == 0
+    assert got.engine.active_count == 0
 
 
 # --- beside others ------------------------------------------------------------------------------
@@ -266,7 +266,7 @@ def test_neighbours_do_not_matter(driven: Drive) -> None:
         token_ids=True,
     )
     other = asked(3, job=3, prompt="third", groups=3, diversity_penalty=1.0)
-    got = driven(Limits(rows=8)).run(hot, asked(4), other)
+    got = driven(Limits(max_sequences=8)).run(hot, asked(4), other)
     assert found(got) == alone
     assert found(got, 2) == found(driven().run(hot), 2)
     assert found(got, 3) == found(driven().run(other), 3)
@@ -276,12 +276,12 @@ def test_beams_wait_until_there_is_room_for_all(driven: Drive) -> None:
     one = Generate(
         2, Input(prompts=("x",)), Picking(temperature=0), Ending(max_tokens=9, ignore_eos=True)
     )
-    got = driven(Limits(rows=4))
+    got = driven(Limits(max_sequences=4))
     got.engine.submit(one)
     got.engine.step()
     got.run(asked(4))
-    assert got.finished(2).batch == 1
-    assert got.finished().batch == 4
+    assert got.finished(2).max_batch == 1
+    assert got.finished().max_batch == 4
     assert found(got) == found(driven().run(asked(4)))
 
 
@@ -291,16 +291,16 @@ def test_who_takes_nothing_makes_room_for_beams(driven: Drive) -> None:
         Input(prompts=("x",)),
         Picking(temperature=0),
         Ending(max_tokens=9, ignore_eos=True),
-        credit=2,
+        initial_credit=2,
     )
-    got = driven(Limits(rows=4)).run(lazy, asked(4))
+    got = driven(Limits(max_sequences=4)).run(lazy, asked(4))
     assert set(got.ended()) == {0, 1, 2, 3}
     got.engine.credit(2, 100)
     assert got.run().ended(2)[0].reason == "length"
 
 
 def test_more_beams_than_places_are_refused(driven: Drive) -> None:
-    got = driven(Limits(rows=4)).run(asked(5))
+    got = driven(Limits(max_sequences=4)).run(asked(5))
     assert (got.failed().kind, got.failed().param) == ("invalid", "best_of")
 
 
@@ -335,10 +335,10 @@ def test_short_memory_changes_nothing(driven: Drive, tiny: Model, blocks: int) -
         ),
     ]
     short = driven(narrow(tiny, blocks)).run(*specs)
-    assert short.engine._queue.preempted > 0
+    assert short.engine._scheduler.preemption_count > 0
     for spec in specs:
-        assert found(short, spec.job) == found(driven().run(spec), spec.job)
-    assert short.engine.pool.used == 0
+        assert found(short, spec.request_id) == found(driven().run(spec), spec.request_id)
+    assert short.engine.block_pool.used_blocks == 0
 
 
 def test_beams_are_no_longer_than_their_share_of_the_memory(driven: Drive, tiny: Model) -> None:
@@ -355,9 +355,9 @@ def test_a_search_that_is_left_leaves_nothing(driven: Drive) -> None:
     got.engine.submit(asked(4))
     for _ in range(4):
         got.engine.step()
-    assert got.engine.rows == 4
+    assert got.engine.active_count == 4
     got.engine.cancel(1)
-    assert (got.engine.rows, got.engine.pool.used) == (0, 0)
+    assert (got.engine.active_count, got.engine.block_pool.used_blocks) == (0, 0)
     assert not got.engine.step()
 
 
@@ -370,7 +370,7 @@ def test_a_group_that_is_done_leaves_the_others_to_go_on(driven: Drive) -> None:
     got.engine.submit(asked(2, ending=ending, **given))
     rows = []
     while got.engine.step():
-        rows.append(got.engine.rows)
+        rows.append(got.engine.active_count)
     short, long = sorted(found(got), key=len)
     assert (short, long[:3], len(long)) == (plain[0][:3], plain[1][:3], STEPS)
     assert rows == [2, 2, *[1] * (STEPS - 3), 0]
@@ -399,7 +399,7 @@ def test_searches_in_a_crowd_find_what_they_find_alone(
                 beams=beams,
             )
         )
-    narrow_one = msgspec.structs.replace(narrow(tiny, 12), rows=6, chunk=32)
+    narrow_one = msgspec.structs.replace(narrow(tiny, 12), max_sequences=6, max_chunk_tokens=32)
     got, left = driven(narrow_one), set(chance.sample(range(1, 13), 3))
     for spec in specs:
         got.engine.submit(spec)
@@ -409,6 +409,10 @@ def test_searches_in_a_crowd_find_what_they_find_alone(
         got.engine.cancel(job)
     got.run(steps=5000)
     for spec in specs:
-        if spec.job not in left:
-            assert found(got, spec.job) == found(driven().run(spec), spec.job), spec
-    assert (got.engine.rows, got.engine.waiting, got.engine.pool.used) == (0, 0, 0)
+        if spec.request_id not in left:
+            assert found(got, spec.request_id) == found(driven().run(spec), spec.request_id), spec
+    assert (
+        got.engine.active_count,
+        got.engine.waiting_count,
+        got.engine.block_pool.used_blocks,
+    ) == (0, 0, 0)

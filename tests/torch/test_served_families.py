@@ -150,7 +150,7 @@ def test_the_same_tokens_as_transformers(served: tuple[str, Model]) -> None:
         assert torch.allclose(torch.tensor(alone[-1][1]), torch.tensor(scores), atol=1e-3)
     for chunk in (256, 7):
         batch = [asked(job, prompt) for job, prompt in enumerate(prompts())]
-        together = Driven(model, Limits(chunk=chunk)).run(*batch)
+        together = Driven(model, Limits(max_chunk_tokens=chunk)).run(*batch)
         found = [told(together, job) for job in range(len(batch))]
         if family in MIXTURES:
             assert [ids for ids, _ in found] == [ids for ids, _ in alone]

@@ -43,12 +43,12 @@ def test_the_configurations_takes_the_place_of_the_models(
     own = tmp_path / "own.jinja"
     own.write_text("[{{ messages[0].content }}]", "utf-8")
     model = load_model(Found(str(tiny_folder), "generate"), "cpu", "auto", None, str(own))
-    (ids,) = model.reader.prompts(Input(turns=HI), Ending())
+    (ids,) = model.input_processor.tokenize_prompts(Input(turns=HI), Ending())
     assert model.tokenizer.decode(ids) == "[hi]"
 
 
 def text(got: Any, **fields: Any) -> str:
-    (ids,) = got.engine._reader.prompts(Input(**fields), Ending())
+    (ids,) = got.engine._input_processor.tokenize_prompts(Input(**fields), Ending())
     found: str = got.engine._tokenizer.decode(ids)
     return found
 

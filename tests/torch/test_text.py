@@ -20,10 +20,10 @@ def sent(data: bytes, stops: tuple[str, ...], *, include: bool = False) -> tuple
     script = Transcript(Detokenizer(decode_bytes, []), stops, include=include)
     text, tokens = "", 0
     for byte in data:
-        script.add(Taken(byte, None), scan=True)
+        script.add_token(Taken(byte, None), scan=True)
         if script.stopped is not None:
             break
-        if release := script.take():
+        if release := script.pop_ready():
             assert release.text
             text, tokens = text + release.text, tokens + len(release.tokens)
     if release := script.close():
@@ -74,11 +74,11 @@ def test_every_piece_is_whole_characters(text: str) -> None:
 def test_an_end_that_may_be_a_stop_is_held_back() -> None:
     script = Transcript(Detokenizer(decode_bytes, []), ("STOP",), include=False)
     for byte in b"abST":
-        script.add(Taken(byte, None), scan=True)
-    release = script.take()
+        script.add_token(Taken(byte, None), scan=True)
+    release = script.pop_ready()
     assert release is not None
     assert (release.text, [t.id for t in release.tokens]) == ("ab", [97, 98])
-    assert script.take() is None
+    assert script.pop_ready() is None
     rest = script.close()
     assert rest is not None
     assert (rest.text, len(rest.tokens)) == ("ST", 2)

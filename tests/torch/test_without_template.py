@@ -17,7 +17,7 @@ def driven(tiny: Model) -> Driven:
     plain: Any = copy.deepcopy(tiny.tokenizer)
     plain.chat_template = None
     reader = Reader(plain, context=128, vocabulary=259, defaults={"temperature": 0.0})
-    return Driven(tiny._replace(tokenizer=plain, reader=reader))
+    return Driven(tiny._replace(tokenizer=plain, input_processor=reader))
 
 
 def test_a_conversation_is_refused(driven: Driven) -> None:
@@ -29,7 +29,10 @@ def test_a_conversation_is_refused(driven: Driven) -> None:
 @pytest.mark.parametrize("wrap", [False, True])
 def test_prompts_are_taken_as_they_are(driven: Driven, reference: Any, wrap: bool) -> None:
     asked = Generate(
-        1, Input(prompts=("hi",), wrap=wrap), ending=Ending(max_tokens=1), token_ids=True
+        1,
+        Input(prompts=("hi",), as_user_message=wrap),
+        stopping=Ending(max_tokens=1),
+        token_ids=True,
     )
     with torch.inference_mode():
         expected = int(reference(torch.tensor([list(b"hi")])).logits[0, -1].argmax())

@@ -16,6 +16,6 @@ async def test_what_to_install_is_told(tmp_path: Path, monkeypatch: pytest.Monke
     backend = TorchBackend(path=str(tmp_path))
     await backend.start()
     with pytest.raises(WorkerUnreachable, match=r"pip install 'interlingua\[torch\]'"):
-        await backend.warm()
+        await backend.warm_up()
     assert not backend.ready
     await backend.aclose()

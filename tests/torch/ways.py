@@ -92,9 +92,9 @@ class Way(Struct, frozen=True):
         body = json.dumps(self.body(options)).encode()
         headers = {"content-type": "application/json"}
         call = Call(self.endpoint, params, headers, "", body, self.endpoint.path)
-        request = self.dialect.decode(call)
+        request = self.dialect.decode_request(call)
         assert isinstance(request, GenerateRequest)
-        return request, self.dialect.names(call)
+        return request, self.dialect.field_names(call)
 
     @property
     def kind(self) -> Literal["chat", "text"]:
@@ -124,5 +124,5 @@ def ways() -> Iterator[Way]:
 
 def _endpoint(dialect: Any, key: str) -> Endpoint:
     variant = key.partition(",")[0]
-    found: Endpoint = next(one for one in dialect.endpoints if one.variant == variant)
+    found: Endpoint = next(one for one in dialect.endpoints if one.operation == variant)
     return found

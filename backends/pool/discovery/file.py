@@ -22,7 +22,7 @@ _PATIENCE: Final = 5.0
 class _Seen(Struct, frozen=True):
     """A file's content, and which file it was."""
 
-    which: tuple[int, int]
+    identity: tuple[int, int]
     data: bytes
 
 
@@ -37,36 +37,36 @@ class File:
         self._path = Path(path)
         self._read = read
         self._every = every
-        self._aside = Aside(self._look)
-        self._last: _Seen | None = None
-        self._taken: bytes | None = None
+        self._background_read = Aside(self._read_workers)
+        self._last_content: _Seen | None = None
+        self._parsed_data: bytes | None = None
         self._workers: Sequence[Worker] = ()
-        self._wrong = ""
+        self._parse_error = ""
 
     @property
-    def every(self) -> float:
+    def interval(self) -> float:
         """In how many seconds to look again."""
         return self._every
 
-    async def look(self) -> Sequence[Worker]:
+    async def list_workers(self) -> Sequence[Worker]:
         """See Source."""
         try:
             async with asyncio.timeout(_PATIENCE):
-                return await self._aside.run()
+                return await self._background_read.wait_result()
         except TimeoutError:
             raise DiscoveryFailed(f"{self._path}: it can't be read in {_PATIENCE:g} s") from None
 
-    def _look(self) -> Sequence[Worker]:
-        seen, last = self._open(), self._last
-        self._last = seen
-        written_now = last is not None and last.which == seen.which and last.data != seen.data
-        if seen.data != self._taken and not written_now:
-            self._take(seen.data)
-        if self._wrong:
-            raise DiscoveryFailed(f"{self._path}: {self._wrong}")
+    def _read_workers(self) -> Sequence[Worker]:
+        seen, last = self._read_file(), self._last_content
+        self._last_content = seen
+        written_now = last is not None and last.identity == seen.identity and last.data != seen.data
+        if seen.data != self._parsed_data and not written_now:
+            self._parse_content(seen.data)
+        if self._parse_error:
+            raise DiscoveryFailed(f"{self._path}: {self._parse_error}")
         return self._workers
 
-    def _open(self) -> _Seen:
+    def _read_file(self) -> _Seen:
         # The file is read each time: a clock that is too coarse hides a change, its bytes don't.
         try:
             if not self._path.is_file():  # what is no file may keep a reader waiting for ever
@@ -80,9 +80,9 @@ class File:
             raise DiscoveryFailed(f"{self._path}: it is larger than {_LARGEST} bytes")
         return _Seen((about.st_dev, about.st_ino), data)
 
-    def _take(self, data: bytes) -> None:
-        self._taken = data
+    def _parse_content(self, data: bytes) -> None:
+        self._parsed_data = data
         try:
-            self._workers, self._wrong = self._read(data), ""
+            self._workers, self._parse_error = self._read(data), ""
         except Exception as error:  # noqa: BLE001 - whatever it is, the last good list stays
-            self._wrong = str(error) or type(error).__name__
+            self._parse_error = str(error) or type(error).__name__

@@ -22,10 +22,10 @@ class _Watched(Struct, eq=False):
     """A source: whom it named last, and how often in a row it has failed since."""
 
     source: Source
-    found: Mapping[str, Worker] = {}
-    failed: int = 0
-    why: str = ""
-    looked: asyncio.Event = field(default_factory=asyncio.Event)
+    workers: Mapping[str, Worker] = {}
+    failures: int = 0
+    error: str = ""
+    checked: asyncio.Event = field(default_factory=asyncio.Event)
 
 
 class Discovery:
@@ -48,12 +48,12 @@ class Discovery:
     ) -> None:
         self._name = name
         self._static = _by_url(workers)
-        self._watched = [_Watched(source) for source in sources]
-        self._replace = replace
+        self._source_states = [_Watched(source) for source in sources]
+        self._on_change = replace
         self._sleep = sleep
-        self._added: dict[str, Worker] = {}
-        self._removed: set[str] = set()
-        self._now = dict(self._static)
+        self._added_by_admin: dict[str, Worker] = {}
+        self._removed_by_admin: set[str] = set()
+        self._current = dict(self._static)
         self._task: asyncio.Task[None] | None = None
         self.failures = 0
         """How often a source has failed, or named nobody."""
@@ -61,25 +61,25 @@ class Discovery:
     @property
     def workers(self) -> Sequence[Worker]:
         """The set as it is now."""
-        return tuple(self._now.values())
+        return tuple(self._current.values())
 
     @property
-    def failing(self) -> Sequence[str]:
+    def source_errors(self) -> Sequence[str]:
         """Why each source that fails now does."""
-        return [one.why for one in self._watched if one.failed]
+        return [one.error for one in self._source_states if one.failures]
 
     @property
-    def by_hand(self) -> Sequence[str]:
+    def manual_workers(self) -> Sequence[str]:
         """The URLs of the workers that the admin added or removed."""
-        return (*self._added, *self._removed)
+        return (*self._added_by_admin, *self._removed_by_admin)
 
     async def start(self, within: float = 2.0) -> None:
         """Begin to look, and wait until each source was looked at, ``within`` seconds at most."""
-        self._task = asyncio.get_running_loop().create_task(self._run())
+        self._task = asyncio.get_running_loop().create_task(self._watch_sources())
         with suppress(TimeoutError):
             async with asyncio.timeout(within):
-                for one in self._watched:
-                    await one.looked.wait()
+                for one in self._source_states:
+                    await one.checked.wait()
 
     async def aclose(self) -> None:
         """Stop looking at once."""
@@ -93,12 +93,12 @@ class Discovery:
         Raises ValueError where there are too many.
         """
         url = _key(worker.url)
-        new = url not in self._now
-        if new and len(self._now) >= _MOST:
+        new = url not in self._current
+        if new and len(self._current) >= _MOST:
             raise ValueError(f"there are {_MOST} workers already")
-        self._added[url] = worker
-        self._removed.discard(url)
-        self._settle("the admin")
+        self._added_by_admin[url] = worker
+        self._removed_by_admin.discard(url)
+        self._merge_workers("the admin")
         return new
 
     def remove(self, url: str) -> bool:
@@ -108,72 +108,76 @@ class Discovery:
         does. Raises ValueError for the last one.
         """
         url = _key(url)
-        if url not in self._now:
+        if url not in self._current:
             return False
-        if len(self._now) == 1:
+        if len(self._current) == 1:
             raise ValueError("it is the last worker; add another first")
-        self._added.pop(url, None)
-        self._removed.add(url)
-        self._settle("the admin")
+        self._added_by_admin.pop(url, None)
+        self._removed_by_admin.add(url)
+        self._merge_workers("the admin")
         return True
 
-    async def _run(self) -> None:
+    async def _watch_sources(self) -> None:
         async with asyncio.TaskGroup() as tasks:
-            for one in self._watched:
-                tasks.create_task(self._watch(one))
+            for one in self._source_states:
+                tasks.create_task(self._watch_source(one))
 
-    async def _watch(self, one: _Watched) -> None:
+    async def _watch_source(self, one: _Watched) -> None:
         while True:
             try:
-                found = await one.source.look()
+                found = await one.source.list_workers()
                 if not found:
                     raise DiscoveryFailed("it names no worker")
-                self._take(one, found)
+                self._store_result(one, found)
             except DiscoveryFailed as error:
-                self._fail(one, str(error))
+                self._record_failure(one, str(error))
             except Exception as error:  # noqa: BLE001 - as below
                 # A fault of ours in one source must not keep the others from being looked at.
-                self._fail(one, f"a source broke: {type(error).__name__}", error)
-            one.looked.set()
+                self._record_failure(one, f"a source broke: {type(error).__name__}", error)
+            one.checked.set()
             await self._sleep(_pause(one))
 
-    def _take(self, one: _Watched, found: Sequence[Worker]) -> None:
-        if one.failed:
+    def _store_result(self, one: _Watched, found: Sequence[Worker]) -> None:
+        if one.failures:
             log.warning("%s: workers are told of again", self._name)
-        one.failed, one.why = 0, ""
-        one.found = _by_url(found[:_MOST])
-        self._settle("discovery")
+        one.failures, one.error = 0, ""
+        one.workers = _by_url(found[:_MOST])
+        self._merge_workers("discovery")
 
-    def _fail(self, one: _Watched, why: str, fault: Exception | None = None) -> None:
+    def _record_failure(self, one: _Watched, why: str, fault: Exception | None = None) -> None:
         self.failures += 1
-        if why != one.why:
+        if why != one.error:
             said = "%s: workers can't be told of, so those known stay: %s"
             log.warning(said, self._name, why, exc_info=fault)
-        one.failed, one.why = one.failed + 1, why
+        one.failures, one.error = one.failures + 1, why
 
-    def _settle(self, who: str) -> None:
+    def _merge_workers(self, who: str) -> None:
         """Make the set anew, and tell of it where it changed."""
         named: dict[str, Worker] = {}
-        for group in (self._added, self._static, *(one.found for one in self._watched)):
+        for group in (
+            self._added_by_admin,
+            self._static,
+            *(one.workers for one in self._source_states),
+        ):
             for url, worker in group.items():
                 named.setdefault(url, worker)
-        self._removed &= named.keys()
-        now = {url: worker for url, worker in named.items() if url not in self._removed}
-        if not now or now == self._now:
+        self._removed_by_admin &= named.keys()
+        now = {url: worker for url, worker in named.items() if url not in self._removed_by_admin}
+        if not now or now == self._current:
             return
-        gone, come = self._now.keys() - now.keys(), now.keys() - self._now.keys()
+        gone, come = self._current.keys() - now.keys(), now.keys() - self._current.keys()
         if gone:
             log.warning("%s: %s took away %s", self._name, who, _listed(gone))
         if come:
             log.warning("%s: %s brought %s", self._name, who, _listed(come))
-        self._now = now
-        self._replace(self.workers)
+        self._current = now
+        self._on_change(self.workers)
 
 
 def _pause(one: _Watched) -> float:
     """Seconds until the next look: soon after a failure, then ever later."""
-    every = one.source.every
-    return min(every, _FIRST_PAUSE * 2.0 ** min(one.failed - 1, 10)) if one.failed else every
+    every = one.source.interval
+    return min(every, _FIRST_PAUSE * 2.0 ** min(one.failures - 1, 10)) if one.failures else every
 
 
 def _by_url(workers: Sequence[Worker]) -> dict[str, Worker]:

@@ -29,7 +29,7 @@ GetAddrInfo = Callable[..., Sequence[tuple[Any, ...]]]
 class Resolver(Protocol):
     """Asks the DNS, as Nameservers do."""
 
-    async def ask(self, name: str, kind: dns.Kind) -> dns.Answer:
+    async def query(self, name: str, kind: dns.Kind) -> dns.Answer:
         """An answer, be it that there is none. Raises DiscoveryFailed."""
 
 
@@ -45,7 +45,7 @@ class Template(Struct, frozen=True):
     def __repr__(self) -> str:
         return f"Template({self.scheme!r}, {self.path!r})"
 
-    def worker(self, host: str, port: int, share: int = 1) -> Worker:
+    def make_worker(self, host: str, port: int, share: int = 1) -> Worker:
         """The worker at an address or a name, with ``share`` times the weight."""
         place = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
         url = f"{self.scheme}://{place}{self.path}"
@@ -100,25 +100,27 @@ class Dns:
                 f"{settings.name!r}: https needs a name to verify, and DNS gives addresses; "
                 "list the workers by their names, or find them by SRV records"
             )
-        self._template.worker("name", 1)  # raises for a path that no URL has
+        self._template.make_worker("name", 1)  # raises for a path that no URL has
         self._resolver = resolver or Nameservers(settings.nameserver)
-        self._by_system = settings.record == "a" and settings.nameserver is None
-        self._system = Aside(lambda: getaddrinfo(self._name, self._port, type=socket.SOCK_STREAM))
-        self._seen: set[dns.Kind] = set()
+        self._uses_system_resolver = settings.record == "a" and settings.nameserver is None
+        self._system_lookup = Aside(
+            lambda: getaddrinfo(self._name, self._port, type=socket.SOCK_STREAM)
+        )
+        self._answered_types: set[dns.Kind] = set()
         self._every = settings.every
 
     @property
-    def every(self) -> float:
+    def interval(self) -> float:
         """In how many seconds to look again."""
         return self._every
 
-    async def look(self) -> Sequence[Worker]:
+    async def list_workers(self) -> Sequence[Worker]:
         """See Source."""
         self._every = self._settings.every
         within = self._settings.within
         try:
             async with asyncio.timeout(within):
-                found = await self._find()
+                found = await self._resolve_workers()
         except TimeoutError:
             raise DiscoveryFailed(f"{self._name}: no answer in {within:g} s") from None
         if not found.workers:
@@ -126,29 +128,33 @@ class Dns:
         self._every = min(self._every, max(found.ttl, _SOONEST))
         return found.workers
 
-    async def _find(self) -> _Found:
+    async def _resolve_workers(self) -> _Found:
         if self._settings.record == "srv":
-            return await self._services()
+            return await self._resolve_services()
         addresses, ttl = await (
-            self._from_the_system() if self._by_system else self._addresses(self._name)
+            self._resolve_with_system()
+            if self._uses_system_resolver
+            else self._resolve_addresses(self._name)
         )
-        return _Found([self._template.worker(one, self._port) for one in _usable(addresses)], ttl)
+        return _Found(
+            [self._template.make_worker(one, self._port) for one in _usable(addresses)], ttl
+        )
 
-    async def _from_the_system(self) -> tuple[list[str], float]:
+    async def _resolve_with_system(self) -> tuple[list[str], float]:
         try:
-            found = await self._system.run()
+            found = await self._system_lookup.wait_result()
         except (OSError, UnicodeError) as error:
             raise DiscoveryFailed(f"{self._name}: {error}") from None
         return [str(address[0]) for *_, address in found], math.inf
 
-    async def _addresses(self, name: str) -> tuple[list[str], float]:
+    async def _resolve_addresses(self, name: str) -> tuple[list[str], float]:
         """Of both families. One that fails is done without, unless it has told something before.
 
         There are nameservers that never answer for the family that they have no address of; but a
         set that lacks those which are merely not told of just now must not pass for the whole.
         """
         answers = await asyncio.gather(
-            *(self._resolver.ask(name, kind) for kind in _FAMILIES), return_exceptions=True
+            *(self._resolver.query(name, kind) for kind in _FAMILIES), return_exceptions=True
         )
         found: list[str] = []
         ttl = math.inf
@@ -156,37 +162,39 @@ class Dns:
         for kind, answer in zip(_FAMILIES, answers, strict=True):
             if isinstance(answer, BaseException):
                 failures.append(answer)
-                if kind in self._seen or not isinstance(answer, DiscoveryFailed):
+                if kind in self._answered_types or not isinstance(answer, DiscoveryFailed):
                     raise answer
             elif answer.ttl is not None:
-                self._seen.add(kind)
-                found += [str(record.value) for record in answer.found]
+                self._answered_types.add(kind)
+                found += [str(record.value) for record in answer.records]
                 ttl = min(ttl, answer.ttl)
         if failures and not found:
             raise failures[0]
         return found, ttl
 
-    async def _services(self) -> _Found:
-        answer = await self._resolver.ask(self._name, "SRV")
+    async def _resolve_services(self) -> _Found:
+        answer = await self._resolver.query(self._name, "SRV")
         if answer.code == _NO_SUCH_NAME:
-            raise DiscoveryFailed(f"{self._name}: {answer.why}")
-        told = [one.value for one in answer.found if isinstance(one.value, dns.Service)]
+            raise DiscoveryFailed(f"{self._name}: {answer.error_text}")
+        told = [one.value for one in answer.records if isinstance(one.value, dns.Service)]
         told = [one for one in told if one.target and one.port]
         first = min((one.priority for one in told), default=0)
         places = [one for one in told if one.priority == first]
         ttl = math.inf if answer.ttl is None else float(answer.ttl)
         if self._template.scheme == "https":
-            hosts = {one.target: [one.target] for one in places if self._may_be_named(one.target)}
+            hosts = {
+                one.target: [one.target] for one in places if self._is_allowed_target(one.target)
+            }
         else:
-            hosts, sooner = await self._hosts(places, answer.more)
+            hosts, sooner = await self._resolve_targets(places, answer.additional_addresses)
             ttl = min(ttl, sooner)
-        return _Found(list(self._at(places, hosts)), ttl)
+        return _Found(list(self._make_workers(places, hosts)), ttl)
 
-    def _may_be_named(self, target: str) -> bool:
+    def _is_allowed_target(self, target: str) -> bool:
         domain = _SERVICE.sub("", self._name)
         return dns.is_name(target) and (target == domain or target.endswith(f".{domain}"))
 
-    async def _hosts(
+    async def _resolve_targets(
         self, places: Sequence[dns.Service], more: Sequence[dns.Record]
     ) -> tuple[dict[str, list[str]], float]:
         """The addresses of each target: told along with the service, or else asked for."""
@@ -202,7 +210,7 @@ class Dns:
             if not dns.is_name(target):
                 return math.inf
             async with turns:
-                hosts[target], seconds = await self._addresses(target)
+                hosts[target], seconds = await self._resolve_addresses(target)
             return seconds
 
         unknown = [target for target, known in hosts.items() if not known]
@@ -213,14 +221,16 @@ class Dns:
             ttl = min(ttl, one)
         return hosts, ttl
 
-    def _at(self, places: Sequence[dns.Service], hosts: dict[str, list[str]]) -> Iterable[Worker]:
+    def _make_workers(
+        self, places: Sequence[dns.Service], hosts: dict[str, list[str]]
+    ) -> Iterable[Worker]:
         """Weights are made as small as their ratios allow, to stand beside those of others."""
         unit = math.gcd(*(one.weight for one in places)) or 1
         by_name = self._template.scheme == "https"
         for one in sorted(places, key=lambda one: (one.target, one.port)):
             found = hosts.get(one.target, [])
             for host in found if by_name else _usable(found):
-                yield self._template.worker(host, one.port, max(one.weight // unit, 1))
+                yield self._template.make_worker(host, one.port, max(one.weight // unit, 1))
 
 
 def _read_name(settings: DnsSettings) -> tuple[str, int]:

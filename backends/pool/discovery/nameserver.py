@@ -45,16 +45,16 @@ class Nameservers:
     def __init__(
         self, given: str | None = None, *, patience: float = 1.0, system: Path = _SYSTEM
     ) -> None:
-        self._given = read_address(given) if given is not None else None
-        self._patience = patience
-        self._system = system
+        self._configured_server = read_address(given) if given is not None else None
+        self._timeout = patience
+        self._resolv_conf = system
 
-    async def ask(self, name: str, kind: dns.Kind) -> dns.Answer:
+    async def query(self, name: str, kind: dns.Kind) -> dns.Answer:
         """The first answer that settles it, be it that there is none. Raises DiscoveryFailed."""
         why = "there is no nameserver to ask"
-        for server in list(self._servers()) * _ROUNDS:
+        for server in list(self._list_servers()) * _ROUNDS:
             try:
-                async with asyncio.timeout(self._patience):
+                async with asyncio.timeout(self._timeout):
                     answer = await _exchange(server, name, kind)
             except TimeoutError:
                 why = f"the nameserver {server[0]} does not answer"
@@ -65,14 +65,14 @@ class Nameservers:
             else:
                 if answer.code in (0, _NO_SUCH_NAME):
                     return answer
-                why = f"the nameserver {server[0]} does not tell: {answer.why}"
+                why = f"the nameserver {server[0]} does not tell: {answer.error_text}"
         raise DiscoveryFailed(f"{kind} of {name}: {why}")
 
-    def _servers(self) -> Sequence[Address]:
-        if self._given is not None:
-            return [self._given]
+    def _list_servers(self) -> Sequence[Address]:
+        if self._configured_server is not None:
+            return [self._configured_server]
         try:
-            lines = self._system.read_text("utf-8", "replace").splitlines()
+            lines = self._resolv_conf.read_text("utf-8", "replace").splitlines()
         except OSError:
             return []
         found: list[Address] = []
@@ -87,7 +87,7 @@ async def _exchange(server: Address, name: str, kind: dns.Kind) -> dns.Answer:
     answer = await _in_a_datagram(server, name, kind, extended=True)
     if answer.code in _NOT_UNDERSTOOD:
         answer = await _in_a_datagram(server, name, kind, extended=False)
-    return await _over_tcp(server, name, kind) if answer.cut else answer
+    return await _over_tcp(server, name, kind) if answer.truncated else answer
 
 
 async def _in_a_datagram(
@@ -142,6 +142,6 @@ async def _over_tcp(server: Address, name: str, kind: dns.Kind) -> dns.Answer:
         answer = dns.read(await reader.readexactly(size), number, name, kind)
     finally:
         writer.transport.abort()
-    if answer.cut:
+    if answer.truncated:
         raise dns.Malformed("it is cut off even over TCP")
     return answer

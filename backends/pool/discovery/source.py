@@ -14,8 +14,8 @@ class Source(Protocol):
     """Tells which workers there are now."""
 
     @property
-    def every(self) -> float:
+    def interval(self) -> float:
         """In how many seconds to look again."""
 
-    async def look(self) -> Sequence[Worker]:
+    async def list_workers(self) -> Sequence[Worker]:
         """The workers; none at all counts as a failure. Raises DiscoveryFailed."""

@@ -17,7 +17,7 @@ _UP: Final = Told(
     "interlingua_ratelimit_store_up",
     "gauge",
     "Whether limits are shared: 0 while the policy for failures holds.",
-    merged="smallest",
+    merge_mode="smallest",
 )
 TOLD: Final = (_ERRORS, _UP)
 
@@ -37,5 +37,5 @@ class StoreCounts(Collector):
 
     def collect(self) -> Iterator[Metric]:
         """See prometheus_client's Collector."""
-        yield _ERRORS.family([((), self._store.errors)])
-        yield _UP.family([((), float(self._store.up))])
+        yield _ERRORS.build_family([((), self._store.errors)])
+        yield _UP.build_family([((), float(self._store.up))])

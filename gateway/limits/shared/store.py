@@ -67,26 +67,26 @@ class Store:
         self.policy = shared.policy
         self.replicas = shared.replicas
         self._prefix = shared.prefix
-        self._borrower = borrower
+        self._borrower_id = borrower
         self._clock = clock
         self._draw = draw
-        self._again = clock()
+        self._next_attempt_at = clock()
         self.errors = 0
         """Askings that failed; those that were not made are not counted."""
         self.up = True
         """Whether the last one went well."""
 
-    async def lease(self, wishes: Sequence[Wish]) -> Sequence[Grant]:
+    async def request_leases(self, wishes: Sequence[Wish]) -> Sequence[Grant]:
         """Ask for all of them."""
-        if self._clock() < self._again:
+        if self._clock() < self._next_attempt_at:
             raise LenderFailed
         grants: list[Grant] = []
         try:
             for first in range(0, len(wishes), AT_ONCE):
                 async with asyncio.timeout(WITHIN):
-                    grants += _grants(await self._ask(wishes[first : first + AT_ONCE]))
+                    grants += _grants(await self._call_script(wishes[first : first + AT_ONCE]))
         except Exception as error:  # noqa: BLE001 - whatever its client raises, limits go on
-            self._fail(error)
+            self._record_failure(error)
             raise LenderFailed from None
         if not self.up:
             log.info("limits are shared again")
@@ -98,10 +98,10 @@ class Store:
         with suppress(RedisError, OSError):
             await self._redis.aclose()
 
-    async def _ask(self, wishes: Sequence[Wish]) -> Sequence[Any]:
+    async def _call_script(self, wishes: Sequence[Wish]) -> Sequence[Any]:
         keys = [f"{self._prefix}:{wish.name}" for wish in wishes]
         told = [part for wish in wishes for part in _told(wish)]
-        call = (len(keys), *keys, self._borrower, LASTS, *told)
+        call = (len(keys), *keys, self._borrower_id, LASTS, *told)
         reply: Sequence[Any]
         try:
             reply = await self._redis.evalsha(_DIGEST, *call)
@@ -109,9 +109,9 @@ class Store:
             reply = await self._redis.eval(_SCRIPT, *call)
         return reply
 
-    def _fail(self, error: Exception) -> None:
+    def _record_failure(self, error: Exception) -> None:
         self.errors += 1
-        self._again = self._clock() + REST * (1 + self._draw()) / 2
+        self._next_attempt_at = self._clock() + REST * (1 + self._draw()) / 2
         if self.up:
             why = str(error)[:_LONGEST] or f"it did not answer within {WITHIN * 1000:g} ms"
             log.warning("limits are not shared, since the Redis can't be asked: %s", why)
@@ -120,7 +120,7 @@ class Store:
 
 def _told(wish: Wish) -> tuple[str | float, ...]:
     limit = wish.limit
-    return limit.kind, limit.amount, limit.period, wish.wanted, wish.held, wish.used
+    return limit.kind, limit.amount, limit.period, wish.requested, wish.retained, wish.used
 
 
 def _grants(reply: Sequence[Any]) -> list[Grant]:

@@ -30,7 +30,7 @@ _SAMPLES: Final[Sequence[tuple[str, Unit, Callable[[RequestStats[Any]], Sample]]
     ("time to first token", "seconds", lambda stats: stats.first_token),
     ("duration", "seconds", lambda stats: stats.duration),
     ("time per token", "seconds", lambda stats: stats.per_token),
-    ("length", "tokens", lambda stats: stats.completion),
+    ("length", "tokens", lambda stats: stats.completion_tokens),
 )
 _QUANTILES: Final = (0.5, 0.95)
 _MIN_P_VALUE: Final = 0.001
@@ -128,7 +128,7 @@ def check_split_ratio(evidence: Evidence, split: str, weights: Mapping[str, int]
         if version not in weights:
             raise ComparisonError(f"version {version!r} was sent requests, and has no weight")
     stats = {version: evidence.variants.get((split, version)) for version in weights}
-    sent = {version: 0 if one is None else one.sent for version, one in stats.items()}
+    sent = {version: 0 if one is None else one.routed_requests for version, one in stats.items()}
     return SplitRatio(sent, weights, chi_square_p_value([*sent.values()], [*weights.values()]))
 
 
@@ -142,7 +142,7 @@ class _VersionPair(Struct, frozen=True):
     """Of the method, where values are not exact."""
 
     def counts(self) -> Iterator[ComparisonRow]:
-        yield ComparisonRow("requests", "", self.a.sent, self.b.sent)
+        yield ComparisonRow("requests", "", self.a.routed_requests, self.b.routed_requests)
         for direction, name in (("input", "prompt tokens"), ("output", "completion tokens")):
             a, b = (_count_tokens(stats, direction) for stats in (self.a, self.b))
             yield ComparisonRow(name, "", a, b)
@@ -150,9 +150,15 @@ class _VersionPair(Struct, frozen=True):
     def shares(self) -> Iterator[ComparisonRow]:
         both = (self.a, self.b)
         for name, outcomes in _OUTCOMES.items():
-            yield self._share(name, [(_count_outcomes(one, outcomes), one.sent) for one in both])
-        yield self._share("answered by fallback", [(one.diversions, one.sent) for one in both])
-        yield self._share("with a loss", [(one.lossy, one.outcomes.total()) for one in both])
+            yield self._share(
+                name, [(_count_outcomes(one, outcomes), one.routed_requests) for one in both]
+            )
+        yield self._share(
+            "answered by fallback", [(one.diversions, one.routed_requests) for one in both]
+        )
+        yield self._share(
+            "with a loss", [(one.lossy_requests, one.outcomes.total()) for one in both]
+        )
         for reason in sorted({reason for one in both for (reason,) in one.finishes}):
             ended = [(one.finishes[reason,], one.finishes.total()) for one in both]
             yield self._share(f"ended by {reason}", ended)

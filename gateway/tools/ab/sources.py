@@ -153,7 +153,7 @@ def _count_group(evidence: Evidence, records: Sequence[Record], query: UsageQuer
         if not key[2]:
             evidence.excluded.update(map(_exclusion_reason, records))
         if key[2] or query.everything:
-            _stats_of(evidence, key, query).add(*records)
+            _stats_of(evidence, key, query).add_records(*records)
     if first.diverted:
         key = diverted_key(first)
         if key[0] == query.model and (key[2] or query.everything):
@@ -211,7 +211,7 @@ class _PageReader:
                     self._count(name, labels, value)
         for (variant, attribute), upto in self._cumulative.items():
             getattr(variants[variant], attribute).set_cumulative(upto)
-        if any(stats.lossy > stats.outcomes.total() for stats in variants.values()):
+        if any(stats.lossy_requests > stats.outcomes.total() for stats in variants.values()):
             raise ValueError("more requests with a loss than requests")
 
     def _count(self, name: str, labels: Mapping[str, str], value: float) -> None:

@@ -734,8 +734,8 @@ def migrate(data: bytes, filename: str) -> Migration:
         document["defaults"] = defaults
     settings.note_unused()
     root.note_unused(notes, "no such setting", _SECTION_REASONS, {})
-    if complaints.found:
-        raise ConfigError(filename, complaints.found)
+    if complaints.issues:
+        raise ConfigError(filename, complaints.issues)
     document |= {"backends": parts.backends, "models": parts.models}
     order = [key for key in _ORDER if key in document]
     text = (

@@ -154,10 +154,10 @@ def _find_provider(model: SourceValue, said: SourceValue | None) -> tuple[Provid
 def _parse_base(where: SourceValue, text: str, provider: Provider) -> tuple[str, bool]:
     """A worker's base URL, and whether the protocol's path followed. Raises UnsupportedEntry."""
     try:
-        url = str(units.UNITS["worker"].read(text))
+        url = str(units.UNITS["worker"].parse(text))
     except ValueError as error:
         raise UnsupportedEntry(where, f"the address {error}") from None
-    roots = Dialects(DIALECTS).make(provider.dialect, provider.profile, {}).roots
+    roots = Dialects(DIALECTS).create_adapter(provider.dialect, provider.profile, {}).path_prefixes
     for root in filter(None, roots):
         if url.endswith(root):
             return url.removesuffix(root), True

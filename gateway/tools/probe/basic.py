@@ -42,21 +42,21 @@ _EXTRA_TOKENS: Final = 8
 
 
 async def _health(worker: WorkerClient) -> str:
-    response = await worker.fetch(worker.adapter.probe)
+    response = await worker.fetch(worker.adapter.health_request)
     expect(
         response.status in range(200, 300),
-        f"{worker.adapter.probe.path} is answered {response.status}",
+        f"{worker.adapter.health_request.path} is answered {response.status}",
     )
-    return f"{worker.adapter.probe.path} is answered {response.status}"
+    return f"{worker.adapter.health_request.path} is answered {response.status}"
 
 
 async def _capacity(worker: WorkerClient) -> str:
     if not isinstance(worker.adapter, Learning):
         raise NotOffered("the protocol has no metadata endpoints")
     model = worker.target.model or worker.target.embedder or ""
-    response = [await worker.fetch(wire) for wire in worker.adapter.questions(model)]
+    response = [await worker.fetch(wire) for wire in worker.adapter.metadata_requests(model)]
     bodies = [one.body if one.status in range(200, 300) else None for one in response]
-    most = worker.adapter.learn(model, bodies)
+    most = worker.adapter.load_metadata(model, bodies)
     had = sum(body is not None for body in bodies)
     expect(had, f"none of {len(bodies)} questions is answered: {[one.status for one in response]}")
     told = "without a limit of requests" if most is None else f"takes {most} at a time"
@@ -75,14 +75,14 @@ async def _unknown_model(worker: WorkerClient) -> str:
 
 async def _unary(worker: WorkerClient) -> str:
     choice = (await worker.send(worker.text_request(COUNT))).choice
-    expect(choice.text.strip() or choice.thought, "the text is empty")
+    expect(choice.text.strip() or choice.reasoning, "the text is empty")
     return f"{len(choice.text)} characters"
 
 
 async def _stream(worker: WorkerClient) -> str:
     response = await worker.send(worker.text_request(COUNT, stream=True))
     said = response.choice
-    expect(said.text.strip() or said.thought, "the text is empty")
+    expect(said.text.strip() or said.reasoning, "the text is empty")
     pieces = sum(isinstance(event, Text) for event in response.events)
     if pieces == 1:
         worker.quirks.append("a stream has its text in one chunk")
@@ -142,7 +142,7 @@ def _check_usage(response: WorkerResponse) -> str:
     """Usage that can be true of the answer."""
     answer = response.answer
     usage = answer.usage
-    text = answer.choices[0].text + answer.choices[0].thought
+    text = answer.choices[0].text + answer.choices[0].reasoning
     if usage is None or usage.source != "worker":
         raise UnexpectedResponse("no usage came")
     expect(usage.prompt_tokens > 0, f"a prompt of {usage.prompt_tokens} tokens")
@@ -204,7 +204,7 @@ async def _unknown_field(worker: WorkerClient) -> str:
 async def _single_token(worker: WorkerClient) -> str:
     request = worker.text_request(COUNT, stream=True, stopping=Stopping(max_tokens=1))
     choice = (await worker.send(request)).choice
-    return f"{choice.text!r}, {choice.reason}"
+    return f"{choice.text!r}, {choice.finish_reason}"
 
 
 RESPONSE_PROBES: Final = (
@@ -244,7 +244,7 @@ _OVERSIZED_WORDS: Final = 400_000
 
 async def _round_trip(worker: WorkerClient, text: str, *, stream: bool) -> str:
     response = await worker.send(worker.text_request(text, stream=stream))
-    said = response.choice.text + response.choice.thought
+    said = response.choice.text + response.choice.reasoning
     expect(_REPLACEMENT not in said, f"characters are broken: {said!r}")
     expect(not _is_double_encoded(said), f"characters are encoded twice: {said!r}")
     if stream:
@@ -268,7 +268,7 @@ def _check_split_bytes(
     worker: WorkerClient, text: str, response: WorkerResponse, said: str
 ) -> None:
     """The same bytes one by one, as a network might bring them."""
-    decoder = worker.adapter.decoder(worker.text_request(text, stream=True))
+    decoder = worker.adapter.create_decoder(worker.text_request(text, stream=True))
     body = response.body
     try:
         events = [event for i in range(len(body)) for event in decoder.feed(body[i : i + 1])]
@@ -277,13 +277,13 @@ def _check_split_bytes(
         expect(False, f"byte by byte: {error}")  # noqa: FBT003 - it is the only positional one
     else:
         choice = answer.choices[0]
-        expect(choice.text + choice.thought == said, "byte by byte it is another text")
+        expect(choice.text + choice.reasoning == said, "byte by byte it is another text")
 
 
 async def _answered_or_refused(worker: WorkerClient, text: str) -> str:
     """Answered, or refused as the client's fault."""
     try:
-        return f"answered: {(await worker.send(worker.text_request(text))).choice.reason}"
+        return f"answered: {(await worker.send(worker.text_request(text))).choice.finish_reason}"
     except WorkerRefused as error:
         return f"refused: {error}"
 
@@ -336,7 +336,7 @@ async def _text_parts(worker: WorkerClient) -> str:
 async def _assistant_first(worker: WorkerClient) -> str:
     turns = (_message("assistant", "Hello."), _message("user", "Say hi."))
     try:
-        return f"answered: {(await worker.send(worker.chat_request(*turns))).choice.reason}"
+        return f"answered: {(await worker.send(worker.chat_request(*turns))).choice.finish_reason}"
     except WorkerRefused as error:
         return f"refused: {error}"
 
@@ -423,7 +423,7 @@ async def _embedding_order(worker: WorkerClient) -> str:
 async def _base64_embedding(worker: WorkerClient) -> str:
     [plain] = await _vectors(worker, _TEXTS[0])
     response = await worker.send(worker.embedding_request(_TEXTS[0], encoding="base64"))
-    [packed] = response.answer.vectors
+    [packed] = response.answer.embeddings
     expect(len(plain) == len(packed), f"{len(packed)} numbers for {len(plain)}")
     apart = max(abs(a - b) for a, b in zip(plain, packed, strict=True))
     expect(apart <= _TOLERANCE, f"they are {apart:g} apart")
@@ -446,7 +446,7 @@ async def _empty_embedding(worker: WorkerClient) -> str:
 
 
 async def _vectors(worker: WorkerClient, *texts: str) -> list[tuple[float, ...]]:
-    return (await worker.send(worker.embedding_request(*texts))).answer.vectors
+    return (await worker.send(worker.embedding_request(*texts))).answer.embeddings
 
 
 def _cosine(a: Sequence[float], b: Sequence[float]) -> float:

@@ -216,11 +216,11 @@ class WorkerClient:
     def encode(self, request: Request) -> WireRequest:
         """The HTTP request. Raises NotOffered if the protocol can't express a needed field."""
         try:
-            for loss in self.adapter.losses(request, {}):
+            for loss in self.adapter.unsupported_parameters(request, {}):
                 if loss.path in self._needs:
                     why = f" ({loss.detail})" if loss.detail else ""
                     raise NotOffered(f"the protocol can't carry {loss.path}: {loss.reason}{why}")
-            return self.adapter.encode(request)
+            return self.adapter.encode_request(request)
         except Unsupported as error:
             raise NotOffered(error.message) from None
 
@@ -236,7 +236,7 @@ class WorkerClient:
             async with self._open(wire, response) as http_response:
                 if http_response.status_code == httpx.codes.OK:
                     await _read_stream(
-                        http_response, response, self.adapter.decoder(request), until
+                        http_response, response, self.adapter.create_decoder(request), until
                     )
                 else:
                     await _read_body(http_response, response)
@@ -263,7 +263,7 @@ class WorkerClient:
             self.encode(request), request, lambda got: bool(got.events)
         )
         if isinstance(self.adapter, Cancelling) and response.error is None:
-            await self.fetch(self.adapter.cancel(request))
+            await self.fetch(self.adapter.encode_cancel(request))
         return response
 
     def _with_client_id(self, request: Request) -> Request:
@@ -383,7 +383,7 @@ def reports_usage(adapter: WorkerDialect, request: GenerateRequest) -> bool:
     if client is None:
         return True
     try:
-        decoder = adapter.decoder(request)
+        decoder = adapter.create_decoder(request)
         read = [*decoder.feed(_encode_response(client, adapter, request)), *decoder.close()]
     except GatewayError:
         return True
@@ -395,7 +395,7 @@ def error_statuses(adapter: WorkerDialect) -> frozenset[int]:
     client = _client_adapter(adapter)
     if client is None:
         return frozenset()
-    return frozenset(client.refuse(fault, None).status for fault in _INVALID)
+    return frozenset(client.encode_error(fault, None).status for fault in _INVALID)
 
 
 def _client_adapter(adapter: WorkerDialect) -> Dialect | None:
@@ -404,16 +404,16 @@ def _client_adapter(adapter: WorkerDialect) -> Dialect | None:
 
 
 def _encode_response(client: Dialect, adapter: WorkerDialect, request: GenerateRequest) -> bytes:
-    wire = adapter.encode(request)
-    match = Paths([Mount(client)]).find(wire.method, wire.path)
+    wire = adapter.encode_request(request)
+    match = Paths([Mount(client)]).find_endpoint(wire.method, wire.path)
     headers = {name.lower(): value for name, value in wire.headers}
     call = Call(match.endpoint, match.params, headers, "", wire.body, wire.path)
     context = Context("probe", Deadline(_frozen_clock, 60.0), _frozen_clock)
     about = About("probe", 1, request.model, "1", request.model, context.clock)
-    encoder = client.encoder(call, client.decode(call), about)
+    encoder = client.create_encoder(call, client.decode_request(call), about)
     if request.stream:
-        return encoder.write(_EVENTS)
-    return encoder.whole(folded(_EVENTS)).body
+        return encoder.encode_events(_EVENTS)
+    return encoder.encode_unary(folded(_EVENTS)).body
 
 
 def _frozen_clock() -> float:

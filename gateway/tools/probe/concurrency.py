@@ -90,7 +90,7 @@ async def _disconnect(worker: WorkerClient) -> str:
         if response.error is not None:
             raise Inconclusive(response.summary)
     choice = (await worker.send(worker.text_request("Say hi."))).choice
-    return f"left three times, and answered: {choice.reason}"
+    return f"left three times, and answered: {choice.finish_reason}"
 
 
 async def _simultaneous_disconnects(worker: WorkerClient) -> str:

@@ -131,7 +131,7 @@ async def _recovery(worker: WorkerClient) -> str:
     for body in (b"", b"{", wire.body[:-1], b"\xff" * 64):
         await worker.send_encoded(replace(wire, body=body), request)
     choice = (await worker.send(request)).choice
-    return f"answered: {choice.reason}"
+    return f"answered: {choice.finish_reason}"
 
 
 PROBES: Final = (

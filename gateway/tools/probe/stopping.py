@@ -49,7 +49,7 @@ async def _length_reason(worker: WorkerClient, *, stream: bool) -> str:
         worker.text_request(COUNT, stream=stream, stopping=Stopping(max_tokens=1))
     )
     if len(base) <= len(response.choice.text):
-        return f"the whole answer is that short: {response.choice.reason}"
+        return f"the whole answer is that short: {response.choice.finish_reason}"
     return _check_reason(worker, response.choice, "length")
 
 
@@ -59,30 +59,35 @@ async def _own_end(worker: WorkerClient) -> str:
     )
     choice, used = response.choice, _completion_tokens(response)
     if used is not None and used >= _PLENTY:
-        expect(choice.reason in {"length", "unknown"}, f"{choice.reason} at the limit's end")
+        expect(
+            choice.finish_reason in {"length", "unknown"},
+            f"{choice.finish_reason} at the limit's end",
+        )
         return "the model does not end by itself"
-    if choice.reason == "length" and used is None:
+    if choice.finish_reason == "length" and used is None:
         return "the model does not end by itself, and reports no usage"
-    expect(choice.reason != "length", f"finish reason length at {used} tokens of {_PLENTY}")
+    expect(choice.finish_reason != "length", f"finish reason length at {used} tokens of {_PLENTY}")
     return _check_reason(worker, choice, "eos", "stop")
 
 
 async def _same_reason(worker: WorkerClient) -> str:
     stopping = Stopping(max_tokens=2)
-    whole = (await worker.send(worker.text_request(COUNT, stopping=stopping))).choice.reason
+    whole = (await worker.send(worker.text_request(COUNT, stopping=stopping))).choice.finish_reason
     stream = (
         await worker.send(worker.text_request(COUNT, stopping=stopping, stream=True))
-    ).choice.reason
+    ).choice.finish_reason
     expect(whole == stream, f"whole {whole}, stream {stream}")
     return whole
 
 
 def _check_reason(worker: WorkerClient, choice: ChoiceAnswer, *wanted: str) -> str:
-    if choice.reason == "unknown":
+    if choice.finish_reason == "unknown":
         worker.quirks.append("the finish reason is missing or unknown")
         return "no finish reason"
-    expect(choice.reason in wanted, f"wanted {' or '.join(wanted)}, got {choice.reason}")
-    return choice.reason
+    expect(
+        choice.finish_reason in wanted, f"wanted {' or '.join(wanted)}, got {choice.finish_reason}"
+    )
+    return choice.finish_reason
 
 
 def _completion_tokens(response: WorkerResponse) -> int | None:
@@ -188,7 +193,7 @@ async def _check_min_tokens(worker: WorkerClient, stopping: Stopping, least: int
 async def _stop_token_ids(worker: WorkerClient) -> str:
     stopping = Stopping(max_tokens=8, stop_token_ids=(0, 1, 2))
     choice = (await worker.send(worker.text_request(COUNT, stopping=stopping))).choice
-    return f"taken: {choice.reason}"
+    return f"taken: {choice.finish_reason}"
 
 
 async def _stop_with_sampling(worker: WorkerClient) -> str:
@@ -347,7 +352,7 @@ async def _choices(worker: WorkerClient, *, stream: bool) -> str:
 async def _best_of(worker: WorkerClient) -> str:
     drawn = Sampling(temperature=1.0)
     request: GenerateRequest = worker.prompt_request(_PAIR[0], n=1, best_of=2, sampling=drawn)
-    return f"one choice: {(await worker.send(request)).choice.reason}"
+    return f"one choice: {(await worker.send(request)).choice.finish_reason}"
 
 
 async def _prompts(worker: WorkerClient) -> str:
@@ -362,7 +367,9 @@ async def _prompts(worker: WorkerClient) -> str:
 
 async def _prompt_token_ids(worker: WorkerClient) -> str:
     try:
-        return f"taken: {(await worker.send(worker.prompt_request((1, 2, 3)))).choice.reason}"
+        return (
+            f"taken: {(await worker.send(worker.prompt_request((1, 2, 3)))).choice.finish_reason}"
+        )
     except WorkerRefused as error:
         worker.quirks.append("token ids are refused")
         return f"refused: {error}"

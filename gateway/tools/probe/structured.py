@@ -58,7 +58,7 @@ async def _json_object(worker: WorkerClient, output: OutputFormat, *, stream: bo
 
 
 def _decode_json(choice: ChoiceAnswer) -> Any:
-    if choice.reason == "length":
+    if choice.finish_reason == "length":
         raise Inconclusive("the answer reached its limit before its end")
     try:
         return msgspec.json.decode(choice.text)
@@ -84,14 +84,16 @@ async def _tool_calls(worker: WorkerClient, *, stream: bool, **how: Any) -> str:
     said = Message("user", (TextPart(_WEATHER),))
     asked = worker.chat_request(said, tools=(_TOOL,), stopping=_ROOM, stream=stream, **how)
     choice = (await worker.send(asked)).choice
-    if not choice.calls and "tool_choice" not in how:
+    if not choice.tool_calls and "tool_choice" not in how:
         return "the model calls none"
-    expect(choice.calls, f"no tool is called: {choice.text!r}")
-    for call in choice.calls:
+    expect(choice.tool_calls, f"no tool is called: {choice.text!r}")
+    for call in choice.tool_calls:
         _check_call(call)
     good = {"tool_calls", "unknown"} | ({"eos", "stop"} if "tool_choice" in how else set())
-    expect(choice.reason in good, f"the reason is {choice.reason}")
-    return f"{len(choice.calls)} call(s): {choice.calls[0].name}({choice.calls[0].arguments})"[:80]
+    expect(choice.finish_reason in good, f"the reason is {choice.finish_reason}")
+    return f"{len(choice.tool_calls)} call(s): {choice.tool_calls[0].name}({choice.tool_calls[0].arguments})"[
+        :80
+    ]
 
 
 def _check_call(call: ToolCall) -> None:
@@ -108,7 +110,7 @@ async def _no_tool_call(worker: WorkerClient) -> str:
     said = Message("user", (TextPart(_WEATHER),))
     asked = worker.chat_request(said, tools=(_TOOL,), tool_choice="none")
     choice = (await worker.send(asked)).choice
-    expect(not choice.calls, f"{len(choice.calls)} calls where none was to be")
+    expect(not choice.tool_calls, f"{len(choice.tool_calls)} calls where none was to be")
     return "none is called"
 
 
@@ -116,8 +118,8 @@ async def _single_tool_call(worker: WorkerClient) -> str:
     said = Message("user", (TextPart(f"{_WEATHER} And in Rome? Use it twice."),))
     asked = worker.chat_request(said, tools=(_TOOL,), parallel_tools=False, stopping=_ROOM)
     choice = (await worker.send(asked)).choice
-    expect(len(choice.calls) <= 1, f"{len(choice.calls)} calls where one was the most")
-    return f"{len(choice.calls)} call(s)"
+    expect(len(choice.tool_calls) <= 1, f"{len(choice.tool_calls)} calls where one was the most")
+    return f"{len(choice.tool_calls)} call(s)"
 
 
 async def _tool_result(worker: WorkerClient) -> str:
@@ -127,7 +129,9 @@ async def _tool_result(worker: WorkerClient) -> str:
         Message("tool", (TextPart("sunny"),), tool_call_id="call_abc123456"),
     )
     choice = (await worker.send(worker.chat_request(*turns, tools=(_TOOL,)))).choice
-    expect(choice.text or choice.thought or choice.calls, "nothing is said to a tool's result")
+    expect(
+        choice.text or choice.reasoning or choice.tool_calls, "nothing is said to a tool's result"
+    )
     return repr(choice.text[:40])
 
 
@@ -169,7 +173,7 @@ async def _separate_reasoning(worker: WorkerClient) -> str:
     asked = worker.text_request("What is 2 + 2?", reasoning=Reasoning(effort="low"), stopping=_ROOM)
     choice = (await worker.send(asked)).choice
     expect("<think>" not in choice.text, "the reasoning is part of the text")
-    return f"{len(choice.thought)} characters of it"
+    return f"{len(choice.reasoning)} characters of it"
 
 
 _LOGPROBS: Final = ("logprobs",)

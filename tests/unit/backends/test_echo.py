@@ -47,7 +47,7 @@ def chat(text: str = "say hi", **fields: Any) -> GenerateRequest:
 
 async def ask(backend: EchoBackend, request: Request) -> Answer:
     fold = Fold()
-    async with aclosing(backend.answer(request, CONTEXT)) as batches:
+    async with aclosing(backend.stream(request, CONTEXT)) as batches:
         async for batch in batches:
             fold.add(batch)
     return fold.result()
@@ -56,7 +56,7 @@ async def ask(backend: EchoBackend, request: Request) -> Answer:
 async def test_it_says_its_script_and_counts_words() -> None:
     answer = await ask(HELLO, chat())
 
-    assert (answer.choices[0].text, answer.choices[0].reason) == ("Hello world!", "eos")
+    assert (answer.choices[0].text, answer.choices[0].finish_reason) == ("Hello world!", "eos")
     assert answer.usage is not None
     assert (answer.usage.prompt_tokens, answer.usage.completion_tokens) == (2, 3)
 
@@ -82,7 +82,7 @@ async def test_without_a_script_it_says_what_it_was_told() -> None:
 async def test_it_stops_where_it_is_told(stopping: Stopping, text: str, reason: str) -> None:
     [choice] = (await ask(HELLO, chat(stopping=stopping))).choices
 
-    assert (choice.text, choice.reason) == (text, reason)
+    assert (choice.text, choice.finish_reason) == (text, reason)
 
 
 async def test_each_token_has_its_alternatives() -> None:
@@ -111,10 +111,10 @@ async def test_it_calls_tools_when_asked(text: str, choice: Any, called: str | N
 
     [answer] = (await ask(HELLO, request)).choices
 
-    assert [call.name for call in answer.calls] == ([called] if called else [])
-    assert answer.reason == ("tool_calls" if called else "eos")
+    assert [call.name for call in answer.tool_calls] == ([called] if called else [])
+    assert answer.finish_reason == ("tool_calls" if called else "eos")
     if called:
-        assert answer.calls[0].arguments == '{"x":1}'
+        assert answer.tool_calls[0].arguments == '{"x":1}'
 
 
 async def test_a_long_prompt_is_refused_or_cut() -> None:
@@ -125,7 +125,7 @@ async def test_a_long_prompt_is_refused_or_cut() -> None:
         await ask(backend, chat(long))
     assert (e.value.param, e.value.tokens, e.value.limit) == ("messages", 20, 8)
     cut = await ask(backend, chat(long, stopping=Stopping(overflow="truncate")))
-    assert cut.choices[0].reason == "length"
+    assert cut.choices[0].finish_reason == "length"
 
 
 async def test_an_embedding_is_made_of_the_text() -> None:
@@ -133,7 +133,7 @@ async def test_an_embedding_is_made_of_the_text() -> None:
 
     answer = await ask(HELLO, request)
 
-    assert answer.vectors == [(6.0, 3.0, 0.5, -0.25), (2.0, 2.0, 0.5, -0.25)]
+    assert answer.embeddings == [(6.0, 3.0, 0.5, -0.25), (2.0, 2.0, 0.5, -0.25)]
     assert answer.usage is not None
     assert answer.usage.prompt_tokens == 5
 
@@ -148,7 +148,7 @@ async def test_a_prompt_is_given_back(prompt: Any, logprobs: Logprobs | None) ->
     [choice] = (await ask(HELLO, request)).choices
 
     told = "a b" if prompt == "a b" else "1 2"
-    assert (choice.text, choice.echoed) == (told + "Hello world!", 3)
+    assert (choice.text, choice.echo_length) == (told + "Hello world!", 3)
     every = [None, -0.5, -0.5, -0.5, -0.5] if logprobs else []
     assert [one.logprob for one in choice.logprobs] == every
 

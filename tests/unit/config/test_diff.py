@@ -41,7 +41,10 @@ def moves(before: Weights, after: Weights, seed: int) -> Counter[tuple[str, str]
     draw = random.Random(seed)
     splits = Split(before, f"split-{seed}"), Split(after, f"split-{seed}")
     users = (f"{draw.getrandbits(64):x}" for _ in range(USERS))
-    return Counter((splits[0].hold(who).version, splits[1].hold(who).version) for who in users)
+    return Counter(
+        (splits[0].assign_version(who).version, splits[1].assign_version(who).version)
+        for who in users
+    )
 
 
 @pytest.mark.parametrize(("seed", "pair"), [*enumerate([*PAIRS, *map(drawn, range(12))])])

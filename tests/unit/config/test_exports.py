@@ -15,7 +15,7 @@ BOTH = "{traces: 'http://127.0.0.1:4318', metrics: {push: 'http://127.0.0.1:4318
 def complaints(observe: str) -> list[str]:
     with pytest.raises(ConfigError) as caught:
         load(f"{START}observe: {observe}\n", "g", env={})
-    return [f"{one.line}: {one.message}" for one in caught.value.complaints]
+    return [f"{one.line}: {one.message}" for one in caught.value.issues]
 
 
 @pytest.mark.parametrize("error", [None, ModuleNotFoundError()])

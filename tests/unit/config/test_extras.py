@@ -72,8 +72,8 @@ async def test_an_issuer_stays_as_long_as_nothing_of_him_changes() -> None:
     same = Snapshot(load(IDENTITY + more, "g.yaml", env={}), outside, former=old)
     other = IDENTITY.replace("gateway", "other") + REST
     new = Snapshot(load(other, "g.yaml", env={}), outside, former=same)
-    assert old.issuer is not None
-    assert same.issuer is old.issuer
-    assert new.issuer is not old.issuer
+    assert old.jwks_client is not None
+    assert same.jwks_client is old.jwks_client
+    assert new.jwks_client is not old.jwks_client
     for one in (old, new):
         await one.aclose()

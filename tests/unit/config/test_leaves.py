@@ -21,7 +21,7 @@ def complaints(backend: str) -> list[str]:
     text = f"{START}backends: {{a: {backend}}}\nmodels: {{m: {{backend: a}}}}\n"
     with pytest.raises(ConfigError) as caught:
         load(text, "g", env={})
-    return [one.message for one in caught.value.complaints]
+    return [one.message for one in caught.value.issues]
 
 
 @pytest.mark.parametrize(
@@ -70,7 +70,7 @@ def test_a_secret_file_must_be_a_text(tmp_path: Path) -> None:
 def test_a_type_that_no_setting_has_is_a_fault_of_the_program() -> None:
     node = yaml.ScalarNode("", "1.5", MARK, MARK)
     with pytest.raises(TypeError, match="no configuration holds"):
-        Leaves(Complaints("g"), {}).plain(node, msgspec.inspect.NoneType(), ())
+        Leaves(Complaints("g"), {}).decode_plain(node, msgspec.inspect.NoneType(), ())
 
 
 def test_paths_are_written_as_a_person_would() -> None:
@@ -83,7 +83,7 @@ def test_what_is_not_there_is_said_where_it_would_be() -> None:
     complaints = Complaints("g")
     places: dict[Steps, Place] = {(): Place(Mark(1, 1)), ("models",): Place(Mark(3, 9), Mark(3, 1))}
     ground = Ground(complaints, places, Dialects({}))
-    ground.say(("models", "chat", "backend"), "is missing")
-    ground.say(("models",), "is wrong", key=True)
-    found = [(one.line, one.column, one.path) for one in complaints.found]
+    ground.add_issue(("models", "chat", "backend"), "is missing")
+    ground.add_issue(("models",), "is wrong", key=True)
+    found = [(one.line, one.column, one.path) for one in complaints.issues]
     assert found == [(3, 9, "models.chat.backend"), (3, 1, "models")]

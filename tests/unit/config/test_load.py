@@ -83,9 +83,13 @@ def test_a_model_has_targets_and_weights_however_it_is_written() -> None:
         '  two: {versions: {"1": {backend: a}, "2": {backend: a}}, split: {weights: {"2": 7}}}\n',
     )
     lone, one, two = config.models.values()
-    assert lone.targets() == {"1": Target(backend="a", model="m")}
-    assert one.targets() == {"next": Target(backend="a")}
-    assert [model.weights() for model in (lone, one, two)] == [{"1": 1}, {"next": 1}, {"2": 7}]
+    assert lone.resolve_targets() == {"1": Target(backend="a", model="m")}
+    assert one.resolve_targets() == {"next": Target(backend="a")}
+    assert [model.resolve_weights() for model in (lone, one, two)] == [
+        {"1": 1},
+        {"next": 1},
+        {"2": 7},
+    ]
 
 
 @pytest.mark.parametrize(
@@ -98,7 +102,7 @@ def test_without_a_split_the_highest_number_takes_all(
     rows = "".join(f'    "{version}": {{backend: a}}\n' for version in versions)
     config = good(ECHO, "models:\n  m:\n   versions:\n", rows)
 
-    assert config.models["m"].weights() == {highest: 1}
+    assert config.models["m"].resolve_weights() == {highest: 1}
 
 
 def test_rules_and_sticky_sources_are_read_as_they_are_meant() -> None:
@@ -183,7 +187,7 @@ def test_without_listeners_every_dialect_is_served_on_this_machine_at_a_path_of_
     config = load(ECHO + CHAT, "g.yaml", env={})
     (listener,) = config.listeners
     assert listener.address == "127.0.0.1:8000"
-    spoken = filter(Dialects(DIALECTS).speaks_to_clients, DIALECTS)
+    spoken = filter(Dialects(DIALECTS).serves_clients, DIALECTS)
     assert {one.name for one in listener.dialects} == set(spoken)
     mounts = [{"name": one.name, "prefix": one.prefix or None} for one in listener.dialects]
     text = msgspec.json.encode(
@@ -237,9 +241,9 @@ def test_a_file_that_is_not_utf_8_is_told_where() -> None:
 def test_complaints_are_in_the_order_of_the_file() -> None:
     with pytest.raises(ConfigError) as caught:
         load("models: {a: {bakend: x}}\nbackends: {b: {kind: x}}\nfoo: 1\n", "g.yaml", env={})
-    places = [(one.line, one.column) for one in caught.value.complaints]
+    places = [(one.line, one.column) for one in caught.value.issues]
     assert places == sorted(places)
-    assert [one.path for one in caught.value.complaints] == [
+    assert [one.path for one in caught.value.issues] == [
         "models.a",
         "models.a.bakend",
         "backends.b.kind",

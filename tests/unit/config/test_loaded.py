@@ -68,7 +68,7 @@ def test_what_cannot_be_read_is_a_complaint_too(tmp_path: Path) -> None:
 
 def test_a_refusal_has_the_place_of_what_it_is_for_or_of_what_that_is_in(file: Path) -> None:
     found = loaded(file.read_bytes(), str(file), env={})
-    error = found.refusal(
+    error = found.build_error(
         (("listeners", 0, "address"), "no"),
         (("backends", "far", "queue", "max"), "no"),
         (("admin",), "no"),

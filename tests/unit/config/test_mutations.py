@@ -104,9 +104,9 @@ def test_no_mutation_brings_a_traceback(seed: int) -> None:
         if error is not None:
             refused += 1
             rows = data.count(b"\n") + data.count(b"\r") + data.count(b"\xe2\x80\xa8") + 2
-            assert error.complaints
-            assert all(1 <= one.line <= rows for one in error.complaints)
-            assert all(one.column >= 1 and one.message for one in error.complaints)
+            assert error.issues
+            assert all(1 <= one.line <= rows for one in error.issues)
+            assert all(one.column >= 1 and one.message for one in error.issues)
             assert all(line.startswith(f"{path}:") for line in str(error).splitlines())
     assert 100 < refused < 200
 

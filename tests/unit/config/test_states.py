@@ -15,7 +15,7 @@ SIGNS = "signs in a password are written as %40"
 def complaints(state: str) -> list[str]:
     with pytest.raises(ConfigError) as caught:
         load(f"{START}state: {state}\n", "g", env={})
-    return [one.message for one in caught.value.complaints]
+    return [one.message for one in caught.value.issues]
 
 
 @pytest.mark.parametrize(

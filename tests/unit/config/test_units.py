@@ -55,12 +55,12 @@ from gateway.config.units import UNITS
     ],
 )
 def test_a_unit_reads_and_writes(unit: str, text: str, value: object, written: object) -> None:
-    found = UNITS[unit].read(text)
+    found = UNITS[unit].parse(text)
     assert found == value
     assert type(found) is type(value)
     if written is not None:
-        assert UNITS[unit].write(found) == written
-        assert UNITS[unit].read(str(written)) == value
+        assert UNITS[unit].format_value(found) == written
+        assert UNITS[unit].parse(str(written)) == value
 
 
 @pytest.mark.parametrize(
@@ -90,7 +90,7 @@ def test_a_unit_reads_and_writes(unit: str, text: str, value: object, written: o
 )
 def test_a_unit_refuses(unit: str, text: str) -> None:
     with pytest.raises(ValueError, match=r"\w"):
-        UNITS[unit].read(text)
+        UNITS[unit].parse(text)
 
 
 def test_a_timeout_leaves_some_time() -> None:

@@ -43,28 +43,28 @@ def test_text_and_all_that_belongs_to_it() -> None:
         Text("a", token_ids=(7,), logprobs=(logprob,)),
         Text("b", tokens=2, token_ids=(8, 9)),
         Refusal("no"),
-        End("stop", stop="x"),
+        End("stop", matched_stop="x"),
         Timing(queue=0.1),
         Usage(3, 2),
         Done(),
     )
 
     [choice] = answer.choices
-    assert (choice.text, choice.echoed, choice.tokens) == ("say ab", 4, 3)
-    assert (choice.thought, choice.thought_signature, choice.refusal) == ("hmm", "s", "no")
+    assert (choice.text, choice.echo_length, choice.tokens) == ("say ab", 4, 3)
+    assert (choice.reasoning, choice.reasoning_signature, choice.refusal) == ("hmm", "s", "no")
     assert choice.token_ids == [7, 8, 9]
     assert [one.token for one in choice.logprobs] == ["say ", "a"]
-    assert (choice.reason, choice.stop) == ("stop", "x")
+    assert (choice.finish_reason, choice.matched_stop) == ("stop", "x")
     assert answer.usage is not None
     assert answer.usage.total_tokens == 5
     assert answer.timings == [Timing(queue=0.1)]
-    assert answer.served.fingerprint == "fp"
+    assert answer.metadata.fingerprint == "fp"
 
 
 def test_choices_come_in_the_order_of_their_index() -> None:
     answer = fold(Text("b", 1), Text("a", 0), End("eos", 1), End("length", 0), Done())
 
-    assert [(c.index, c.text, c.reason) for c in answer.choices] == [
+    assert [(c.index, c.text, c.finish_reason) for c in answer.choices] == [
         (0, "a", "length"),
         (1, "b", "eos"),
     ]
@@ -80,11 +80,11 @@ def test_tool_calls_are_put_together() -> None:
         Done(),
     )
 
-    assert answer.choices[0].calls == [ToolCall("c1", "f", '{"x":1}'), ToolCall("c2", "g", "")]
+    assert answer.choices[0].tool_calls == [ToolCall("c1", "f", '{"x":1}'), ToolCall("c2", "g", "")]
 
 
 def test_vectors_come_in_the_order_of_their_index() -> None:
-    assert fold(Vector(1, (2.0,)), Vector(0, (1.0,)), Done()).vectors == [(1.0,), (2.0,)]
+    assert fold(Vector(1, (2.0,)), Vector(0, (1.0,)), Done()).embeddings == [(1.0,), (2.0,)]
 
 
 @pytest.mark.parametrize(
@@ -144,7 +144,7 @@ def test_one_choice_in_one_text_is_whole(echo: tuple[Event, ...]) -> None:
     [choice] = fold(*echo, Text("a"), End("eos"), Done()).choices
 
     assert choice.text == ("say a" if echo else "a")
-    assert choice.echoed == (4 if echo else 0)
+    assert choice.echo_length == (4 if echo else 0)
     assert len(choice.logprobs) == len(echo)
 
 

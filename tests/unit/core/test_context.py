@@ -35,13 +35,13 @@ def test_a_moment_within_a_deadline_is_never_after_it() -> None:
     clock = FakeClock()
     deadline = Deadline(clock, 10)
 
-    assert deadline.within(3) == 103
-    assert deadline.within(30) == 110
+    assert deadline.expiry_within(3) == 103
+    assert deadline.expiry_within(30) == 110
     clock.time += 9
-    assert deadline.within(3) == 110
+    assert deadline.expiry_within(3) == 110
     clock.time += 1
     with pytest.raises(DeadlineExceeded):
-        deadline.within(3)
+        deadline.expiry_within(3)
 
 
 def test_a_deadline_may_run_already() -> None:

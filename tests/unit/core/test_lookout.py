@@ -49,7 +49,7 @@ class One:
     def __init__(self) -> None:
         self.looks: list[float] = []
 
-    def look(self, now: float) -> None:
+    def on_deadline(self, now: float) -> None:
         self.looks.append(now - 100)
 
 
@@ -91,8 +91,8 @@ class Again(One):
         self._made = made
         self._every = every
 
-    def look(self, now: float) -> None:
-        super().look(now)
+    def on_deadline(self, now: float) -> None:
+        super().on_deadline(now)
         self._made.add(self, now + self._every)
 
 
@@ -118,7 +118,7 @@ def test_everyone_is_looked_at_in_time_whatever_the_others_say(
         if stays:
             there.append((loop.clock() - 100, every, one))
         else:
-            made.drop(one)
+            made.remove(one)
             assert one.looks == []
     loop.go_on(61)
 
@@ -142,8 +142,8 @@ def test_who_is_over_is_not_looked_at() -> None:
     gone, there = One(), One()
     made.add(gone, 110)
     made.add(there, 120)
-    made.drop(gone)
-    made.drop(gone)
+    made.remove(gone)
+    made.remove(gone)
     loop.go_on(100)
 
     assert (gone.looks, there.looks) == ([], [20])
@@ -156,8 +156,8 @@ def test_who_is_over_is_not_held_for_long() -> None:
     for _ in range(1000):
         one = One()
         made.add(one, 500)
-        made.drop(one)
-    assert len(made._dues) == 1
+        made.remove(one)
+    assert len(made._deadlines) == 1
 
     loop.go_on(50)
     assert stays.looks == [20]

@@ -75,7 +75,7 @@ def test_what_is_said_is_what_plainly_differs_from_silence(request: Request) -> 
 def test_a_request_without_fields_says_all_else(request: GenerateRequest, echo: bool) -> None:
     before = plainly(request)
 
-    got = request.without(echo=echo, suffix=True)
+    got = request.without_fields(echo=echo, suffix=True)
 
     assert got == replace(request, echo=None if echo else request.echo, suffix=None)
     assert [*got.said.items()] == plainly(got)
@@ -94,7 +94,7 @@ def test_a_request_for_a_target_says_the_same_of_all_else(request: Request, aske
     if asked:
         assert [*request.said.items()] == before
 
-    got = request.bound("its", "openai")
+    got = request.bind_target("its", "openai")
 
     assert got == replace(request, model="its", source="openai")
     assert [*got.said.items()] == plainly(got)

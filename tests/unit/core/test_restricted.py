@@ -38,7 +38,7 @@ EVERYTHING = GenerateRequest(
 
 
 def adapter(name: str, profile: str | None = None) -> WorkerDialect:
-    return cast("WorkerDialect", Dialects(DIALECTS).make(name, profile, {}))
+    return cast("WorkerDialect", Dialects(DIALECTS).create_adapter(name, profile, {}))
 
 
 def restricted(*parameters: str, profile: str | None = "vllm") -> RestrictedAdapter:
@@ -59,27 +59,31 @@ NOT_SENT: list[tuple[str, Asked, str]] = [
 def test_a_parameter_is_not_sent_and_lost(path: str, stays: Asked, goes: str) -> None:
     plain = restricted()
     limited = restricted(path)
-    before = msgspec.json.decode(plain.encode(EVERYTHING).body)
-    after = msgspec.json.decode(limited.encode(EVERYTHING).body)
+    before = msgspec.json.decode(plain.encode_request(EVERYTHING).body)
+    after = msgspec.json.decode(limited.encode_request(EVERYTHING).body)
 
     assert goes in before
     assert goes not in after
     assert after.items() >= stays.items()
-    lost = [one for one in limited.losses(EVERYTHING, {path: "told"}) if one.path == path]
+    lost = [
+        one
+        for one in limited.unsupported_parameters(EVERYTHING, {path: "told"})
+        if one.path == path
+    ]
     assert [(one.field, one.reason) for one in lost] == [("told", "dropped")]
-    assert path not in {one.path for one in plain.losses(EVERYTHING, {})}
+    assert path not in {one.path for one in plain.unsupported_parameters(EVERYTHING, {})}
 
 
 def test_nothing_is_lost_that_was_not_asked() -> None:
     plain = GenerateRequest(model="m", kind="chat", messages=SAID, n=1)
     limited = restricted(*PARAMETERS)
 
-    assert limited.losses(plain, {}) == ()
-    assert limited.encode(plain) == restricted().encode(plain)
+    assert limited.unsupported_parameters(plain, {}) == ()
+    assert limited.encode_request(plain) == restricted().encode_request(plain)
 
 
 def test_all_parameters_can_be_left_out_at_once() -> None:
-    told = msgspec.json.decode(restricted(*PARAMETERS).encode(EVERYTHING).body)
+    told = msgspec.json.decode(restricted(*PARAMETERS).encode_request(EVERYTHING).body)
     assert told == {"model": "m", "messages": [{"role": "user", "content": "hi"}]}
 
 
@@ -88,18 +92,21 @@ def test_several_become_one() -> None:
     inputs = EmbedRequest(model="m", inputs=("a", "b"), encoding="base64", dimensions=4)
     limited = restricted("prompts", "inputs", "encoding", "dimensions", profile=None)
 
-    assert msgspec.json.decode(limited.encode(prompts).body)["prompt"] == "a"
-    assert msgspec.json.decode(limited.encode(inputs).body) == {"model": "m", "input": "a"}
-    assert [one.path for one in limited.losses(prompts, {})] == ["prompts"]
-    assert {one.path for one in limited.losses(inputs, {})} == {"inputs", "dimensions"}
+    assert msgspec.json.decode(limited.encode_request(prompts).body)["prompt"] == "a"
+    assert msgspec.json.decode(limited.encode_request(inputs).body) == {"model": "m", "input": "a"}
+    assert [one.path for one in limited.unsupported_parameters(prompts, {})] == ["prompts"]
+    assert {one.path for one in limited.unsupported_parameters(inputs, {})} == {
+        "inputs",
+        "dimensions",
+    }
 
 
 def test_an_answer_is_decoded_as_that_of_the_request_that_was_sent() -> None:
     decoded: list[Any] = []
     plain: Any = adapter("openai")
-    plain.decoder = decoded.append
+    plain.create_decoder = decoded.append
 
-    RestrictedAdapter(plain, ("n",)).decoder(EVERYTHING)
+    RestrictedAdapter(plain, ("n",)).create_decoder(EVERYTHING)
 
     assert decoded == [remove_parameters(EVERYTHING, ("n",))]
     assert decoded[0].n is None
@@ -117,7 +124,7 @@ def test_optional_capabilities_of_an_adapter_stay(name: str) -> None:
 
     for port in (Learning, Cancelling, Relaying):
         assert isinstance(limited, port) is isinstance(plain, port), port
-    assert (limited.name, limited.probe) == (plain.name, plain.probe)
+    assert (limited.name, limited.health_request) == (plain.name, plain.health_request)
 
 
 class Client:
@@ -151,4 +158,4 @@ def test_bytes_are_passed_on_that_say_nothing_of_it(
 
     assert (limited.relay(Client(decoded), None, None) is relay) is passed_on
     plain.relay = lambda *_: None
-    assert RestrictedAdapter(plain, ()).relay(Client(decoded), None, None) is None  # type: ignore[arg-type]
+    assert RestrictedAdapter(plain, ()).prepare_passthrough(Client(decoded), None, None) is None  # type: ignore[arg-type]

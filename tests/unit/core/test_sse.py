@@ -68,7 +68,7 @@ def test_a_line_that_is_no_event_is_kept_for_the_dialect_to_read(wire: bytes) ->
 
     assert list(splitter.feed(wire)) == [b"a"]
     splitter.close()
-    assert splitter.stray == b'{"error":"x"}'
+    assert splitter.stray_line == b'{"error":"x"}'
 
 
 @pytest.mark.parametrize(
@@ -85,14 +85,14 @@ def test_one_piece_is_told_from_a_stream_by_its_first_byte(
 ) -> None:
     body = sse.Body((b"{", b"["))
     assert b"".join(map(body.feed, pieces)) == stream
-    assert body.whole == whole
+    assert body.unary_body == whole
 
 
 def test_a_stream_may_be_known_before_its_first_byte() -> None:
-    body = sse.Body(begun=True)
+    body = sse.Body(is_detected=True)
 
     assert body.feed(b'{"a":1}') == b'{"a":1}'
-    assert body.whole is None
+    assert body.unary_body is None
 
 
 def test_a_piece_has_its_limit(monkeypatch: pytest.MonkeyPatch) -> None:

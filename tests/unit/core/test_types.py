@@ -32,7 +32,7 @@ def test_choices_are_n_for_each_prompt(
 ) -> None:
     request = GenerateRequest(model="m", kind="completion", prompts=prompts, n=n)
 
-    assert request.choices == choices
+    assert request.choice_count == choices
 
 
 def test_what_was_said_is_found_by_its_path() -> None:
@@ -92,6 +92,6 @@ def test_every_error_says_who_is_to_blame() -> None:
         errors.InternalError("x"): "gateway",
     }
 
-    assert {error: error.blame for error in blame} == blame
+    assert {error: error.origin for error in blame} == blame
     assert errors.WorkerUnreachable("x").retryable
     assert not errors.StreamBroken("x").retryable

@@ -49,8 +49,8 @@ def lines(records: list[Record]) -> bytes:
 def page(records: list[Record]) -> bytes:
     metrics = Metrics(silent, dict)
     for record in records:
-        metrics.observe(record)
-    return metrics.page()
+        metrics.record_request(record)
+    return metrics.render_page()
 
 
 def run(*arguments: str | Path, given: bytes | None = None, **env: str) -> Result:

@@ -128,7 +128,11 @@ CALLED = replace(
 
 
 def missing(dialect: Any, request: GenerateRequest) -> tuple[str, ...]:
-    return lacking(request, planned(request, dialect.losses(request, {})).losses, None)
+    return lacking(
+        request,
+        planned(request, dialect.unsupported_parameters(request, {})).unsupported_parameters,
+        None,
+    )
 
 
 @every_worker_dialect

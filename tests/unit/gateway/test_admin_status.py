@@ -41,18 +41,18 @@ def test_what_is_recent_is_of_the_last_minute_and_the_rest_since_the_start() -> 
     clock = Ticking()
     arms: dict[Arm, Figures[Histogram]] = {ARM: Figures(Histogram)}
     window = Window(lambda: arms, clock)
-    assert window.look()[0] == 0
-    arms[ARM].add(record(first=0.9))
+    assert window.sample()[0] == 0
+    arms[ARM].add_records(record(first=0.9))
     clock.now += 50
-    [seconds, [then]] = window.look()
+    [seconds, [then]] = window.sample()
     assert (seconds, then.requests, then.requests_per_second) == (50, 1, 0.02)
     assert then.first_token_p50 == pytest.approx(0.875)
 
     clock.now += 60
-    arms[ARM].add(record())
+    arms[ARM].add_records(record())
     pinned = arms["m", "1", ""] = Figures(Histogram)
-    pinned.add(record(outcome="worker_error"))
-    [seconds, [now]] = window.look()
+    pinned.add_records(record(outcome="worker_error"))
+    [seconds, [now]] = window.sample()
 
     assert seconds == 60
     assert (now.requests, now.errors) == (3, 1)
@@ -68,10 +68,10 @@ def test_looks_that_come_close_together_are_not_all_kept() -> None:
     window = Window(lambda: arms, clock)
     for _ in range(1000):
         clock.now += 0.5
-        window.look()
+        window.sample()
 
-    assert len(window._looks) <= 14
-    assert 60 <= window.look()[0] < 65
+    assert len(window._samples) <= 14
+    assert 60 <= window.sample()[0] < 65
 
 
 FIRST = Told(

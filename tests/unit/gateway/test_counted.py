@@ -48,14 +48,14 @@ def test_what_is_not_told_costs_nothing() -> None:
 def test_traces_alone_are_sent_as_they_are_told_to_be(collector: Collector) -> None:
     seen: list[Record] = []
     said = observe(traces={"otlp": collector.url, "sample": 1, "auth": {"bearer": "k"}})
-    before = replace(surroundings(), observe=seen.append, lost={"log_lines": int})
+    before = replace(surroundings(), observe_request=seen.append, dropped_counts={"log_lines": int})
     outside, sending = exported(said, before, {"OTEL_SERVICE_NAME": "edge"})
     assert [type(one) for one in sending] == [Spans]
-    assert [*outside.lost] == ["log_lines", "traces"]
-    assert outside.traces is not None
+    assert [*outside.dropped_counts] == ["log_lines", "traces"]
+    assert outside.tracer is not None
     record = replace(RECORD)
-    outside.traces.begin(record, Http())
-    outside.observe(record)
+    outside.tracer.start_trace(record, Http())
+    outside.observe_request(record)
     sending[0].start()
     assert sending[0].close(10)
     assert seen == [record]
@@ -67,12 +67,12 @@ def test_traces_alone_are_sent_as_they_are_told_to_be(collector: Collector) -> N
 
 def test_figures_alone_are_sent_as_they_are_told_to_be(collector: Collector) -> None:
     said = observe(metrics={"push": {"otlp": collector.url, "headers": {"x-scope": "s"}}})
-    before = replace(surroundings(), observe=silent)
+    before = replace(surroundings(), observe_request=silent)
     environment = {"OTEL_SEMCONV_STABILITY_OPT_IN": "gen_ai_latest_experimental"}
     outside, sending = exported(said, before, environment)
     assert [type(one) for one in sending] == [Push]
-    assert outside.traces is None
-    outside.observe(replace(RECORD, operation="embedding"))
+    assert outside.tracer is None
+    outside.observe_request(replace(RECORD, operation="embedding"))
     sending[0].start()
     assert sending[0].close(10)
     assert "gen_ai.client.embeddings.duration" in collector.metrics()

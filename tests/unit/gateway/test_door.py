@@ -27,12 +27,12 @@ def test_who_comes_as_the_door_shuts_is_not_left_waiting(
 
     async def come_and_shut() -> bytes:
         door = Door(Met)
-        port = await door.open("127.0.0.1", 0)
+        port = await door.listen("127.0.0.1", 0)
         with socket.create_connection(("127.0.0.1", port), timeout=5) as client:
             for _ in range(turns):
                 await asyncio.sleep(0)
-            door.shut()
-            await door.closed()
+            door.stop_accepting()
+            await door.wait_closed()
             try:
                 return await asyncio.to_thread(client.recv, 1)
             except ConnectionResetError:
@@ -45,15 +45,15 @@ def test_who_comes_as_the_door_shuts_is_not_left_waiting(
 
 async def test_a_door_may_be_shut_again_and_then_nobody_comes_in() -> None:
     door = Door(Met)
-    port = await door.open("127.0.0.1", 0)
-    door.shut()
-    door.shut()
-    await door.closed()
-    await door.closed()
+    port = await door.listen("127.0.0.1", 0)
+    door.stop_accepting()
+    door.stop_accepting()
+    await door.wait_closed()
+    await door.wait_closed()
 
     with pytest.raises(ConnectionRefusedError):
         socket.create_connection(("127.0.0.1", port), timeout=5)
 
 
 async def test_a_door_that_was_never_open_can_be_shut() -> None:
-    await Door(Met).closed()
+    await Door(Met).wait_closed()

@@ -57,14 +57,16 @@ class Scripted:
         """Given once for each request."""
         self.go = asyncio.Event()
 
-    def losses(self, request: Request, names: Mapping[str, str]) -> tuple[Loss, ...]:
+    def unsupported_parameters(
+        self, request: Request, names: Mapping[str, str]
+    ) -> tuple[Loss, ...]:
         return ()
 
     async def start(self) -> None: ...
 
     async def aclose(self) -> None: ...
 
-    async def answer(
+    async def stream(
         self, request: Request, context: Context
     ) -> AsyncGenerator[Sequence[Event], None]:
         self.asked.append((request, context.id))
@@ -87,14 +89,14 @@ class Scripted:
 class Together(Scripted):
     """Gives all of it together, too."""
 
-    def pour(
+    def stream_to(
         self, request: Request, context: Context, take: Take
     ) -> AsyncGenerator[Sequence[Event], None]:
         del take
-        return self.answer(request, context)
+        return self.stream(request, context)
 
-    async def gather(self, request: Request, context: Context) -> Sequence[Piece]:
-        async with aclosing(self.answer(request, context)) as batches:
+    async def collect(self, request: Request, context: Context) -> Sequence[Piece]:
+        async with aclosing(self.stream(request, context)) as batches:
             return [(None, batch) async for batch in batches]
 
 
@@ -112,7 +114,7 @@ def completion(*prompts: str, **fields: Any) -> GenerateRequest:
 
 
 def doing(*paths: str) -> Plan:
-    return Plan(does=frozenset(paths))
+    return Plan(emulated_fields=frozenset(paths))
 
 
 async def events(backend: Scripted, request: Request, plan: Plan) -> list[Event]:
@@ -211,7 +213,10 @@ async def test_one_choice_s_stop_leaves_the_others_alone() -> None:
 
     found = await whole(backend, chat(n=2, stopping=Stopping(stop=(".",))), ENDED)
 
-    assert [(one.text, one.reason) for one in found.choices] == [("a", "stop"), ("bd", "eos")]
+    assert [(one.text, one.finish_reason) for one in found.choices] == [
+        ("a", "stop"),
+        ("bd", "eos"),
+    ]
     assert backend.said == 3
 
 
@@ -221,7 +226,7 @@ async def test_a_stop_that_stays_is_the_gateway_s_alone() -> None:
 
     found = await whole(backend, request, doing("stopping.include_stop"))
 
-    assert (found.choices[0].text, found.choices[0].stop) == ("a.", ".")
+    assert (found.choices[0].text, found.choices[0].matched_stop) == ("a.", ".")
     assert backend.asked[0][0] == chat()
 
 
@@ -345,7 +350,7 @@ async def test_inputs_by_a_request_each() -> None:
 
     found = await whole(Scripted(script), request, doing("inputs"))
 
-    assert found.vectors == [(1.0,), (5.0,)]
+    assert found.embeddings == [(1.0,), (5.0,)]
     assert found.usage == Usage(1 + 2, source="estimated")
 
 
@@ -390,7 +395,7 @@ async def test_closing_it_closes_everything_at_once(plan: Plan) -> None:
     request = completion("p", n=3, suffix="!", stopping=Stopping(stop=("x",)))
     batches = answer(backend, request, CONTEXT, plan)
     await anext(batches)
-    assert backend.running == (3 if "n" in plan.does else 1)
+    assert backend.running == (3 if "n" in plan.emulated_fields else 1)
 
     await batches.aclose()
 

@@ -55,7 +55,7 @@ def test_what_the_worker_says_wins_over_what_was_counted_before() -> None:
     batches: list[list[Event]] = [[Text("a")], [Usage(1, 2), Text("b")], [Text("c"), Done()]]
 
     assert [count.apply(batch) for batch in batches] == batches
-    assert count.missing() == ()
+    assert count.build_missing_usage() == ()
 
 
 def test_usage_may_come_in_any_batch() -> None:
@@ -64,7 +64,7 @@ def test_usage_may_come_in_any_batch() -> None:
 
     assert count.apply(told) is told
     assert count.apply(done) is done
-    assert count.missing() == ()
+    assert count.build_missing_usage() == ()
 
 
 @pytest.mark.parametrize(

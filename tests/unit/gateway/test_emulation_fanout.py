@@ -47,7 +47,7 @@ def test_choices_and_prompts_one_at_a_time() -> None:
         Part(completion("b"), 2, 1, (2,)),
         Part(completion("b"), 3, 1, (3,)),
     ]
-    assert (len(spread), spread.groups) == (4, 2)
+    assert (len(spread), spread.group_count) == (4, 2)
 
 
 def test_prompts_one_at_a_time_with_all_their_choices() -> None:
@@ -57,7 +57,7 @@ def test_prompts_one_at_a_time_with_all_their_choices() -> None:
         Part(completion("a", n=2), 0, 0, (0, 1)),
         Part(completion("b", n=2), 1, 1, (2, 3)),
     ]
-    assert (len(spread), spread.groups) == (2, 2)
+    assert (len(spread), spread.group_count) == (2, 2)
 
 
 def test_choices_one_at_a_time_with_all_their_prompts() -> None:
@@ -67,7 +67,7 @@ def test_choices_one_at_a_time_with_all_their_prompts() -> None:
         Part(completion("a", "b"), 0, 0, (0, 2)),
         Part(completion("a", "b"), 1, 0, (1, 3)),
     ]
-    assert (len(spread), spread.groups) == (2, 1)
+    assert (len(spread), spread.group_count) == (2, 1)
 
 
 @pytest.mark.parametrize("does", [{"n"}, {"n", "prompts"}])
@@ -127,7 +127,7 @@ def merge(spread: Spread, *answers: list[Event], running: bool = False) -> list[
     out: list[Event] = []
     for part, events in zip(spread, answers, strict=False):
         out += merged.apply(part, events)
-    return out + merged.end()
+    return out + merged.finish()
 
 
 def said(text: str, prompt: int, completion_: int, **more: Any) -> list[Event]:

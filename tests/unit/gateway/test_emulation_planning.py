@@ -37,7 +37,7 @@ def test_what_the_gateway_does_is_no_longer_lost(
     plan = planned(request_, [Loss("wire", reason, "4 to 2", path)])
 
     assert plan == Plan((Loss("wire", "emulated", "4 to 2", path),), frozenset({path}))
-    assert plan.lost == ()
+    assert plan.lost_parameters == ()
 
 
 @pytest.mark.parametrize(
@@ -57,12 +57,12 @@ def test_what_nobody_makes_up_for_stays_as_it_was(path: str, request_: Request) 
     plan = planned(request_, found)
 
     assert plan == Plan(found)
-    assert plan.lost == found
+    assert plan.lost_parameters == found
 
 
 def test_each_loss_is_judged_by_itself_and_keeps_its_place() -> None:
     found = [Loss("top_k", "dropped", path="sampling.top_k"), Loss("n", "dropped", path="n")]
     plan = planned(completion(n=2), found)
 
-    assert plan.losses == (found[0], Loss("n", "emulated", path="n"))
-    assert plan.lost == (found[0],)
+    assert plan.unsupported_parameters == (found[0], Loss("n", "emulated", path="n"))
+    assert plan.lost_parameters == (found[0],)

@@ -199,7 +199,7 @@ def test_it_is_over_when_all_have_ended_and_the_worker_goes_on(
     running = stops("b", choices=2)
     running.apply(events)
 
-    assert running.over is over
+    assert running.is_complete is over
 
 
 # --- the text that is cut -------------------------------------------------------------------------

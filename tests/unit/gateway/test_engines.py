@@ -14,15 +14,15 @@ class Told:
     def __init__(self, first: float) -> None:
         self._first = first
 
-    def figures(self) -> Mapping[str, float]:
+    def read_stats(self) -> Mapping[str, float]:
         return {name: self._first + at for at, name in enumerate((*_GAUGES, *_COUNTERS))}
 
 
 def test_each_engine_by_its_backend() -> None:
     metrics = Metrics(lambda record: None, dict)
-    metrics.also(Engines(lambda: {"tiny": Told(0), "large": Told(100)}))
+    metrics.register(Engines(lambda: {"tiny": Told(0), "large": Told(100)}))
 
-    families = text_string_to_metric_families(metrics.page().decode())
+    families = text_string_to_metric_families(metrics.render_page().decode())
     found = {
         (sample.name, sample.labels["backend"]): sample.value
         for family in families

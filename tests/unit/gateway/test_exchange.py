@@ -38,7 +38,7 @@ class Clock:
 class Batches:
     """An answer whose every batch has its bytes; all but the first are given, if it ``pours``."""
 
-    losses: tuple[Loss, ...] = ()
+    unsupported_parameters: tuple[Loss, ...] = ()
 
     def __init__(
         self, clock: Clock, *batches: tuple[bytes, Sequence[Event]], pours: bool = False
@@ -51,22 +51,22 @@ class Batches:
     def request(self) -> Request:
         raise AssertionError
 
-    def encoder(self) -> Encoder:
+    def get_encoder(self) -> Encoder:
         raise AssertionError
 
-    def opening(self) -> Headers:
+    def get_stream_headers(self) -> Headers:
         return ()
 
-    def heard(self, events: Sequence[Event]) -> Sequence[Event]:
+    def process_events(self, events: Sequence[Event]) -> Sequence[Event]:
         return events
 
-    def whole(self, events: Sequence[Event], body: bytes | None) -> Reply:
+    def build_response(self, events: Sequence[Event], body: bytes | None) -> Reply:
         raise AssertionError
 
-    async def gathered(self) -> Piece:
+    async def collect(self) -> Piece:
         raise AssertionError
 
-    async def pieces(self, take: Take | None = None) -> Pieces:
+    async def stream(self, take: Take | None = None) -> Pieces:
         for number, batch in enumerate(self._batches):
             self._clock.now += 1
             if number and self._pours:
@@ -84,7 +84,7 @@ class Lingering(Batches):
         super().__init__(clock, *batches)
         self.ends = asyncio.Event()
 
-    async def pieces(self, take: Take | None = None) -> Pieces:
+    async def stream(self, take: Take | None = None) -> Pieces:
         for batch in self._batches:
             yield batch
         await self.ends.wait()
@@ -96,9 +96,9 @@ class Sink:
 
     started = False
     finished = 0
-    pressure = False
+    needs_drain = False
 
-    def whole(self, status: int, headers: Headers, body: bytes) -> None:
+    def send_response(self, status: int, headers: Headers, body: bytes) -> None:
         raise AssertionError
 
     def start(self, status: int, headers: Headers) -> None:
@@ -140,7 +140,7 @@ async def test_the_first_token_is_not_the_heading(
     pours: bool,
 ) -> None:
     clock, record = Clock(), Record("r")
-    context = Context("r", Deadline(clock, 60.0), clock, began=100.0)
+    context = Context("r", Deadline(clock, 60.0), clock, started_at=100.0)
 
     answer = Batches(clock, *batches, pours=pours)
     await Exchange(answer, context, Sink(), record, lookout(clock)).run(set(), stream=True)
@@ -165,7 +165,7 @@ async def test_nothing_is_asked_once_the_time_is_up(*, stream: bool) -> None:
 @pytest.mark.parametrize("how", ["broken", "stopped", "gone"])
 async def test_a_stream_ends_with_its_last_piece_whatever_its_worker_does_then(how: str) -> None:
     clock, record, sink = Clock(), Record("r"), Sink()
-    context = Context("r", Deadline(clock, 60.0), clock, began=100.0)
+    context = Context("r", Deadline(clock, 60.0), clock, started_at=100.0)
     said: list[Event] = [Text("a")]
     answer = Lingering(clock, (b"t", said), (b"end", [End("stop"), Done()]))
     exchange = Exchange(answer, context, sink, record, lookout(clock))

@@ -34,7 +34,7 @@ CONFORMANCE, _ = built_in("conformance")
 
 def servers(text: str = CONFORMANCE.partition("\nkeys:")[0]) -> Servers:
     env = {"PORT": "0", "ALONE_PORT": "0"}
-    return Snapshot(load(text, "test.yaml", env=env), surroundings()).by_address
+    return Snapshot(load(text, "test.yaml", env=env), surroundings()).handlers_by_address
 
 
 async def dry(question: Question, made: Servers | None = None) -> Explanation:
@@ -54,16 +54,16 @@ async def dry(question: Question, made: Servers | None = None) -> Explanation:
     ],
 )
 def test_a_body_may_be_json_text_or_bytes(fields: dict[str, Any], content: bytes) -> None:
-    assert Question(path="/", **fields).content == content
+    assert Question(path="/", **fields).body_bytes == content
 
 
 async def test_what_would_do_something_is_not_tried() -> None:
     made = servers()
     paths = {
-        (one.task, mount.prefix + one.path.replace("{model}", "mock")): mount.dialect.name
+        (one.task, mount.prefix + one.path.replace("{model}", "mock")): mount.adapter.name
         for server in made.values()
-        for mount in server.paths.mounts
-        for one in mount.dialect.endpoints
+        for mount in server.path_router.mounts
+        for one in mount.adapter.endpoints
         if one.task in {"stop", "tokenize"}
     }
 
@@ -114,7 +114,7 @@ def test_nothing_is_made_up_in_a_dialect_that_no_worker_speaks() -> None:
 
 
 def test_an_example_can_be_made_up_in_every_dialect_that_clients_speak() -> None:
-    mounts = [mount for one in servers().values() for mount in one.paths.mounts]
+    mounts = [mount for one in servers().values() for mount in one.path_router.mounts]
 
     for mount in mounts:
         for stream in (False, True):
@@ -145,7 +145,7 @@ CHAT = b'{"messages":[],"model":"mine"}'
             CHAT,
         ),
         (
-            Wish("a", dialect="triton", body=b'{"text_input":"x"}'),
+            Wish("a", protocol="triton", body=b'{"text_input":"x"}'),
             "/v2/models/a/generate",
             b'{"text_input":"x"}',
         ),
@@ -154,7 +154,7 @@ CHAT = b'{"messages":[],"model":"mine"}'
 def test_what_is_said_is_kept_and_the_rest_made_up(wish: Wish, path: str, body: bytes) -> None:
     found = complete(Question(path="/"), wish, servers())
 
-    assert (found.path, found.content) == (path, body)
+    assert (found.path, found.body_bytes) == (path, body)
 
 
 @pytest.mark.parametrize(
@@ -163,7 +163,7 @@ def test_what_is_said_is_kept_and_the_rest_made_up(wish: Wish, path: str, body: 
         (Wish(), "give the --model"),
         (Wish(body=b"{}"), "give the --model"),
         (Wish(body=b'{"model":1}'), "give the --model"),
-        (Wish("m", dialect="none"), "give --path"),
+        (Wish("m", protocol="none"), "give --path"),
         (Wish(path="/v1/chat/completions"), "give --model, or a --body"),
         (Wish("m", path="/v2/models/m/infer"), "give --model, or a --body"),
     ],
@@ -223,7 +223,7 @@ def test_a_header_is_short_and_ascii_whatever_there_is_to_tell() -> None:
     record.fell_back = (odd,) * 50
     record.losses = tuple(Loss(odd, "dropped") for _ in range(500))
 
-    text = watch(record).header()
+    text = watch(record).format_header()
 
     assert text.isascii()
     assert len(text) <= 4096
@@ -233,16 +233,16 @@ def test_a_header_is_short_and_ascii_whatever_there_is_to_tell() -> None:
 
 CHOICE = Choice(
     policy="least_load",
-    wins="least",
+    score_rule="least",
     candidates=[],
-    likely="",
-    waiting=0,
-    queue=0,
-    wait=0.0,
+    expected_url="",
+    queue_length=0,
+    queue_limit=0,
+    queue_timeout=0.0,
     timeouts={},
-    retries=0,
-    budget=0.0,
-    retried=[],
+    max_retries=0,
+    retry_budget=0.0,
+    retryable_failures=[],
 )
 WIRE = WireRequest("/p", b"{}")
 
@@ -250,18 +250,18 @@ WIRE = WireRequest("/p", b"{}")
 async def test_of_many_workers_the_first_few_are_kept_and_all_are_counted() -> None:
     found = watch(Record("r"))
     told = await dry(Question(path="/v1/completions", body=Raw(ASKED)))
-    found._tries = list(told.tries)
+    found._attempts = list(told.tries)
 
     for number in range(20):
-        found.chooses(_choice(number), WIRE)
-        found.sends("http://a", WIRE)
-        found.fails("http://a", WorkerUnreachable("gone"))
-    found.fails("http://b", WorkerUnreachable("gone"))
+        found.on_selection(_choice(number), WIRE)
+        found.on_send("http://a", WIRE)
+        found.on_failure("http://a", WorkerUnreachable("gone"))
+    found.on_failure("http://b", WorkerUnreachable("gone"))
 
-    [one] = found.explanation().tries
+    [one] = found.build_explanation().tries
     assert len(one.choices) == len(one.sent) == 8
     assert {each.error for each in one.sent} == {"WorkerUnreachable"}
-    assert json.loads(found.header())["attempts"] == 20
+    assert json.loads(found.format_header())["attempts"] == 20
 
 
 def test_of_many_candidates_the_likely_one_is_kept() -> None:
@@ -273,17 +273,17 @@ def test_of_many_candidates_the_likely_one_is_kept() -> None:
             in_flight=0,
             limit=None,
             latency=None,
-            can="yes",
+            availability="yes",
             score=1.0,
         )
         for n in range(1000)
     ]
     found = watch(Record("r"))
-    found._tries = [TRY]
+    found._attempts = [TRY]
 
-    found.chooses(replace(CHOICE, candidates=many, likely="http://999"), WIRE)
+    found.on_selection(replace(CHOICE, candidates=many, expected_url="http://999"), WIRE)
 
-    [choice] = found.explanation().tries[0].choices
+    [choice] = found.build_explanation().tries[0].choices
     assert [one.url for one in choice.candidates[:2]] == ["http://999", "http://0"]
     assert len(choice.candidates) == 50
 
@@ -299,7 +299,7 @@ ASKED = b'{"model":"mock","prompt":"a","max_tokens":5}'
 
 
 def _choice(number: int) -> Choice:
-    return replace(CHOICE, waiting=number)
+    return replace(CHOICE, queue_length=number)
 
 
 # --- for people -----------------------------------------------------------------------------------
@@ -317,20 +317,20 @@ async def test_what_became_of_a_request_is_told_in_lines() -> None:
     record = Record("r", status=200, duration=1.5)
     record.fell_back = ("chat@1 WorkerUnreachable",)
     live = watch(record)
-    live._tries = list(told.tries)
-    live.chooses(CHOICE, WIRE)
-    live.sends("http://a", WireRequest("/p", b"\xff"))
-    live.fails("http://a", WorkerUnreachable("gone"))
-    live.header()
+    live._attempts = list(told.tries)
+    live.on_selection(CHOICE, WIRE)
+    live.on_send("http://a", WireRequest("/p", b"\xff"))
+    live.on_failure("http://a", WorkerUnreachable("gone"))
+    live.format_header()
 
-    found = lines(live.explanation())
+    found = lines(live.build_explanation())
 
     assert found["fell back"] == "chat@1 WorkerUnreachable"
     assert found["instead"].startswith("mock@1: ")
     assert found["failed"] == "WorkerUnreachable"
     assert found["answer"] == "200 ok, 1.5 s"
     assert found["seconds"] == "first_byte 0 s"
-    assert "1 bytes in base64:" in text(live.explanation())
+    assert "1 bytes in base64:" in text(live.build_explanation())
 
 
 def test_tokens_are_told_by_who_counted_them() -> None:

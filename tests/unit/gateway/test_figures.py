@@ -29,8 +29,13 @@ STREAM = Record("r", first_token=0.5, duration=2.5, usage=Usage(3, 5), finish=("
 def counted(record: Record) -> tuple[int, int, int, int]:
     """How often each thing was measured: first token, duration, time per token, length."""
     figures = Figures(Histogram)
-    figures.add(record)
-    histograms = (figures.first_token, figures.duration, figures.per_token, figures.completion)
+    figures.add_records(record)
+    histograms = (
+        figures.first_token,
+        figures.duration,
+        figures.per_token,
+        figures.completion_tokens,
+    )
     first, duration, per_token, length = (sum(one.counts) for one in histograms)
     return first, duration, per_token, length
 
@@ -54,7 +59,7 @@ def test_what_is_measured_of_which_exchange(
 
 def test_the_first_token_is_no_part_of_the_time_per_token() -> None:
     figures = Figures(Histogram)
-    figures.add(STREAM)
+    figures.add_records(STREAM)
     assert figures.per_token.total == pytest.approx(0.5)
 
 
@@ -109,9 +114,9 @@ def test_those_that_are_alike_are_counted_together_as_each_alone(records: list[R
     alone: dict[Arm, Figures[Histogram]] = defaultdict(lambda: Figures(Histogram))
     together: dict[Arm, Figures[Histogram]] = defaultdict(lambda: Figures(Histogram))
     for record in records:
-        alone[answered(record)].add(record)
+        alone[answered(record)].add_records(record)
     for some in alike(records):
-        together[answered(some[0])].add(*some)
+        together[answered(some[0])].add_records(*some)
     assert [*together] == [*alone]
     for arm, figures in alone.items():
         assert told(together[arm]) == told(figures)

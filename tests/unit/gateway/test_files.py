@@ -18,7 +18,7 @@ def seen(*looks: Mapping[str, Look | None]) -> list[int]:
     done: list[Mapping[str, Look | None]] = []
     watch = Watch(list, lambda: told.append(len(done) - 1))
     for one in (looks[0], *looks):
-        watch.see(one)
+        watch.update(one)
         done.append(one)
     return told
 
@@ -79,7 +79,7 @@ def test_what_is_looked_at(tmp_path: Path) -> None:
     file.write_text("two")
     after = look(str(file))
     assert after is not None
-    assert (after.which, after.digest != before.digest) == (before.which, True)
+    assert (after.device_inode, after.digest != before.digest) == (before.device_inode, True)
     (folder / "inside").write_text("x")
     assert look(str(folder)) != empty
 

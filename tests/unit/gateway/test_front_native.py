@@ -14,7 +14,7 @@ async def serve(http: Request, sink: Sink) -> None:
 
 
 async def test_who_was_let_in_before_the_end_and_is_met_after_it_is_let_go() -> None:
-    loop, front = asyncio.get_running_loop(), Front(serve, Limits(connections=10))
+    loop, front = asyncio.get_running_loop(), Front(serve, Limits(max_connections=10))
     await front.listen("127.0.0.1", 0)
     await front.close()
     here, there = socket.socketpair()

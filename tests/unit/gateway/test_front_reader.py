@@ -111,7 +111,7 @@ def test_what_is_wrong_with_a_head_is_said_of_one_that_does_not_end(
     reader, arrived = of(loop)
     reader.feed(b"GET / HTTP/1.1\r\nA: " + b"x" * LINE + b"\r\nB: c\r\n")
     assert arrived == []
-    reader.give_up(408, "the request's head took too long")
+    reader.reject(408, "the request's head took too long")
     assert arrived == [Refused(431, "the request's headers are too large or too many")]
 
 
@@ -134,7 +134,7 @@ def test_what_follows_a_body_in_chunks_is_no_header(loop: asyncio.AbstractEventL
     assert isinstance(first, Incoming)
     assert isinstance(second, Incoming)
     assert first.headers == {"host": "a", "transfer-encoding": "chunked"}
-    assert (first.complete, first.parts) == (True, [b"hi"])
+    assert (first.is_complete, first.body_parts) == (True, [b"hi"])
     assert (second.path, second.headers) == ("/first", {"host": "a"})
 
 

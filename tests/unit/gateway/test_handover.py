@@ -37,13 +37,13 @@ async def test_who_asks_gets_them_and_what_nobody_takes_is_closed(
 ) -> None:
     with socket.create_server(("127.0.0.1", 0)) as other:
         old = giver(path, listener, other)
-        given = asyncio.create_task(old.given())
+        given = asyncio.create_task(old.wait_for_successor())
         with await asyncio.to_thread(Inherited, str(path)) as heir:
-            [mine] = heir.take(HERE)
-            assert heir.take(HERE) == heir.take(("127.0.0.1:1", 0)) == ()
+            [mine] = heir.take_sockets(HERE)
+            assert heir.take_sockets(HERE) == heir.take_sockets(("127.0.0.1:1", 0)) == ()
             assert mine.getsockname() == listener.getsockname()
             [left] = heir._sockets[THERE]
-            heir.serves()
+            heir.confirm_serving()
             await given
         assert left.fileno() == -1
         mine.close()
@@ -55,13 +55,13 @@ async def test_one_that_ends_before_it_serves_is_forgotten(
     path: Path, listener: socket.socket
 ) -> None:
     old = giver(path, listener)
-    given = asyncio.create_task(old.given())
+    given = asyncio.create_task(old.wait_for_successor())
     for _ in range(2):
         with await asyncio.to_thread(Inherited, str(path)):
             pass
     with await asyncio.to_thread(Inherited, str(path)) as heir:
         assert not given.done()
-        heir.serves()
+        heir.confirm_serving()
         await given
     old.close()
 
@@ -84,8 +84,8 @@ def test_where_none_runs_there_is_nothing_to_inherit(path: Path, *, left: bool) 
         with socket.socket(socket.AF_UNIX) as killed:
             killed.bind(str(path))
     with Inherited(str(path)) as heir:
-        assert heir.take(HERE) == ()
-        heir.serves()
+        assert heir.take_sockets(HERE) == ()
+        heir.confirm_serving()
 
 
 def answering(path: Path, *pieces: bytes) -> Thread:
@@ -111,12 +111,12 @@ def answering(path: Path, *pieces: bytes) -> Thread:
 def test_what_comes_in_pieces_is_put_together(path: Path) -> None:
     old = answering(path, b'[["127.0.0', b'.1:0",0,1]]\n')
     with Inherited(str(path)) as heir:
-        [taken] = heir.take(HERE)
+        [taken] = heir.take_sockets(HERE)
         taken.close()
-        heir.serves()
+        heir.confirm_serving()
         old.join()
-        heir.serves()  # it is gone, and that is no error
-        heir.serves()
+        heir.confirm_serving()  # it is gone, and that is no error
+        heir.confirm_serving()
 
 
 @pytest.mark.parametrize("pieces", [(), (b"[[",)])

@@ -90,10 +90,10 @@ class Stage:
         """As the server asks."""
         digest = hashlib.sha256(token.encode()).hexdigest()
         try:
-            return self.tokens.holder(token, digest)
+            return self.tokens.verify_token(token, digest)
         except Unsettled:
-            await self.tokens.settle()
-        return self.tokens.holder(token, digest)
+            await self.tokens.wait_keys()
+        return self.tokens.verify_token(token, digest)
 
     async def refused(self, token: str) -> str:
         with pytest.raises(Unauthorized) as caught:
@@ -278,12 +278,12 @@ async def test_old_keys_are_fetched_behind_a_request_that_does_not_wait() -> Non
     stage = Stage()
     assert await stage.holder(signed())
     stage.time, stage.hold = 300.0, asyncio.Event()
-    assert stage.tokens.holder(other := signed(sub="bob"), "d") is not None
+    assert stage.tokens.verify_token(other := signed(sub="bob"), "d") is not None
     await asyncio.sleep(0)
     assert stage.asked == 2
     stage.hold.set()
-    await stage.issuer.settle()
-    assert stage.tokens.holder(other, "d") is not None
+    await stage.issuer.wait_refresh()
+    assert stage.tokens.verify_token(other, "d") is not None
 
 
 @pytest.mark.parametrize("why", [OSError("no route"), TimeoutError(), RecursionError("deep")])
@@ -295,7 +295,7 @@ async def test_while_the_issuer_is_gone_its_keys_are_good_for_so_long(
     stage.answer = why
     stage.time = 3500.0
     assert await stage.holder(signed(sub="bob", exp=NOW + 10_000))
-    await stage.issuer.settle()
+    await stage.issuer.wait_refresh()
     assert await stage.holder(signed(sub="eve", exp=NOW + 10_000))
     assert stage.asked == 2
     assert "the keys of https://login.example.com can't be had: " in caplog.text
@@ -363,14 +363,14 @@ async def test_keys_and_tokens_stand_side_by_side() -> None:
     app = Principal("app", hashlib.sha256(b"sk-app").hexdigest())
     ring = Keyring([app], stage.tokens)
     token = {"authorization": f"Bearer {signed()}"}
-    assert ring.known(token) is None
+    assert ring.find_known_principal(token) is None
     with pytest.raises(Unsettled):
         ring.authenticate(token)
-    await ring.settle()
+    await ring.wait_keys()
     holder = ring.authenticate(token)
     assert holder is not None
-    assert ring.known(token) is holder
-    assert ring.known({"api-key": signed(exp=1)}) is None
+    assert ring.find_known_principal(token) is holder
+    assert ring.find_known_principal({"api-key": signed(exp=1)}) is None
     assert ring.authenticate({"api-key": "sk-app"}) is app
     with pytest.raises(Unauthorized, match="not known"):
         ring.authenticate({"api-key": "sk-other"})

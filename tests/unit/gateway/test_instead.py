@@ -26,7 +26,7 @@ from gateway.telemetry import Record, silent
 
 def route(name: str, context: int | None = None) -> Route:
     target = Target("1", name, EchoBackend(), "echo")
-    model = compile_model(ModelInfo(name, (), context=context), {"1": target}, {"1": 1})
+    model = compile_model(ModelInfo(name, (), context_length=context), {"1": target}, {"1": 1})
     return Route(model, target)
 
 
@@ -59,17 +59,17 @@ def test_only_what_is_not_the_clients_fault_leads_on(
 
 def told(trail: Trail, at: Route) -> tuple[tuple[str, ...], str]:
     record = Record("r")
-    trail.tell(record, at)
+    trail.write_record(record, at)
     return record.fell_back, record.diverted
 
 
 def test_the_way_is_told_in_its_order_without_its_end() -> None:
     trail = Trail(route("a"), BUSY)
-    trail.passed_over(route("b"), lacks("tools", "images"))
+    trail.record_skipped(route("b"), lacks("tools", "images"))
 
     assert told(trail, route("c")) == (("a@1 Overloaded", "b@1 lacks tools, images"), "a@1")
-    assert trail.went_on(route("c"), DOWN)
-    assert (trail.route.named, trail.error) == ("c@1", DOWN)
+    assert trail.record_failure(route("c"), DOWN)
+    assert (trail.route.target_name, trail.error) == ("c@1", DOWN)
     assert told(trail, trail.route) == (("a@1 Overloaded", "b@1 lacks tools, images"), "a@1")
     assert told(Trail(route("a"), BUSY), route("a")) == ((), "")
 
@@ -78,13 +78,13 @@ def test_the_way_is_told_in_its_order_without_its_end() -> None:
 def test_who_can_not_does_not_have_the_last_word(error: GatewayError) -> None:
     trail = Trail(route("a"), BUSY)
 
-    assert trail.went_on(route("b"), error)
-    assert (trail.route.named, trail.error) == ("a@1", BUSY)
+    assert trail.record_failure(route("b"), error)
+    assert (trail.route.target_name, trail.error) == ("a@1", BUSY)
 
 
 @pytest.mark.parametrize("error", [ContentRefused("no"), ClientGone("left"), InternalError("bug")])
 def test_some_words_are_the_last(error: GatewayError) -> None:
-    assert not Trail(route("a"), BUSY).went_on(route("b"), error)
+    assert not Trail(route("a"), BUSY).record_failure(route("b"), error)
 
 
 @pytest.mark.parametrize(
@@ -103,8 +103,8 @@ def test_too_long_for_one_needs_more_by_declaration(
     context: int | None, limit: int | None, other: int | None, *, fits: bool
 ) -> None:
     trail = Trail(route("a", context), ContextTooLong("long", limit=limit))
-    assert trail.fits(route("b", other)) is fits
-    assert Trail(route("a", context), BUSY).fits(route("b", other))
+    assert trail.fits_context(route("b", other)) is fits
+    assert Trail(route("a", context), BUSY).fits_context(route("b", other))
 
 
 @pytest.mark.parametrize(
@@ -114,25 +114,25 @@ def test_too_long_in_its_stead_rules_out_what_is_shorter(
     context: int | None, limit: int | None, *, fits: bool
 ) -> None:
     trail = Trail(route("a"), BUSY)
-    assert trail.went_on(route("b", context), ContextTooLong("long", limit=limit))
+    assert trail.record_failure(route("b", context), ContextTooLong("long", limit=limit))
 
     assert trail.error is BUSY
-    assert trail.fits(route("c", 5)) is fits
-    assert trail.fits(route("c")) is False
+    assert trail.fits_context(route("c", 5)) is fits
+    assert trail.fits_context(route("c")) is False
 
 
 def test_too_long_for_nobody_knows_what_leaves_who_declares_something() -> None:
     trail = Trail(route("a"), BUSY)
-    assert trail.went_on(route("b"), ContextTooLong("long"))
-    assert trail.fits(route("c", 1))
-    assert not trail.fits(route("c"))
+    assert trail.record_failure(route("b"), ContextTooLong("long"))
+    assert trail.fits_context(route("c", 1))
+    assert not trail.fits_context(route("c"))
 
 
 def test_who_was_passed_over_is_counted_by_what_was_lacking() -> None:
     metrics = Metrics(silent, dict)
     lacked = ("chat@1 Overloaded", "my model@1 lacks tools, images")
-    metrics.observe(Record("r", model="spare", version="1", fell_back=lacked))
-    page = metrics.page().decode()
+    metrics.record_request(Record("r", model="spare", version="1", fell_back=lacked))
+    page = metrics.render_page().decode()
 
     for target, why in (("chat@1", "Overloaded"), ("my model@1", "lacks tools, images")):
         labels = f'error="{why}",target="{target}"'

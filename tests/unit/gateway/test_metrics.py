@@ -26,7 +26,7 @@ ARM = ("chat", "rollout", "2")
 
 def samples(metrics: Metrics) -> dict[tuple[str, ...], float]:
     """Values by the name and the labels in the order of the labels' names."""
-    families = text_string_to_metric_families(metrics.page().decode())
+    families = text_string_to_metric_families(metrics.render_page().decode())
     return {
         (sample.name, *(sample.labels[name] for name in sorted(sample.labels))): sample.value
         for family in families
@@ -55,10 +55,10 @@ RECORD = Record(
 def test_an_exchange_is_counted_by_its_labels() -> None:
     seen: list[Record] = []
     metrics = Metrics(seen.append, dict)
-    metrics.observe(RECORD)
-    metrics.observe(RECORD)
+    metrics.record_request(RECORD)
+    metrics.record_request(RECORD)
     cut = replace(RECORD, outcome="truncated", error="StreamBroken", losses=())
-    metrics.observe(cut)
+    metrics.record_request(cut)
 
     found = samples(metrics)
 
@@ -76,7 +76,7 @@ def test_an_exchange_is_counted_by_its_labels() -> None:
     assert one("tokens_total", direction="input", source="counted") == 9
     assert one("tokens_total", direction="output", source="counted") == 15
     assert one("finishes_total", reason="length") == 3
-    assert "never heard of" not in metrics.page().decode()
+    assert "never heard of" not in metrics.render_page().decode()
     assert seen == [RECORD, RECORD, cut]
 
 
@@ -96,7 +96,7 @@ def test_what_is_measured_lies_up_to_its_edge(
 ) -> None:
     metrics = Metrics(silent, dict)
     for record in (RECORD, RECORD, replace(RECORD, outcome="truncated")):
-        metrics.observe(record)
+        metrics.record_request(record)
 
     found = samples(metrics)
 
@@ -109,7 +109,7 @@ def test_what_is_measured_lies_up_to_its_edge(
 
 def test_who_was_diverted_is_no_sample_of_either_arm() -> None:
     metrics = Metrics(silent, dict)
-    metrics.observe(
+    metrics.record_request(
         replace(RECORD, version="1", diverted="chat@2", fell_back=("chat@2 WorkerFailed",))
     )
 
@@ -137,12 +137,14 @@ def test_nothing_is_told_before_there_is_anything() -> None:
 def test_whoever_asks_sees_all_of_them_however_many_wait(count: int) -> None:
     seen: list[Record] = []
     metrics = Metrics(seen.append, dict)
-    metrics.also(Vllm(metrics.arms, dict))
+    metrics.register(Vllm(metrics.collect_stats, dict))
     for n in range(count):
-        metrics.observe(replace(RECORD, diverted="chat@1", fell_back=("chat@1 WorkerFailed",)))
+        metrics.record_request(
+            replace(RECORD, diverted="chat@1", fell_back=("chat@1 WorkerFailed",))
+        )
         assert len(seen) == n + 1
-    assert metrics.arms()["chat", "2", ""].outcomes.total() == count
-    metrics.observe(RECORD)
+    assert metrics.collect_stats()["chat", "2", ""].outcomes.total() == count
+    metrics.record_request(RECORD)
     found = samples(metrics)
     requests = ("interlingua_requests_total", "gpu", "openai", "chat", "ok")
     assert (found[*requests, "", "2"], found[*requests, "rollout", "2"]) == (count, 1)
@@ -154,7 +156,7 @@ def test_whoever_asks_sees_all_of_them_however_many_wait(count: int) -> None:
 def test_names_without_end_do_not_fill_the_memory() -> None:
     metrics = Metrics(silent, dict)
     for n in range(550):
-        metrics.observe(Record("r", model=f"m{n}"))
+        metrics.record_request(Record("r", model=f"m{n}"))
     found = samples(metrics)
     assert len(found) == 501
     assert found["interlingua_requests_total", "", "", "_other", "ok", "_other", "_other"] == 50
@@ -163,14 +165,14 @@ def test_names_without_end_do_not_fill_the_memory() -> None:
 def test_fallbacks_without_end_do_not_fill_the_memory() -> None:
     metrics = Metrics(silent, dict)
     for n in range(10_050):
-        metrics.observe(Record("r", fell_back=(f"m{n}@1 WorkerFailed",)))
+        metrics.record_request(Record("r", fell_back=(f"m{n}@1 WorkerFailed",)))
     assert samples(metrics)["interlingua_fallbacks_total", "_other", "_other"] == 50
 
 
 def test_a_name_is_written_so_that_it_can_be_read_again() -> None:
     metrics = Metrics(silent, dict)
     odd = 'a "b" \\ c\nd'
-    metrics.observe(replace(RECORD, model=odd))
+    metrics.record_request(replace(RECORD, model=odd))
     found = samples(metrics)
     assert found["interlingua_completion_tokens_count", odd, "rollout", "2"] == 1
 
@@ -187,18 +189,18 @@ class Pool:
     """A crew of two, one of them out."""
 
     discovery_failures = 3
-    queued = ("r1", "r2")
-    panics = True
-    connections = Connections(open=5, resting=2, made=7, failed=1)
+    queued_request_ids = ("r1", "r2")
+    in_panic = True
+    connections = Connections(open=5, idle=2, created=7, failed=1)
 
     def __init__(self) -> None:
-        tally = self.tally = Tally(exhausted=2, abandoned=6)
+        tally = self.metrics = Tally(exhausted=2, abandoned=6)
         tally.retries["connect"] += 4
         tally.failures["cut"] += 5
         tally.shed["queue_full"] += 8
-        tally.waited.add(0.02)
+        tally.queue_times.add(0.02)
 
-    def snapshot(self) -> list[Report]:
+    def report_workers(self) -> list[Report]:
         return [Report("http://a:1", "up", 4, 9, 0.25), Report("http://b:1", "out", 0)]
 
 
@@ -245,7 +247,7 @@ def test_a_stream_that_was_cut_is_told_with_who_is_to_blame(
     changes: dict[str, Any], side: str, reason: str
 ) -> None:
     metrics = Metrics(silent, dict)
-    metrics.observe(replace(RECORD, **({"stream": True, "tokens": 7} | changes)))
+    metrics.record_request(replace(RECORD, **({"stream": True, "tokens": 7} | changes)))
     aborts = {name: n for name, n in samples(metrics).items() if "stream_aborts" in name[0]}
     wasted = samples(metrics).get(("interlingua_wasted_tokens_total", *ARM), 0)
     if side:
@@ -258,7 +260,7 @@ def test_a_stream_that_was_cut_is_told_with_who_is_to_blame(
 
 def test_what_is_cached_and_thought_is_told_beside_the_whole() -> None:
     metrics = Metrics(silent, dict)
-    metrics.observe(replace(RECORD, usage=Usage(9, 5, 4, 3), overhead=0.0004))
+    metrics.record_request(replace(RECORD, usage=Usage(9, 5, 4, 3), overhead=0.0004))
     found = samples(metrics)
     tokens = {name[1]: n for name, n in found.items() if name[0] == "interlingua_tokens_total"}
     assert tokens == {"input": 9, "output": 5, "cached": 4, "reasoning": 3}
@@ -270,7 +272,7 @@ def test_a_name_of_any_form_stays_one_label() -> None:
     told = Told("named", "histogram", "Says nothing.", ("who",))
     histogram = Histogram((1.0,))
     histogram.add(0.5)
-    text = "".join(told.lines([(['a\n"b\\'], histogram)]))
+    text = "".join(told.format_histogram_lines([(['a\n"b\\'], histogram)]))
     [family] = text_string_to_metric_families(text)
     assert {sample.labels["who"] for sample in family.samples} == {'a\n"b\\'}
 
@@ -279,9 +281,9 @@ def test_a_name_of_any_form_stays_one_label() -> None:
 def test_arms_are_bounded(full: int, model: str) -> None:
     metrics = Metrics(silent, dict)
     for number in range(full):
-        metrics.observe(Record("r", model=f"m{number}"))
-    metrics.observe(RECORD)
-    assert [*metrics.arms()][-1][0] == model
+        metrics.record_request(Record("r", model=f"m{number}"))
+    metrics.record_request(RECORD)
+    assert [*metrics.collect_stats()][-1][0] == model
 
 
 # --- what runs, and what runs it ------------------------------------------------------------------
@@ -295,7 +297,7 @@ def test_what_is_not_over_is_told_by_its_phase() -> None:
         Record("s2", model="other", first_byte=0.1),
     ]
     metrics = Metrics(silent, dict)
-    metrics.also(Running(lambda: live, lambda: {"q", "s"}))
+    metrics.register(Running(lambda: live, lambda: {"q", "s"}))
     assert samples(metrics) == {
         ("interlingua_requests_in_flight", "chat", "queued"): 1,
         ("interlingua_requests_in_flight", "chat", "waiting"): 1,
@@ -306,13 +308,13 @@ def test_what_is_not_over_is_told_by_its_phase() -> None:
 
 class Listening(Struct):
     connections: int
-    refused: dict[int, int]
+    malformed_by_status: dict[int, int]
 
 
 async def test_the_process_tells_of_itself() -> None:
     process = Process(lambda: {"127.0.0.1:8000": Listening(3, {400: 2, 431: 1, 418: 5})})
     metrics = Metrics(silent, dict)
-    metrics.also(process)
+    metrics.register(process)
     process.stop()
     process.start()
     while ("interlingua_event_loop_lag_seconds_count",) not in (found := samples(metrics)):  # noqa: ASYNC110 - as a scraper asks
@@ -333,7 +335,7 @@ def test_a_machine_without_proc_tells_the_rest(
 ) -> None:
     monkeypatch.setattr("gateway.metrics.process._MEMORY", tmp_path / "nothing")
     metrics = Metrics(silent, dict)
-    metrics.also(Process(dict))
+    metrics.register(Process(dict))
     names = {name for name, *_ in samples(metrics)}
     assert "interlingua_cpu_seconds_total" in names
     assert "interlingua_open_fds" not in names
@@ -342,10 +344,10 @@ def test_a_machine_without_proc_tells_the_rest(
 def test_vllm_has_other_names_for_the_same() -> None:
     metrics = Metrics(silent, dict)
     for version in ("1", "2"):
-        metrics.observe(replace(RECORD, version=version))
-    metrics.observe(Record("r", path="/nowhere"))
+        metrics.record_request(replace(RECORD, version=version))
+    metrics.record_request(Record("r", path="/nowhere"))
     phases = {("chat", "queued"): 2, ("chat", "waiting"): 3, ("chat", "streaming"): 4}
-    metrics.also(Vllm(metrics.arms, lambda: phases))
+    metrics.register(Vllm(metrics.collect_stats, lambda: phases))
     found = samples(metrics)
     vllm = {name: n for name, n in found.items() if name[0].startswith("vllm:")}
     told = {name: n for name, n in vllm.items() if not name[0].endswith(("_bucket", "_sum"))}
@@ -368,6 +370,6 @@ def test_vllm_has_other_names_for_the_same() -> None:
 
 def test_vllms_gauges_are_there_before_anything_runs() -> None:
     metrics = Metrics(silent, dict)
-    metrics.observe(RECORD)
-    metrics.also(Vllm(metrics.arms, dict))
+    metrics.record_request(RECORD)
+    metrics.register(Vllm(metrics.collect_stats, dict))
     assert samples(metrics)["vllm:num_requests_running", "0", "chat"] == 0

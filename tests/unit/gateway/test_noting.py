@@ -26,41 +26,41 @@ from tests.fakes import FakeClock
 
 def noted(*events: Event) -> Noted:
     one = Noted(lambda: 0.0)
-    one.take(events)
+    one.add_events(events)
     return one
 
 
 def arm(one: Noted) -> Arm:
-    return one.arm(("chat", "2"), ("ok", ""))
+    return one.build_side(("chat", "2"), ("ok", ""))
 
 
 def test_an_answer_in_figures() -> None:
     clock = FakeClock()
     one = Noted(clock)
     clock.now += 1
-    one.take([Start(3), PromptEcho(0, "before")])
+    one.add_events([Start(3), PromptEcho(0, "before")])
     clock.now += 1
-    one.take([Text("two ", 1), Text("one", 0)])
+    one.add_events([Text("two ", 1), Text("one", 0)])
     clock.now += 1
-    one.take([Text(" words", 1, tokens=2), End("length", 1), End("eos", 0), Done()])
+    one.add_events([Text(" words", 1, tokens=2), End("length", 1), End("eos", 0), Done()])
 
     expected = Arm("chat", "2", "ok", "", ("eos", "length"), 4, 13, 2.0, 3.0)
     assert arm(one) == expected
-    one.take([Usage(3, 9)])
+    one.add_events([Usage(3, 9)])
     assert arm(one).tokens == 9
-    assert one.arm(("c", "1"), ("worker_error", "StreamBroken")).error == "StreamBroken"
+    assert one.build_side(("c", "1"), ("worker_error", "StreamBroken")).error == "StreamBroken"
 
 
 def test_a_new_try_begins_anew() -> None:
     clock = FakeClock()
     one = Noted(clock)
-    one.take([Text("half"), Usage(1, 1), End("eos")])
+    one.add_events([Text("half"), Usage(1, 1), End("eos")])
     clock.now += 5
-    one.begin()
+    one.start()
     clock.now += 1
 
     assert arm(one) == Arm("chat", "2", duration=1.0)
-    assert one.says_as(noted())
+    assert one.has_same_content(noted())
 
 
 @pytest.mark.parametrize("event", [Text("a"), Thought("a"), Vector(0, (1.0,)), Refusal("a")])
@@ -88,7 +88,7 @@ def test_whatever_is_said_is_the_first_of_it(event: Event) -> None:
 def test_two_answers_are_the_same_by_their_words(
     one: list[Event], other: list[Event], *, same: bool
 ) -> None:
-    assert noted(*one).says_as(noted(*other)) is same
+    assert noted(*one).has_same_content(noted(*other)) is same
 
 
 @pytest.mark.parametrize(
@@ -104,7 +104,7 @@ def test_two_answers_are_the_same_by_their_words(
     ],
 )
 def test_an_answer_is_complete_when_each_choice_is(events: list[Event], *, complete: bool) -> None:
-    assert noted(*events).complete is complete
+    assert noted(*events).is_complete is complete
 
 
 class Answer:
@@ -144,14 +144,18 @@ async def test_an_answer_passes_as_it_is() -> None:
     noted, answer = Noted(lambda: 0.0), Answer()
     made: Any = Overheard
     heard = made(answer, noted)
-    pieces = heard.pieces()
+    pieces = heard.stream()
 
     assert await anext(pieces) == (b"a", [Text("a")])
     await pieces.aclose()
     assert answer.closed
     assert heard.request is answer.request
-    assert (heard.encoder(), heard.opening(), heard.losses) == ("encoder", "opening", ())
-    assert heard.whole(1, 2) == (1, 2)
+    assert (heard.get_encoder(), heard.get_stream_headers(), heard.unsupported_parameters) == (
+        "encoder",
+        "opening",
+        (),
+    )
+    assert heard.build_response(1, 2) == (1, 2)
 
 
 async def test_what_is_heard_of_it_is_noted() -> None:
@@ -159,9 +163,9 @@ async def test_what_is_heard_of_it_is_noted() -> None:
     made: Any = Overheard
     overheard = made(Answer(), noted)
 
-    overheard.pieces()
+    overheard.stream()
 
-    assert overheard.heard([Text("a")]) == [Text("a"), Usage(0, 1)]
+    assert overheard.process_events([Text("a")]) == [Text("a"), Usage(0, 1)]
     assert arm(noted).length == 1
     assert arm(noted).tokens == 1
 
@@ -170,9 +174,9 @@ async def test_what_another_target_said_before_is_not() -> None:
     noted = Noted(lambda: 0.0)
     made: Any = Overheard
     overheard = made(Answer(), noted)
-    overheard.heard([Text("a")])
+    overheard.process_events([Text("a")])
 
-    overheard.pieces()
+    overheard.stream()
 
     assert arm(noted).length == 0
 
@@ -185,7 +189,7 @@ async def test_what_is_taken_at_once_is_given_to_who_takes_it() -> None:
         taken.append((data, events))
         return True
 
-    read = [piece async for piece in made(Answer(), Noted(lambda: 0.0)).pieces(take)]
+    read = [piece async for piece in made(Answer(), Noted(lambda: 0.0)).stream(take)]
 
     assert read == [(b"a", [Text("a")]), (None, [Done()])]
     assert taken == [(b"b", [Text("b")])]

@@ -26,7 +26,7 @@ class Told:
         self.endpoints = endpoints
         self._about = about
 
-    def describe(self) -> Description:
+    def openapi_fragment(self) -> Description:
         operation = {"summary": self._about, "requestBody": {"$ref": "#/components/schemas/Body"}}
         return Description({"ask": operation}, {"Body": {"title": self._about}})
 
@@ -66,7 +66,7 @@ def nodes(node: Any) -> Iterator[dict[str, Any]]:
             pass
 
 
-ASK = Endpoint("POST", "/a/{model}", variant="ask")
+ASK = Endpoint("POST", "/a/{model}", operation="ask")
 
 
 def test_a_path_stands_below_its_prefix_with_its_parameters() -> None:
@@ -84,7 +84,7 @@ def test_what_a_dialect_does_not_tell_of_is_left_out() -> None:
 
 
 def test_two_dialects_may_call_their_schemas_alike() -> None:
-    other = Endpoint("POST", "/b", variant="ask")
+    other = Endpoint("POST", "/b", operation="ask")
     found = read(mounted(Told("one", ASK)), mounted(Told("two", other, about="y")))
 
     assert found["components"]["schemas"] == {
@@ -96,7 +96,7 @@ def test_two_dialects_may_call_their_schemas_alike() -> None:
 
 
 def test_of_two_dialects_with_one_path_the_first_has_it() -> None:
-    same = Endpoint("POST", "/a/{name}", variant="ask")
+    same = Endpoint("POST", "/a/{name}", operation="ask")
     more = Endpoint("GET", "/a/{name}", "inform", "ask")
     found = read(mounted(Told("one", ASK)), mounted(Told("two", same, more, about="y")))
 
@@ -107,7 +107,7 @@ def test_of_two_dialects_with_one_path_the_first_has_it() -> None:
 
 
 def test_a_key_is_asked_for_where_there_are_keys() -> None:
-    open_ = Endpoint("GET", "/b", "inform", "ask", open=True)
+    open_ = Endpoint("GET", "/b", "inform", "ask", public=True)
     found = read(mounted(Told("one", ASK, open_)), keyed=True)
 
     assert found["paths"]["/a/{model}"]["post"]["security"] == [{"key": []}]
@@ -128,6 +128,6 @@ def test_what_a_dialect_tells_is_sound(name: str, profile: str) -> None:
         jsonschema_rs.meta.validate(schema)
     for body in (node for node in nodes(found) if "schema" in node):
         jsonschema_rs.meta.validate(body["schema"])
-    variants = {endpoint.variant for endpoint in dialect.endpoints}
+    variants = {endpoint.operation for endpoint in dialect.endpoints}
     if isinstance(dialect, Described):
-        assert dialect.describe().operations.keys() <= variants
+        assert dialect.openapi_fragment().operations.keys() <= variants

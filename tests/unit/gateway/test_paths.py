@@ -24,14 +24,16 @@ ONE = Fake(
     (
         Endpoint("POST", "/v1/chat"),
         Endpoint("GET", "/v1/models/{model}"),
-        Endpoint("GET", "/v1/models/{model}/ready", exact=True),
-        Endpoint("GET", "/v1/models/{model}/at/{version}", exact=True),
-        Endpoint("POST", "/v1/models/{model}/at/{version}", exact=True),
+        Endpoint("GET", "/v1/models/{model}/ready", strict_slash=True),
+        Endpoint("GET", "/v1/models/{model}/at/{version}", strict_slash=True),
+        Endpoint("POST", "/v1/models/{model}/at/{version}", strict_slash=True),
         Endpoint("GET", "/v1/models/{model}/at/{version}.{kind}"),
     ),
 )
 TWO = Fake(
-    "two", ("/v1/deep", "/v2"), (Endpoint("POST", "/v1/chat"), Endpoint("GET", "/v2", exact=True))
+    "two",
+    ("/v1/deep", "/v2"),
+    (Endpoint("POST", "/v1/chat"), Endpoint("GET", "/v2", strict_slash=True)),
 )
 
 
@@ -59,9 +61,9 @@ PATHS = Paths([mount(ONE), mount(TWO), mount(TWO, "/other")])
     ],
 )
 def test_a_path_is_found(method: str, path: str, dialect: str, params: dict[str, str]) -> None:
-    found = PATHS.find(method, path)
+    found = PATHS.find_endpoint(method, path)
 
-    assert found.mount.dialect.name == dialect
+    assert found.mount.adapter.name == dialect
     assert found.params == params
 
 
@@ -70,20 +72,22 @@ def test_a_path_is_found(method: str, path: str, dialect: str, params: dict[str,
 )
 def test_any_other_path_is_not(path: str) -> None:
     with pytest.raises(PathNotFound):
-        PATHS.find("GET", path)
+        PATHS.find_endpoint("GET", path)
 
 
 def test_a_path_without_a_parameter_is_searched_for_once() -> None:
-    assert PATHS.find("POST", "/v1/chat") is PATHS.find("POST", "/v1/chat")
-    assert [one.mount.dialect.name for one in PATHS.find("POST", "/v1/chat").rivals] == ["two"]
+    assert PATHS.find_endpoint("POST", "/v1/chat") is PATHS.find_endpoint("POST", "/v1/chat")
+    assert [
+        one.mount.adapter.name for one in PATHS.find_endpoint("POST", "/v1/chat").alternatives
+    ] == ["two"]
 
 
 def test_a_wrong_method_is_told_the_right_ones() -> None:
     with pytest.raises(MethodNotAllowed) as e:
-        PATHS.find("DELETE", "/v1/chat")
+        PATHS.find_endpoint("DELETE", "/v1/chat")
     assert (e.value.allowed, e.value.path) == (("POST",), "/v1/chat")
     with pytest.raises(MethodNotAllowed) as e:
-        PATHS.find("DELETE", "/v1/models/m/at/1")
+        PATHS.find_endpoint("DELETE", "/v1/models/m/at/1")
     assert e.value.allowed == ("GET", "POST")
 
 
@@ -92,4 +96,4 @@ def test_a_wrong_method_is_told_the_right_ones() -> None:
     [("/v1/nope", "one"), ("/v1/deep/x", "two"), ("/v2/x", "two"), ("/nope", "one")],
 )
 def test_an_unknown_path_belongs_to_the_longest_root(path: str, dialect: str) -> None:
-    assert PATHS.owner(path).dialect.name == dialect
+    assert PATHS.find_owner(path).adapter.name == dialect

@@ -48,7 +48,7 @@ class Bench:
 async def test_what_was_read_is_taken_and_told() -> None:
     bench = Bench(OTHER)
     told = await bench.reloader.reload()
-    assert told.well
+    assert told.is_ok
     assert bench.taken == [told.hash] == [read(OTHER).hash]
     assert bench.told == [told]
 
@@ -58,19 +58,19 @@ async def test_a_bad_file_is_told_of_with_its_place_and_nothing_is_taken(
 ) -> None:
     bench = Bench(BAD, OTHER)
     told = await bench.reloader.reload()
-    assert (told.well, told.hash, bench.taken) == (False, read(GOOD).hash, [])
-    [complaint] = told.complaints
+    assert (told.is_ok, told.hash, bench.taken) == (False, read(GOOD).hash, [])
+    [complaint] = told.issues
     assert (complaint.line, complaint.column) == (2, 23)
     assert "g.yaml:2:23: there is no backend 'b'" in caplog.text
-    assert (await bench.reloader.reload()).well
+    assert (await bench.reloader.reload()).is_ok
 
 
 async def test_a_bug_is_told_of_and_nothing_is_taken(caplog: pytest.LogCaptureFixture) -> None:
     bench = Bench(RuntimeError("a bug"), OTHER)
     told = await bench.reloader.reload()
-    assert [one.message for one in told.complaints] == ["the gateway failed; its log has the cause"]
+    assert [one.message for one in told.issues] == ["the gateway failed; its log has the cause"]
     assert "a bug" in caplog.text
-    assert (await bench.reloader.reload()).well
+    assert (await bench.reloader.reload()).is_ok
 
 
 async def test_those_who_ask_meanwhile_get_one_more_reload_together() -> None:
@@ -95,7 +95,7 @@ async def test_who_asked_may_leave_and_it_goes_on() -> None:
     await bench.began.wait()
     asked.cancel()
     bench.may.set()
-    assert (await bench.reloader.reload()).well
+    assert (await bench.reloader.reload()).is_ok
     assert bench.taken[:1] == [read(OTHER).hash]
 
 
@@ -134,9 +134,9 @@ def test_reloads_are_counted() -> None:
     well = "interlingua_config_last_reload_successful"
     total = "interlingua_config_reloads_total"
     first = page(reloads)
-    reloads.tell(Told("aaa", "g.yaml", (Complaint(1, 1, "no"),)))
+    reloads.record_reload(Told("aaa", "g.yaml", (Complaint(1, 1, "no"),)))
     failed = page(reloads)
-    reloads.tell(Told("bbb", "g.yaml"))
+    reloads.record_reload(Told("bbb", "g.yaml"))
     mended = page(reloads)
     assert [one[at] for one in (first, failed, mended)] == [100, 100, 200]
     assert [one[well] for one in (first, failed, mended)] == [1, 0, 1]

@@ -13,13 +13,15 @@ from gateway.router import Defaults, Model, OnLoss, Router, Target, compile_mode
 class Relays(EchoBackend):
     """Its workers take a client's own bytes."""
 
-    def relayed(self, client: Dialect, call: Call, about: About) -> Relay | None:
+    def prepare_passthrough(self, client: Dialect, call: Call, about: About) -> Relay | None:
         raise AssertionError
 
-    def relay(self, relay: Relay, context: Context, take: Take | None = None) -> Pieces:
+    def stream_passthrough(
+        self, relay: Relay, context: Context, take: Take | None = None
+    ) -> Pieces:
         raise AssertionError
 
-    async def fetch(self, relay: Relay, context: Context) -> list[Piece]:
+    async def collect_passthrough(self, relay: Relay, context: Context) -> list[Piece]:
         raise AssertionError
 
 
@@ -52,7 +54,7 @@ def test_a_version_without_weight_is_reached_by_its_name_only() -> None:
     table = router(model("chat", {"1": 1, "2": 0}), draw=0.9999)
 
     assert table.route("chat").target.version == "1"
-    assert table.route("chat", "2").target.model == "chat-2"
+    assert table.route("chat", "2").target.backend_model == "chat-2"
     assert table.route("chat@2").pinned
 
 
@@ -61,7 +63,7 @@ def test_nothing_is_drawn_where_nothing_is_shared_unless_somebody_looks_on() -> 
     table = Router({"chat": model("chat", {"1": 1, "2": 0})}, draw=never.__next__)
 
     assert table.route("chat") is table.route("chat")
-    looked_at = table.watched(lambda *_: None, twice.__next__)
+    looked_at = table.with_observer(lambda *_: None, twice.__next__)
     assert looked_at.route("chat") == table.route("chat")
     assert next(twice) == 0.5
     assert next(twice, None) is None
@@ -71,7 +73,7 @@ def test_an_alias_is_the_model() -> None:
     table = router(model("chat", {"1": 1}, aliases=("gpt-4o",)))
 
     assert table.route("gpt-4o").model.info.name == "chat"
-    assert table.find("gpt-4o").name == "chat"
+    assert table.find_model("gpt-4o").name == "chat"
 
 
 def test_what_does_not_exist_is_named() -> None:
@@ -95,17 +97,17 @@ def test_the_model_for_every_name_passes_the_name_on() -> None:
 
     route = table.route("any/thing")
 
-    assert (route.model.info.name, route.target.model) == ("any/thing", "any/thing")
-    assert table.route("chat").target.model == "chat-1"
-    assert [info.name for info in table.models()] == ["chat"]
+    assert (route.model.info.name, route.target.backend_model) == ("any/thing", "any/thing")
+    assert table.route("chat").target.backend_model == "chat-1"
+    assert [info.name for info in table.list_models()] == ["chat"]
     with pytest.raises(ModelNotFound):
         table.route("")
 
 
 def test_the_listing_says_shares_in_percent_and_readiness() -> None:
-    [info] = router(model("chat", {"1": 3, "2": 1})).models()
+    [info] = router(model("chat", {"1": 3, "2": 1})).list_models()
 
-    assert [(v.name, v.served_model, v.share, v.ready) for v in info.versions] == [
+    assert [(v.name, v.backend_model, v.share, v.ready) for v in info.versions] == [
         ("1", "chat-1", 75, True),
         ("2", "chat-2", 25, True),
     ]
@@ -129,5 +131,5 @@ def test_bytes_go_as_they_are_where_the_backend_takes_them_and_the_model_changes
     info = ModelInfo("*", (), max_tokens=most)
     table = router(compile_model(info, targets, {"2": 1}, on_loss, defaults))
 
-    assert table.route("any").target.relayer is (RELAYS if as_it_is else None)
-    assert table.route("*", "1").target.relayer is None
+    assert table.route("any").target.passthrough_backend is (RELAYS if as_it_is else None)
+    assert table.route("*", "1").target.passthrough_backend is None

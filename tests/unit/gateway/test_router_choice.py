@@ -32,7 +32,7 @@ def router(*models: Model, rules: tuple[Rule, ...] = (), draw: float = 0.0) -> R
 
 
 def told(route: Route) -> tuple[str, str, str]:
-    return route.named, route.why.rule, route.why.sticky
+    return route.target_name, route.reason.rule, route.reason.sticky
 
 
 def asks(**traits: Any) -> Any:
@@ -59,8 +59,8 @@ SALTED = model("chat", {"1": 90, "2": 10}, salt="llama31-rollout", sticky=STICKY
 def test_the_first_that_is_there_holds_the_client(traits: Any, sticky: str) -> None:
     route = router(SALTED).route("chat", None, asks(**traits))
 
-    assert route.named == "chat@2"
-    assert route.why == Why("", sticky, bucket("llama31-rollout", "2", "user-4"))
+    assert route.target_name == "chat@2"
+    assert route.reason == Why("", sticky, bucket("llama31-rollout", "2", "user-4"))
     assert not route.pinned
 
 
@@ -77,7 +77,7 @@ def test_a_split_without_a_name_has_the_models_and_every_alias_is_the_model() ->
     for who in people:
         for name in ("chat", "talk"):
             found = router(one).route(name, None, asks(key=who)).target.version
-            assert found == split.hold(who).version
+            assert found == split.assign_version(who).version
 
 
 def test_a_pin_is_before_all() -> None:
@@ -86,14 +86,14 @@ def test_a_pin_is_before_all() -> None:
     for route in (table.route("chat@2", None, _never), table.route("chat", "2", _never)):
         assert route.pinned
         assert told(route) == ("chat@2", "", "")
-        assert list(table.after(route)) == []
+        assert list(table.list_fallbacks(route)) == []
 
 
 def test_nothing_is_asked_where_the_name_is_enough() -> None:
     table = router(CHAT, OTHER, rules=(Rule("r", "other", BETA, version="1"),))
 
-    assert table.route("chat", None, _never).named == "chat@1"
-    assert list(table.after(table.route("chat", None, _never), _never)) == []
+    assert table.route("chat", None, _never).target_name == "chat@1"
+    assert list(table.list_fallbacks(table.route("chat", None, _never), _never)) == []
 
 
 # --- rules ----------------------------------------------------------------------------------------
@@ -105,8 +105,8 @@ def test_a_rule_leads_to_a_version() -> None:
     found = table.route("chat", None, asks(headers={"x-cohort": "beta", "x-user-id": "user-4"}))
     other = table.route("chat", None, asks(headers={"x-user-id": "user-4"}))
 
-    assert found.why == Why("testers")
-    assert (found.named, found.asked) == ("chat@1", "chat")
+    assert found.reason == Why("testers")
+    assert (found.target_name, found.requested_model) == ("chat@1", "chat")
     assert told(other) == ("chat@2", "", "header:x-user-id")
 
 
@@ -129,8 +129,8 @@ def test_a_rule_leads_to_another_model_by_its_own_split_and_by_no_further_rule()
     route = table.route("talk", None, lambda: SOMEBODY)
 
     assert told(route) == ("other@2", "away", "header:x-user-id")
-    assert route.asked == "chat"
-    assert table.find("chat").name == "chat"
+    assert route.requested_model == "chat"
+    assert table.find_model("chat").name == "chat"
 
 
 def test_a_rule_leads_to_a_version_of_another_model() -> None:
@@ -138,7 +138,7 @@ def test_a_rule_leads_to_a_version_of_another_model() -> None:
 
     route = table.route("chat", None, lambda: SOMEBODY)
 
-    assert (route.target.model, route.asked) == ("other-1", "chat")
+    assert (route.target.backend_model, route.requested_model) == ("other-1", "chat")
     assert told(route) == ("other@1", "away", "")
 
 
@@ -149,7 +149,7 @@ def test_a_rule_may_leave_a_model_to_its_split() -> None:
     route = table.route("chat", None, asks(headers={"x-cohort": "beta"}))
 
     assert told(route) == ("chat@1", "exempt", "")
-    assert (route.instead, route.asked) == ("", "chat")
+    assert (route.original_model, route.requested_model) == ("", "chat")
 
 
 def test_a_rules_share_is_by_the_sticky_list_of_the_model_asked_for() -> None:
@@ -159,7 +159,7 @@ def test_a_rules_share_is_by_the_sticky_list_of_the_model_asked_for() -> None:
     taken = table.route("chat", None, asks(key="user-9"))
     left = table.route("chat", None, asks(key="user-1"))
 
-    assert taken.why == Why("early", "key", 207121674519990)
+    assert taken.reason == Why("early", "key", 207121674519990)
     assert told(taken) == ("chat@2", "early", "key")
     assert told(left) == ("chat@1", "", "key")
 
@@ -183,9 +183,15 @@ def test_names_of_no_model_have_rules_and_fallbacks_too() -> None:
     away = table.route("any/thing", None, asks(headers={"x-cohort": "beta"}))
     here = table.route("any/thing", None, asks())
 
-    assert (away.named, away.asked) == ("chat@1", "any/thing")
-    assert (here.named, here.target.model, here.asked) == ("any/thing@1", "any/thing", "any/thing")
-    after = [(one.named, one.target.model) for one in table.after(here, asks())]
+    assert (away.target_name, away.requested_model) == ("chat@1", "any/thing")
+    assert (here.target_name, here.target.backend_model, here.requested_model) == (
+        "any/thing@1",
+        "any/thing",
+        "any/thing",
+    )
+    after = [
+        (one.target_name, one.target.backend_model) for one in table.list_fallbacks(here, asks())
+    ]
     assert after == [("any/thing@2", "any/thing"), ("chat@1", "chat-1")]
     with pytest.raises(ModelNotFound):
         table.route("", None, asks())
@@ -200,14 +206,14 @@ def test_who_answers_in_its_stead_is_held_too_and_no_rule_leads_away() -> None:
     table = router(first, SALTED, rules=rules)
 
     route = table.route("first", None, lambda: SOMEBODY)
-    after = list(table.after(route, lambda: SOMEBODY))
+    after = list(table.list_fallbacks(route, lambda: SOMEBODY))
 
     assert told(route) == ("first@1", "mine", "")
     assert [told(one) for one in after] == [
         ("first@2", "mine", ""),
         ("chat@2", "mine", "header:x-user-id"),
     ]
-    assert {one.asked for one in after} == {"first"}
+    assert {one.requested_model for one in after} == {"first"}
 
 
 def _never() -> Traits:
@@ -224,10 +230,10 @@ def test_a_share_is_copied_by_luck() -> None:
     for draw, copied in ((0.0, "chat@2"), (0.2499, "chat@2"), (0.25, None), (0.9, None)):
         table = router(one, draw=draw)
         route = Route(one, one.targets["1"])
-        found = table.copied(route, shadow, _never)
-        assert (found and found.named) == copied
-    assert router(one).copied(Route(one, one.targets["1"], pinned=True), shadow) is None
-    assert router(one).copied(Route(one, one.targets["2"]), shadow) is None
+        found = table.route_shadow(route, shadow, _never)
+        assert (found and found.target_name) == copied
+    assert router(one).route_shadow(Route(one, one.targets["1"], pinned=True), shadow) is None
+    assert router(one).route_shadow(Route(one, one.targets["2"]), shadow) is None
 
 
 def test_a_copy_for_another_model_is_held_there_by_no_rule() -> None:
@@ -235,12 +241,12 @@ def test_a_copy_for_another_model_is_held_there_by_no_rule() -> None:
     salted = replace(SALTED, info=replace(SALTED.info, aliases=("talk",)))
     table = router(OTHER, salted, rules=(Rule("all", version="1"),))
 
-    found = table.copied(Route(OTHER, OTHER.targets["1"]), shadow, lambda: SOMEBODY)
+    found = table.route_shadow(Route(OTHER, OTHER.targets["1"]), shadow, lambda: SOMEBODY)
 
     assert found is not None
     assert told(found) == ("chat@2", "", "header:x-user-id")
     plain = router(OTHER, CHAT, draw=0.5)
     there = replace(shadow, to="chat")
-    drawn = plain.copied(Route(OTHER, OTHER.targets["1"]), there, _never)
+    drawn = plain.route_shadow(Route(OTHER, OTHER.targets["1"]), there, _never)
     assert drawn is not None
-    assert drawn.named == "chat@1"
+    assert drawn.target_name == "chat@1"

@@ -6,7 +6,7 @@ from gateway.rules import Match, Rule, When, first
 from gateway.traits import Traits
 
 TRAITS = Traits(
-    dialect="openai",
+    protocol="openai",
     headers={"x-cohort": "beta", "x-more": "1"},
     body=b'{"user":"u","n":1,"yes":true,"text":"1"}',
     key="web",
@@ -15,7 +15,7 @@ TRAITS = Traits(
 )
 HELD = [
     When(),
-    When(dialect="openai"),
+    When(protocol="openai"),
     When(key="web"),
     When(tag="paid"),
     When(headers={"x-cohort": "beta"}),
@@ -26,7 +26,7 @@ HELD = [
     When("openai", {"x-more": "1"}, {"text": "1"}, "web", "paid"),
 ]
 NOT_HELD = [
-    When(dialect="triton"),
+    When(protocol="triton"),
     When(key="app"),
     When(tag="free"),
     When(headers={"x-cohort": "Beta"}),
@@ -44,7 +44,7 @@ NOT_HELD = [
     ("when", "holds"), [(one, True) for one in HELD] + [(one, False) for one in NOT_HELD]
 )
 def test_all_of_it_has_to_hold(when: When, *, holds: bool) -> None:
-    rule = Rule("r", when=when)
+    rule = Rule("r", conditions=when)
 
     assert first([rule], TRAITS, (), _never) == (Match(rule) if holds else None)
 
@@ -52,12 +52,16 @@ def test_all_of_it_has_to_hold(when: When, *, holds: bool) -> None:
 def test_the_body_is_read_only_where_the_rest_holds() -> None:
     traits = Traits(body=b'{"user":"u"}')
 
-    assert When(dialect="triton", body={"user": "u"}).unmet(traits) == "dialect"
-    assert traits.known is None
+    assert When(protocol="triton", body={"user": "u"}).find_mismatch(traits) == "dialect"
+    assert traits.parsed_fields is None
 
 
 def test_the_first_that_holds_is_followed() -> None:
-    rules = [Rule("a", when=When(key="app")), Rule("b", when=When(key="web")), Rule("c")]
+    rules = [
+        Rule("a", conditions=When(key="app")),
+        Rule("b", conditions=When(key="web")),
+        Rule("c"),
+    ]
 
     found = first(rules, TRAITS, (), _never)
 
@@ -68,19 +72,19 @@ def test_the_first_that_holds_is_followed() -> None:
 
 def test_a_share_is_taken_by_luck_anew_for_each_rule_where_nobody_is_told() -> None:
     draws = iter([0.3, 0.2, 0.3])
-    rules = [Rule("a", when=When(share=0.25)), Rule("b", when=When(share=0.25))]
+    rules = [Rule("a", conditions=When(share=0.25)), Rule("b", conditions=When(share=0.25))]
 
-    assert first(rules, TRAITS, ("header:x-none",), draws.__next__) == Match(rules[1], lies=0.2)
+    assert first(rules, TRAITS, ("header:x-none",), draws.__next__) == Match(rules[1], position=0.2)
     assert first(rules[:1], TRAITS, (), draws.__next__) is None
 
 
 def test_a_share_of_nothing_is_for_nobody_and_asks_only_where_the_rest_holds() -> None:
-    assert first([Rule("a", when=When(share=0.0))], TRAITS, (), lambda: 0.0) is None
-    assert first([Rule("a", when=When(key="x", share=0.5))], TRAITS, (), _never) is None
+    assert first([Rule("a", conditions=When(share=0.0))], TRAITS, (), lambda: 0.0) is None
+    assert first([Rule("a", conditions=When(key="x", share=0.5))], TRAITS, (), _never) is None
 
 
 def test_a_share_is_of_the_same_people_each_time_and_each_rules_own() -> None:
-    rules = [Rule("a", when=When(share=0.5)), Rule("b", when=When(share=0.5))]
+    rules = [Rule("a", conditions=When(share=0.5)), Rule("b", conditions=When(share=0.5))]
     people = [Traits(address=f"192.0.2.{n}") for n in range(200)]
 
     def taken(rule: Rule) -> list[bool]:

@@ -21,7 +21,7 @@ def test_shadows_are_counted_by_their_end() -> None:
         told("dropped"),
         told("worker_error", "WorkerFailed"),
     ):
-        counts.tell(one)
+        counts.record_shadow(one)
 
     def value(name: str, **labels: str) -> float | None:
         labels = {"model": "c", "version": "2"} | labels
@@ -38,7 +38,7 @@ def test_shadows_are_counted_by_their_end() -> None:
 def test_names_without_end_do_not_fill_the_memory() -> None:
     counts = ShadowCounts()
     for n in range(1010):
-        counts.tell(told("ok", name=f"m{n}"))
+        counts.record_shadow(told("ok", name=f"m{n}"))
     families = {family.name: family.samples for family in counts.collect()}
 
     samples = families["interlingua_shadow_requests"]

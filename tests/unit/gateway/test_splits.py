@@ -23,7 +23,7 @@ def test_the_documented_arms_are_those_taken() -> None:
     assert len(rows) == 8
     for who, *numbers, one, two, three in rows:
         assert [str(bucket(NAME, arm, who)) for arm in "12"] == numbers
-        held = [Split(weights, NAME).hold(who) for weights in WEIGHTS]
+        held = [Split(weights, NAME).assign_version(who) for weights in WEIGHTS]
         assert [arm.version for arm in held] == [one, two, three]
         assert [arm.bucket for arm in held] == [bucket(NAME, arm.version, who) for arm in held]
 
@@ -37,12 +37,12 @@ def test_the_documented_program_finds_them_too() -> None:
 
     for who in (f"user-{n}" for n in range(500)):
         for weights in [*WEIGHTS, {"1": 0, "2": 5}]:
-            assert found(NAME, weights, who) == Split(weights, NAME).hold(who).version
+            assert found(NAME, weights, who) == Split(weights, NAME).assign_version(who).version
 
 
 def test_the_documented_shares_are_those_taken() -> None:
     rows = re.findall(SHARE_ROW, TEXT, re.MULTILINE)
-    rule = Rule("early", when=When(share=0.05))
+    rule = Rule("early", conditions=When(share=0.05))
 
     assert len(rows) == 4
     for who, number, taken in rows:
@@ -55,12 +55,12 @@ def test_the_documented_shares_are_those_taken() -> None:
     ("draw", "version"), [(0.0, "1"), (0.89, "1"), (0.9, "2"), (0.999999, "2")]
 )
 def test_luck_follows_the_weights(draw: float, version: str) -> None:
-    assert Split({"0": 0, "1": 90, "2": 10}, "s").pick(draw) == version
+    assert Split({"0": 0, "1": 90, "2": 10}, "s").pick_version(draw) == version
 
 
 @pytest.mark.parametrize("weights", [{"a": 0, "b": 3}, {"b": 3}])
 def test_without_a_weight_nobody_is_held(weights: Mapping[str, int]) -> None:
-    assert {Split(weights, "s").hold(f"{n}").version for n in range(100)} == {"b"}
+    assert {Split(weights, "s").assign_version(f"{n}").version for n in range(100)} == {"b"}
 
 
 def test_bytes_that_are_no_text_are_someone_too() -> None:

@@ -43,7 +43,7 @@ def folder(path: Path, **described: Any) -> Path:
 def test_a_tokenizers_folder_brings_its_template_and_its_special_tokens(tmp_path: Path) -> None:
     folder(tmp_path, chat_template=CHATML, bos_token={"content": "<s>"}, eos_token=None)
 
-    text = ChatTemplate(str(tmp_path)).render(ask(("system", "Be brief."), ("user", "Hi")))
+    text = ChatTemplate(str(tmp_path)).render_prompt(ask(("system", "Be brief."), ("user", "Hi")))
 
     assert text == (
         "<s><|im_start|>system\nBe brief.<|im_end|>\n"
@@ -62,22 +62,27 @@ def test_a_tokenizers_folder_brings_its_template_and_its_special_tokens(tmp_path
 )  # fmt: skip
 def test_the_default_one_of_several_is_taken(tmp_path: Path, described: dict[str, Any]) -> None:
     template = ChatTemplate(str(folder(tmp_path, **described)))
-    assert template.render(ask(("user", "Hi"))) == "Hi"
+    assert template.render_prompt(ask(("user", "Hi"))) == "Hi"
 
 
 def test_a_template_of_its_own_file_comes_first(tmp_path: Path) -> None:
     folder(tmp_path, chat_template="no")
     (tmp_path / "chat_template.jinja").write_text("{{ messages[0].role }}")
 
-    assert ChatTemplate(str(tmp_path)).render(ask(("user", "Hi"))) == "user"
-    assert ChatTemplate(str(tmp_path / "chat_template.jinja")).render(ask(("tool", ""))) == "tool"
+    assert ChatTemplate(str(tmp_path)).render_prompt(ask(("user", "Hi"))) == "user"
+    assert (
+        ChatTemplate(str(tmp_path / "chat_template.jinja")).render_prompt(ask(("tool", "")))
+        == "tool"
+    )
 
 
 def test_an_assistants_message_is_gone_on_with(tmp_path: Path) -> None:
     template = ChatTemplate(str(folder(tmp_path, chat_template=CHATML, bos_token="")))
     going_on = Templating(continue_final=True)
 
-    text = template.render(ask(("user", "Count."), ("assistant", "One, "), templating=going_on))
+    text = template.render_prompt(
+        ask(("user", "Count."), ("assistant", "One, "), templating=going_on)
+    )
 
     assert text.endswith("<|im_start|>assistant\nOne, ")
 
@@ -99,7 +104,7 @@ def test_calls_and_tools_are_seen_as_objects(tmp_path: Path) -> None:
         templating=Templating(arguments={"style": Raw(b'"x"'), "messages": Raw(b"[]")}),
     )
 
-    assert template.render(request) == (
+    assert template.render_prompt(request) == (
         '[{"type":"function","function":{"name":"weather","description":"",'
         '"parameters":{"type":"object"}}},{"type":"function","function":{"name":"plain",'
         '"description":"does it"}}]|Ulm|c1|weather|x'
@@ -112,7 +117,7 @@ def test_arguments_that_are_no_json_are_seen_as_they_are(tmp_path: Path) -> None
     call = Message("assistant", tool_calls=(ToolCall("c", "f", "{oops"),))
 
     request = GenerateRequest(model="m", kind="chat", messages=(call,))
-    assert template.render(request) == "{oopsnull"
+    assert template.render_prompt(request) == "{oopsnull"
 
 
 @pytest.mark.parametrize(
@@ -128,7 +133,7 @@ def test_arguments_that_are_no_json_are_seen_as_they_are(tmp_path: Path) -> None
 def test_a_template_that_refuses_is_the_clients_to_mend(tmp_path: Path, source: str) -> None:
     template = ChatTemplate(str(folder(tmp_path, chat_template=source)))
     with pytest.raises(InvalidParameter) as caught:
-        template.render(ask(("user", "Hi")))
+        template.render_prompt(ask(("user", "Hi")))
     assert caught.value.param == "messages"
 
 
@@ -156,7 +161,7 @@ def test_an_empty_folder_is_told_of(tmp_path: Path) -> None:
 
 def test_the_date_is_there_for_those_that_tell_it(tmp_path: Path) -> None:
     template = ChatTemplate(str(folder(tmp_path, chat_template="{{ strftime_now('%Y') }}")))
-    assert len(template.render(ask(("user", "Hi")))) == 4
+    assert len(template.render_prompt(ask(("user", "Hi")))) == 4
 
 
 @given(
@@ -176,7 +181,9 @@ def test_a_template_sees_what_all_templates_see_unless_a_request_says_otherwise(
     template = ChatTemplate(str(file))
     own = Templating(arguments={"range": Raw(b'"no"'), "bos_token": Raw(b'"<s>"')})
 
-    assert template.render(ask(("user", "Hi"))) == "01"
+    assert template.render_prompt(ask(("user", "Hi"))) == "01"
     with pytest.raises(InvalidParameter, match="not callable"):
-        template.render(ask(("user", "Hi"), templating=own))
-    assert template.render(ask(("user", "Hi"))) == "01", "one request changes nothing for others"
+        template.render_prompt(ask(("user", "Hi"), templating=own))
+    assert template.render_prompt(ask(("user", "Hi"))) == "01", (
+        "one request changes nothing for others"
+    )

@@ -30,7 +30,7 @@ BODY = (
     ],
 )
 def test_a_field_is_a_scalar_of_the_top_level(name: str, value: Any) -> None:
-    found = Traits(body=BODY).field(name)
+    found = Traits(body=BODY).read_field(name)
 
     assert (found, type(found)) == (value, type(value))
 
@@ -50,18 +50,22 @@ def test_a_field_is_a_scalar_of_the_top_level(name: str, value: Any) -> None:
 def test_a_body_that_cannot_be_read_says_nothing(body: bytes) -> None:
     traits = Traits(body=body)
 
-    assert traits.field("user") is None
-    assert traits.first(["body:user"]) == ("", "")
+    assert traits.read_field("user") is None
+    assert traits.find_first_source(["body:user"]) == ("", "")
 
 
 def test_the_body_is_read_when_a_field_is_asked_for_and_once() -> None:
     traits = Traits(headers={"x-a": "1"}, body=BODY, key="k", address="::1")
 
-    assert [traits.said(one) for one in ("header:x-a", "key", "address")] == ["1", "k", "::1"]
-    assert traits.known is None
-    assert traits.said("body:user") == "u"
+    assert [traits.read_source(one) for one in ("header:x-a", "key", "address")] == [
+        "1",
+        "k",
+        "::1",
+    ]
+    assert traits.parsed_fields is None
+    assert traits.read_source("body:user") == "u"
     traits.body = b"{}"
-    assert traits.said("body:user") == "u"
+    assert traits.read_source("body:user") == "u"
 
 
 @pytest.mark.parametrize(
@@ -82,4 +86,4 @@ def test_the_first_that_says_something_tells_who_asks(
     headers = {"x-a": "1", "x-empty": ""}
     traits = Traits(headers=headers, body=BODY, key="k", address="::1")
 
-    assert traits.first(sources) == found
+    assert traits.find_first_source(sources) == found

@@ -26,7 +26,7 @@ RECORDS = (
 def file(tmp_path: Path) -> Path:
     made = tmp_path / "usage.sqlite"
     ledger = Ledger(str(made), 1e12, lambda: 1_700_000_000.0)
-    ledger._write(RECORDS)
+    ledger._write_batch(RECORDS)
     ledger.close(1)
     return made
 

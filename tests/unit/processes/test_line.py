@@ -8,23 +8,23 @@ from gateway.processes.text import Text
 
 async def test_what_is_told_is_heard_whole_and_in_order_until_the_end() -> None:
     ours, theirs = socket.socketpair()
-    one, other = await Line.over(ours), await Line.over(theirs)
+    one, other = await Line.connect(ours), await Line.connect(theirs)
     told = [
         Prepare(Text(b"x" * size, "x.yaml", {"A": "b"}), [Seated("h:0", 1, 5000)])
         for size in (0, 1 << 20)
     ]
     for message in told:
-        one.say(message)
-    assert [await other.hear(), await other.hear()] == told
+        one.send(message)
+    assert [await other.receive(), await other.receive()] == told
     one.close()
-    assert await other.hear() is None
+    assert await other.receive() is None
     other.close()
 
 
 async def test_who_leaves_amid_a_message_has_said_nothing() -> None:
     ours, theirs = socket.socketpair()
-    line = await Line.over(theirs)
+    line = await Line.connect(theirs)
     with ours:
         ours.sendall(b"\0\0\0\5ab")
-    assert await line.hear() is None
+    assert await line.receive() is None
     line.close()

@@ -42,9 +42,9 @@ interlingua_request_duration_seconds_sum 0.25
 
 def test_counts_are_added_and_the_supervisors_own_left_alone() -> None:
     page = Page("# HELP own Mine.\n# TYPE own gauge\nown 2.0\n")
-    page.add(Page(ONE))
-    page.add(Page(OTHER))
-    samples = [line for line in page.text().splitlines() if not line.startswith("#")]
+    page.merge(Page(ONE))
+    page.merge(Page(OTHER))
+    samples = [line for line in page.render().splitlines() if not line.startswith("#")]
     assert samples == [
         "own 2.0",
         'interlingua_requests_total{model="a b"} 7.0',
@@ -72,30 +72,30 @@ def test_a_gauge_is_merged_as_it_is_documented(
 ) -> None:
     page = Page()
     for value in (one, other):
-        page.add(Page(f"# HELP {name} Says nothing.\n# TYPE {name} gauge\n{name} {value}\n"))
+        page.merge(Page(f"# HELP {name} Says nothing.\n# TYPE {name} gauge\n{name} {value}\n"))
     found = page.families.get(name)
     assert (found and found.samples[name]) == together
 
 
 def test_each_metric_is_introduced_once_before_its_samples() -> None:
     page = Page()
-    page.add(Page(OTHER))
-    page.add(Page(OTHER))
-    heads = [line for line in page.text().splitlines() if line.startswith("#")]
+    page.merge(Page(OTHER))
+    page.merge(Page(OTHER))
+    heads = [line for line in page.render().splitlines() if line.startswith("#")]
     assert heads == [line for line in OTHER.splitlines() if line.startswith("#")]
 
 
 def test_adding_changes_neither_of_those_that_are_added() -> None:
     one, other = Page(ONE), Page(OTHER)
-    before = one.text()
+    before = one.render()
     page = Page()
-    page.add(one)
-    page.add(other)
-    assert one.text() == before
+    page.merge(one)
+    page.merge(other)
+    assert one.render() == before
 
 
 def test_of_who_is_gone_only_counts_are_kept() -> None:
-    kept = Page(ONE).counts().text()
+    kept = Page(ONE).select_counters().render()
     assert "interlingua_requests_total" in kept
     assert "duration_seconds_bucket" in kept
     assert "worker" not in kept

@@ -10,8 +10,8 @@ from gateway.processes.ports import Held
 @pytest.mark.parametrize("address", ["127.0.0.1:0", "[::1]:0"])
 def test_a_free_port_is_held_for_those_that_share_it(address: str) -> None:
     held = Held()
-    held.take((address, 0))
-    held.take((address, 1))
+    held.reserve((address, 0))
+    held.reserve((address, 1))
     one, other = (held.ports[address, number] for number in (0, 1))
     assert one != other
     host = address.rpartition(":")[0].strip("[]")
@@ -23,18 +23,18 @@ def test_a_free_port_is_held_for_those_that_share_it(address: str) -> None:
             shared.listen()
             with socket.create_connection((host, one)), shared.accept()[0]:
                 pass
-    held.keep(frozenset())
+    held.release_others(frozenset())
 
 
 def test_what_is_not_kept_is_free_again() -> None:
     held = Held()
-    held.take(("127.0.0.1:0", 0))
-    held.take(("127.0.0.1:0", 1))
+    held.reserve(("127.0.0.1:0", 0))
+    held.reserve(("127.0.0.1:0", 1))
     port = held.ports["127.0.0.1:0", 0]
-    held.keep(frozenset({("127.0.0.1:0", 1)}))
+    held.release_others(frozenset({("127.0.0.1:0", 1)}))
     assert [*held.ports] == [("127.0.0.1:0", 1)]
     with socket.create_server(("127.0.0.1", port)):
-        held.keep(frozenset())
+        held.release_others(frozenset())
 
 
 def test_a_port_that_another_gateways_processes_share_is_taken() -> None:
@@ -42,5 +42,5 @@ def test_a_port_that_another_gateways_processes_share_is_taken() -> None:
     with socket.create_server(("127.0.0.1", 0), reuse_port=True) as theirs:
         port = theirs.getsockname()[1]
         with pytest.raises(OSError, match="in use"):
-            held.take((f"127.0.0.1:{port}", 0))
+            held.reserve((f"127.0.0.1:{port}", 0))
     assert not held.ports

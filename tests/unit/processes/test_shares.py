@@ -98,6 +98,6 @@ def test_every_listener_has_the_port_that_all_have() -> None:
 def test_a_local_model_cannot_be_shared() -> None:
     text = "backends: {l: {kind: torch, path: /}, e: {kind: echo}}\nmodels: {m: {backend: l}}"
     found = c.loaded(text.encode(), "x.yaml", env=os.environ)
-    told = str(found.refusal(*undivided(found.config)))
+    told = str(found.build_error(*undivided(found.config)))
     assert told.startswith("x.yaml:1:15: each process would load this model; serve it with `inter")
     assert told.endswith("(at backends.l)")

@@ -42,7 +42,7 @@ def test_a_body_that_can_not_be_read(body: bytes, problem: str, at: int | None, 
         read_object(body)
 
     assert caught.value.problem == problem
-    assert at is None or caught.value.at == at
+    assert at is None or caught.value.offset == at
 
 
 def called(body: bytes) -> Call:
@@ -62,7 +62,7 @@ def test_a_calls_fields_are_refused_alike(body: bytes, *, peeked: bool) -> None:
         read_object(body)
 
     assert str(caught.value) == str(other.value)
-    assert (caught.value.problem, caught.value.at) == (other.value.problem, other.value.at)
+    assert (caught.value.problem, caught.value.offset) == (other.value.problem, other.value.offset)
 
 
 @pytest.mark.parametrize(

@@ -12,7 +12,7 @@ from protocols.triton import Triton
 
 
 def operations(dialect: Any) -> dict[str, Any]:
-    return dict(dialect.describe().operations)
+    return dict(dialect.openapi_fragment().operations)
 
 
 def asked(dialect: Any, variant: str) -> dict[str, Any]:
@@ -70,7 +70,7 @@ def test_ovms_tells_what_the_release_knows() -> None:
     assert {"tools", "stop", "stream_options"} <= today.keys()
     assert not {"tools", "stop", "stream_options"} & early.keys()
     assert "diversity_penalty" in early
-    answers = OVMS("2024").describe().schemas
+    answers = OVMS("2024").openapi_fragment().schemas
     assert "usage" not in answers["ChatAnswer"]["properties"]
 
 
@@ -86,7 +86,7 @@ def test_mindie_tells_what_the_release_knows() -> None:
     assert not {"tools", "stop", "top_k"} & early.keys()
     plain = asked(MindIE(vllm_validator=False), "chat")["properties"]
     assert plain["temperature"] != today["temperature"]
-    chunk = MindIE("rc1").describe().schemas["ChatChunk"]["properties"]
+    chunk = MindIE("rc1").openapi_fragment().schemas["ChatChunk"]["properties"]
     assert "usage" not in chunk
 
 

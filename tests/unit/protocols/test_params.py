@@ -110,7 +110,7 @@ def test_a_request_is_read_in_the_tables_order() -> None:
     values = read(TABLE, fields(other=1, stop="a", top_k=5, temp=None, loud=False))
 
     assert values.given == {"stop", "top_k", "loud"}
-    assert values.fields() == {
+    assert values.build_request_arguments() == {
         "sampling": Sampling(top_k=5),
         "stopping": Stopping(stop=("a",)),
         "echo": False,
@@ -136,15 +136,15 @@ def test_what_stands_for_no_field_of_a_request_is_none_of_its_fields() -> None:
     values = Values()
     values |= {"asked.logprobs": True, "labels.user": "a", "labels.session": "b", "adapter": "c"}
 
-    assert values.fields() == {"adapter": "c", "given": frozenset()}
-    assert values.section("labels") == {"user": "a", "session": "b"}
+    assert values.build_request_arguments() == {"adapter": "c", "given": frozenset()}
+    assert values.get_section("labels") == {"user": "a", "session": "b"}
 
 
 @pytest.mark.parametrize("name", DIALECTS)
 def test_every_row_has_a_field_to_be_read_into(name: str) -> None:
     module, _, kind = DIALECTS[name].partition(":")
     made = getattr(import_module(module), kind)()
-    tables = made.tables if isinstance(made, Tabled) else {}
+    tables = made.param_tables if isinstance(made, Tabled) else {}
     apart = ("asked", "kept", "labels")
     own = {*GenerateRequest.__struct_fields__, *EmbedRequest.__struct_fields__}
 
@@ -159,7 +159,7 @@ def test_a_value_that_switches_off_is_said_and_not_set() -> None:
 
     assert values.given == {"top_k"}
     assert values.get("sampling.top_k") is None
-    assert values.section("sampling") == {}
+    assert values.get_section("sampling") == {}
 
 
 def test_null_where_it_is_not_taken() -> None:

@@ -29,7 +29,7 @@ NO_TEMPLATE = Loss("messages", "approximated", "no chat template", "messages")
 class Shout:
     """A template that shouts."""
 
-    def render(self, request: GenerateRequest) -> str:
+    def render_prompt(self, request: GenerateRequest) -> str:
         return "|".join(message.text.upper() for message in request.messages)
 
 

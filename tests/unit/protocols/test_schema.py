@@ -114,4 +114,4 @@ def test_conversations(conversation: Any, allowed: bool) -> None:
 def test_arguments_may_be_objects_where_the_rules_say_so() -> None:
     conversation = [{"role": "assistant", "tool_calls": ARGUMENTS}]
 
-    assert jsonschema_rs.is_valid(messages(Rules(argument_objects=True)), conversation)
+    assert jsonschema_rs.is_valid(messages(Rules(accepts_argument_objects=True)), conversation)

@@ -20,7 +20,7 @@ PEM = Path(__file__).parents[3] / "fault" / "loopback.pem"
 
 
 async def ask(upstream: HttpUpstream, url: str, request: WireRequest = ASK) -> bytes:
-    return await rest(await upstream.open(url, request, 2.0))
+    return await rest(await upstream.send(url, request, 2.0))
 
 
 async def test_what_the_worker_sees() -> None:
@@ -41,7 +41,7 @@ async def test_what_the_worker_sees() -> None:
 async def test_what_is_of_one_request_alone_is_not_sent_with_the_next() -> None:
     async with ScriptedWorker(OK, OK) as worker, client() as upstream:
         for own in ((("X-Id", "1"), ("X-Key", "k")), ()):
-            reading = await upstream.open(worker.url, ASK, 2.0, own)
+            reading = await upstream.send(worker.url, ASK, 2.0, own)
             assert await rest(reading) == b"fine"
 
     first, second = ([*one.headers] for one in worker.requests)
@@ -71,7 +71,7 @@ async def test_status_and_headers_come_before_the_body() -> None:
     go_on = asyncio.Event()
     reply: Reply = [head("418 Teapot", X_Tea="yes", content_length="4"), go_on, b"fine"]
     async with ScriptedWorker(reply) as worker, client() as upstream:
-        reading = await upstream.open(worker.url, ASK, 2.0)
+        reading = await upstream.send(worker.url, ASK, 2.0)
         assert reading.status == 418
         assert reading.headers == {"x-tea": "yes", "content-length": "4"}
         go_on.set()
@@ -82,7 +82,7 @@ async def test_each_read_gives_what_has_come() -> None:
     second = asyncio.Event()
     reply: Reply = [CHUNKED + chunk(b"a") + chunk(b"b"), second, chunk(b"c"), b"0\r\n\r\n"]
     async with ScriptedWorker(reply) as worker, client() as upstream:
-        reading = await upstream.open(worker.url, ASK, 2.0)
+        reading = await upstream.send(worker.url, ASK, 2.0)
         assert b"".join(await reading.read()) == b"ab"
         second.set()
         assert await reading.read() == [b"c"]
@@ -94,7 +94,7 @@ async def test_what_came_before_the_break_is_not_lost() -> None:
     """The consumer was busy: by the time it reads, the connection is long gone."""
     reply: Reply = [CHUNKED + chunk(b"a") + chunk(b"b"), CLOSE]
     async with ScriptedWorker(reply) as worker, client() as upstream:
-        reading = await upstream.open(worker.url, ASK, 2.0)
+        reading = await upstream.send(worker.url, ASK, 2.0)
         await asyncio.sleep(0.1)
         assert b"".join(await reading.read()) == b"ab"
         for _ in range(2):
@@ -116,7 +116,7 @@ async def connections(upstream: HttpUpstream, worker: ScriptedWorker, times: int
 
 async def together(upstream: HttpUpstream, url: str, times: int) -> None:
     """So many requests at a time, which end in their order."""
-    readings = [await upstream.open(url, ASK, 2.0) for _ in range(times)]
+    readings = [await upstream.send(url, ASK, 2.0) for _ in range(times)]
     for reading in readings:
         await rest(reading)
 
@@ -148,7 +148,7 @@ async def test_no_more_than_so_many_connections_rest() -> None:
 async def test_a_connection_that_was_cut_off_serves_no_more() -> None:
     replies: list[Reply] = [[CHUNKED + chunk(b"a"), HANG], OK]
     async with ScriptedWorker(*replies) as worker, client() as upstream:
-        reading = await upstream.open(worker.url, ASK, 2.0)
+        reading = await upstream.send(worker.url, ASK, 2.0)
         reading.abort()
         reading.abort()
         await worker.until_left()
@@ -158,8 +158,8 @@ async def test_a_connection_that_was_cut_off_serves_no_more() -> None:
 async def test_a_kept_connection_is_preferred_to_a_new_one() -> None:
     replies: list[Reply] = [OK, [CHUNKED, HANG], OK]
     async with ScriptedWorker(*replies) as worker, client() as upstream:
-        first = await upstream.open(worker.url, ASK, 2.0)
-        second = await upstream.open(worker.url, ASK, 2.0)
+        first = await upstream.send(worker.url, ASK, 2.0)
+        second = await upstream.send(worker.url, ASK, 2.0)
         await rest(first)
         second.abort()
         assert await connections(upstream, worker, 2) == [0, 0]
@@ -168,21 +168,21 @@ async def test_a_kept_connection_is_preferred_to_a_new_one() -> None:
 async def test_a_connection_given_back_too_early_is_cut_off() -> None:
     replies: list[Reply] = [[CHUNKED + chunk(b"a"), HANG], OK]
     async with ScriptedWorker(*replies) as worker, client() as upstream:
-        reading = await upstream.open(worker.url, ASK, 2.0)
+        reading = await upstream.send(worker.url, ASK, 2.0)
         reading.release()
         await worker.until_left()
 
 
 async def test_who_asks_at_once_needs_a_connection_that_rests() -> None:
     async with ScriptedWorker(OK) as worker, client() as upstream:
-        assert upstream.ask(worker.url, ASK) is None
-        await rest(await upstream.dial(worker.url, ASK, 2.0))
-        reading = upstream.ask(worker.url, ASK)
+        assert upstream.try_send(worker.url, ASK) is None
+        await rest(await upstream.send_on_new_connection(worker.url, ASK, 2.0))
+        reading = upstream.try_send(worker.url, ASK)
         assert reading is not None
-        assert reading.taken() == []
-        assert await reading.head()
+        assert reading.read_available() == []
+        assert await reading.wait_headers()
         assert await rest(reading) == b"fine"
-        await rest(await upstream.dial(worker.url, ASK, 2.0))
+        await rest(await upstream.send_on_new_connection(worker.url, ASK, 2.0))
 
     assert [one.connection for one in worker.requests] == [0, 0, 1]
 
@@ -190,9 +190,9 @@ async def test_who_asks_at_once_needs_a_connection_that_rests() -> None:
 async def test_one_that_ended_while_it_rested_had_no_answer() -> None:
     async with ScriptedWorker(OK, [CLOSE]) as worker, client() as upstream:
         assert await ask(upstream, worker.url) == b"fine"
-        reading = upstream.ask(worker.url, ASK)
+        reading = upstream.try_send(worker.url, ASK)
         assert reading is not None
-        assert not await reading.head()
+        assert not await reading.wait_headers()
         reading.release()
         assert upstream.connections.open == 0
 
@@ -200,11 +200,11 @@ async def test_one_that_ended_while_it_rested_had_no_answer() -> None:
 async def test_one_that_was_cut_off_before_its_head_is_broken() -> None:
     async with ScriptedWorker(OK, [HANG]) as worker, client() as upstream:
         assert await ask(upstream, worker.url) == b"fine"
-        reading = upstream.ask(worker.url, ASK)
+        reading = upstream.try_send(worker.url, ASK)
         assert reading is not None
         asyncio.get_running_loop().call_later(0.05, reading.abort)
         with pytest.raises(StreamBroken):
-            await reading.head()
+            await reading.wait_headers()
 
 
 async def test_who_waits_no_more_for_a_head_has_cut_it_off() -> None:
@@ -212,25 +212,25 @@ async def test_who_waits_no_more_for_a_head_has_cut_it_off() -> None:
         assert await ask(upstream, worker.url) == b"fine"
         for _ in range(2):  # over a connection that rests, then over a new one
             with pytest.raises(TimeoutError):
-                await asyncio.wait_for(upstream.open(worker.url, ASK, 2.0), 0.05)
+                await asyncio.wait_for(upstream.send(worker.url, ASK, 2.0), 0.05)
             await asyncio.sleep(0.05)
             assert upstream.connections.open == 0
 
 
 async def test_a_head_that_is_there_need_not_be_waited_for() -> None:
     async with ScriptedWorker(OK) as worker, client() as upstream:
-        reading = await upstream.open(worker.url, ASK, 2.0)
-        assert await reading.head()
+        reading = await upstream.send(worker.url, ASK, 2.0)
+        assert await reading.wait_headers()
         assert await rest(reading) == b"fine"
 
 
 async def test_what_was_thrown_away_does_not_look_like_the_end() -> None:
     async with ScriptedWorker(OK) as worker, client() as upstream:
-        reading = await upstream.open(worker.url, ASK, 2.0)
+        reading = await upstream.send(worker.url, ASK, 2.0)
         await asyncio.sleep(0.05)
         assert reading.complete
         reading.abort()
-        assert reading.taken() == []
+        assert reading.read_available() == []
         with pytest.raises(StreamBroken):
             await reading.read()
 
@@ -259,7 +259,7 @@ async def test_bytes_after_an_answer_are_not_the_next_one() -> None:
 async def test_nor_do_they_change_it() -> None:
     reply: Reply = [whole(b"fine", x_a="1") + head("500 Oops", content_length="0")]
     async with ScriptedWorker(reply) as worker, client() as upstream:
-        reading = await upstream.open(worker.url, ASK, 2.0)
+        reading = await upstream.send(worker.url, ASK, 2.0)
         assert (reading.status, reading.headers["x-a"]) == (200, "1")
         assert await rest(reading) == b"fine"
 
@@ -267,11 +267,11 @@ async def test_nor_do_they_change_it() -> None:
 async def test_nor_does_what_nobody_read_of_the_one_before() -> None:
     async with ScriptedWorker([whole(b"old")], [whole(b"new")]) as worker, client() as upstream:
         await ask(upstream, worker.url)
-        left = await upstream.open(worker.url, ASK, 2.0)
+        left = await upstream.send(worker.url, ASK, 2.0)
         left.release()
-        taken = await upstream.open(worker.url, ASK, 2.0)
+        taken = await upstream.send(worker.url, ASK, 2.0)
 
-        assert left.taken() == []
+        assert left.read_available() == []
         assert await rest(taken) == b"new"
 
 
@@ -313,7 +313,7 @@ async def test_a_certificate_must_name_the_worker() -> None:
 async def test_tls_is_cut_off_at_once() -> None:
     reply: Reply = [CHUNKED + chunk(b"a"), HANG]
     async with ScriptedWorker(reply, tls=certified()) as worker, client(ca=str(PEM)) as upstream:
-        reading = await upstream.open(worker.url, ASK, 2.0)
+        reading = await upstream.send(worker.url, ASK, 2.0)
         reading.abort()
         await worker.until_left()
 
@@ -327,7 +327,7 @@ async def test_a_worker_that_takes_no_connection_is_given_up_in_time() -> None:
             waiting = asyncio.gather(*crowd, return_exceptions=True)
             await asyncio.sleep(0.1)
             with pytest.raises(WorkerUnreachable):
-                await upstream.open(f"http://{host}:{port}", ASK, 0.2)
+                await upstream.send(f"http://{host}:{port}", ASK, 0.2)
             waiting.cancel()
 
 
@@ -335,7 +335,7 @@ async def test_a_worker_that_takes_no_connection_is_given_up_in_time() -> None:
 async def test_a_path_is_a_path(path: str) -> None:
     async with client() as upstream:
         with pytest.raises(InternalError):
-            await upstream.open("http://127.0.0.1:1", WireRequest(path, b""), 1.0)
+            await upstream.send("http://127.0.0.1:1", WireRequest(path, b""), 1.0)
 
 
 @pytest.mark.parametrize(
@@ -368,7 +368,7 @@ def test_a_key_fits_into_a_header_and_is_not_shown() -> None:
 
 async def test_a_client_that_was_not_started_says_so() -> None:
     with pytest.raises(InternalError):
-        await HttpUpstream().open("http://a", ASK, 1.0)
+        await HttpUpstream().send("http://a", ASK, 1.0)
 
 
 async def test_a_stream_is_whole_only_with_its_last_chunk() -> None:

@@ -18,7 +18,7 @@ OK = [whole(b"fine")]
 
 
 async def ask(upstream: HttpUpstream, worker: ScriptedWorker) -> bytes:
-    return await rest(await upstream.open(worker.url, ASK, 2.0))
+    return await rest(await upstream.send(worker.url, ASK, 2.0))
 
 
 def lines(*headers: str) -> bytes:
@@ -100,7 +100,7 @@ async def test_what_is_not_http_is_refused_and_let_go(reply: Reply) -> None:
 async def test_a_body_that_breaks_is_broken_after_what_was_said(rest_of_it: Reply) -> None:
     reply: Reply = [CHUNKED + chunk(b"said"), 0.02, *rest_of_it]
     async with ScriptedWorker(reply) as worker, client() as upstream:
-        reading = await upstream.open(worker.url, ASK, 2.0)
+        reading = await upstream.send(worker.url, ASK, 2.0)
         assert b"".join(await reading.read()).startswith(b"said")
         with pytest.raises(StreamBroken):
             await rest(reading)
@@ -109,7 +109,7 @@ async def test_a_body_that_breaks_is_broken_after_what_was_said(rest_of_it: Repl
 async def test_what_announces_an_answer_is_passed_over() -> None:
     early = b"HTTP/1.1 100 Continue\r\n\r\nHTTP/1.1 103 Early Hints\r\nlink: </a>\r\n\r\n"
     async with ScriptedWorker([early, whole(b"fine")]) as worker, client() as upstream:
-        reading = await upstream.open(worker.url, ASK, 2.0)
+        reading = await upstream.send(worker.url, ASK, 2.0)
         assert reading.status == 200
         assert "link" not in reading.headers
         assert await rest(reading) == b"fine"
@@ -120,7 +120,7 @@ async def test_what_announces_an_answer_is_passed_over() -> None:
 async def test_a_worker_that_changes_the_protocol_is_asked_no_more_on_that_line() -> None:
     switch = b"HTTP/1.1 101 Switching Protocols\r\nupgrade: h2c\r\nconnection: upgrade\r\n\r\n"
     async with ScriptedWorker([switch, HANG], OK) as worker, client() as upstream:
-        reading = await upstream.open(worker.url, ASK, 2.0)
+        reading = await upstream.send(worker.url, ASK, 2.0)
         assert reading.status == 101
         reading.release()
         assert await ask(upstream, worker) == b"fine"
@@ -138,7 +138,7 @@ async def test_a_body_without_a_length_ends_with_its_connection() -> None:
 async def test_what_was_cut_off_did_not_end() -> None:
     """Nothing tells the body's end but the connection's, and that was ours."""
     async with ScriptedWorker([head("200 OK"), b"fi", HANG]) as worker, client() as upstream:
-        reading = await upstream.open(worker.url, ASK, 2.0)
+        reading = await upstream.send(worker.url, ASK, 2.0)
         assert b"".join(await reading.read()) == b"fi"
         reading.abort()
         await worker.until_left()
@@ -164,7 +164,7 @@ async def test_a_worker_waits_for_one_who_reads_slowly() -> None:
         writer.close()
 
     async with serving(answer) as url, client() as upstream:
-        reading = await upstream.open(url, ASK, 2.0)
+        reading = await upstream.send(url, ASK, 2.0)
         still = -1
         while still != written:
             still = written
@@ -177,7 +177,7 @@ async def test_an_answer_before_the_whole_question_ends_the_connection() -> None
     """What is left of the question would be read as the next one."""
     early = ScriptedWorker([whole(b"no", status="413 Too Large"), HANG], OK, read_body=False)
     async with early as worker, client() as upstream:
-        reading = await upstream.open(worker.url, WireRequest("/", b"x" * (32 << 20)), 2.0)
+        reading = await upstream.send(worker.url, WireRequest("/", b"x" * (32 << 20)), 2.0)
         assert await rest(reading) == b"no"
         await worker.until_left()
 
@@ -204,9 +204,9 @@ async def test_one_that_ends_under_a_question_is_replaced_once_and_a_new_one_is_
 async def test_a_header_is_one_line(value: str) -> None:
     async with ScriptedWorker(OK) as worker, client() as upstream:
         with pytest.raises(InternalError):
-            await upstream.open(worker.url, WireRequest("/", b"", (("X-A", value),)), 2.0)
+            await upstream.send(worker.url, WireRequest("/", b"", (("X-A", value),)), 2.0)
         with pytest.raises(InternalError):
-            await upstream.open(worker.url, WireRequest("/", b""), 2.0, (("X-A", value),))
+            await upstream.send(worker.url, WireRequest("/", b""), 2.0, (("X-A", value),))
     assert worker.asked == 0
 
 
@@ -220,7 +220,7 @@ async def test_many_at_once_each_get_their_own_answer() -> None:
 
     async def one(upstream: HttpUpstream, url: str, n: int) -> bool:
         body = b"%d" % n
-        return await rest(await upstream.open(url, WireRequest("/", body), 10.0)) == body
+        return await rest(await upstream.send(url, WireRequest("/", body), 10.0)) == body
 
     async with serving(echo) as url, client() as upstream:
         for start in (0, 300):
@@ -231,7 +231,7 @@ async def test_many_at_once_each_get_their_own_answer() -> None:
 async def test_closing_ends_what_runs() -> None:
     async with ScriptedWorker([CHUNKED + chunk(b"a"), HANG]) as worker:
         async with client() as upstream:
-            reading = await upstream.open(worker.url, ASK, 2.0)
+            reading = await upstream.send(worker.url, ASK, 2.0)
             await reading.read()
         with pytest.raises(WorkerError):
             await reading.read()

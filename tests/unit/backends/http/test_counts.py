@@ -30,20 +30,20 @@ async def test_connections_are_told_as_they_are_now() -> None:
     try:
         assert upstream.connections == Connections()
         async with serving(answer) as url:
-            reading = await upstream.open(url, ASKED, 5)
-            assert upstream.connections == Connections(open=1, made=1)
+            reading = await upstream.send(url, ASKED, 5)
+            assert upstream.connections == Connections(open=1, created=1)
             while await reading.read():
                 pass
             reading.release()
-            assert upstream.connections == Connections(open=1, resting=1, made=1)
-            again = await upstream.open(url, ASKED, 5)
-            assert upstream.connections == Connections(open=1, made=1)
+            assert upstream.connections == Connections(open=1, idle=1, created=1)
+            again = await upstream.send(url, ASKED, 5)
+            assert upstream.connections == Connections(open=1, created=1)
             again.abort()
         with socket.create_server(("127.0.0.1", 0)) as free:
             port = free.getsockname()[1]
         with pytest.raises(WorkerUnreachable):
-            await upstream.open(f"http://127.0.0.1:{port}", ASKED, 5)
-        assert (upstream.connections.made, upstream.connections.failed) == (1, 1)
+            await upstream.send(f"http://127.0.0.1:{port}", ASKED, 5)
+        assert (upstream.connections.created, upstream.connections.failed) == (1, 1)
     finally:
         await upstream.aclose()
 
@@ -58,5 +58,5 @@ def test_a_client_that_tells_of_none_has_none(upstream: Any) -> None:
         upstream=upstream,
     )
     assert pool.connections == Connections()
-    assert pool.queued == []
-    assert not pool.panics
+    assert pool.queued_request_ids == []
+    assert not pool.in_panic

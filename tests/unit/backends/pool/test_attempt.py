@@ -36,10 +36,10 @@ class Body:
         self._body = body
         self.complete = at_once
 
-    async def head(self) -> bool:
+    async def wait_headers(self) -> bool:
         return True
 
-    def taken(self) -> list[bytes]:
+    def read_available(self) -> list[bytes]:
         if not self.complete:
             return []
         body, self._body = self._body, b""
@@ -47,9 +47,9 @@ class Body:
 
     async def read(self) -> list[bytes]:
         self.complete = True
-        return self.taken()
+        return self.read_available()
 
-    async def listen(self, take: TakePieces) -> bool:
+    async def forward_to(self, take: TakePieces) -> bool:
         raise AssertionError(take)
 
     def abort(self) -> None:
@@ -65,14 +65,14 @@ class Upstream:
     def __init__(self, reading: Reading) -> None:
         self._reading = reading
 
-    def ask(self, url: str, request: WireRequest, own: Headers = ()) -> Reading:
+    def try_send(self, url: str, request: WireRequest, own: Headers = ()) -> Reading:
         assert (url, request, own) == ("http://w:1", WIRE, ())
         return self._reading
 
-    async def dial(self, *_: object) -> NoReturn:
+    async def send_on_new_connection(self, *_: object) -> NoReturn:
         raise AssertionError("there is a connection that rests")
 
-    async def open(self, *_: object) -> NoReturn:
+    async def send(self, *_: object) -> NoReturn:
         raise AssertionError("it is not asked for that way")
 
     async def start(self) -> None:
@@ -125,13 +125,13 @@ async def outcome(
         told = await attempt.begin()
     except GatewayError as error:
         told = error
-    if attempt.over and not attempt.whole and attempt.failure is None:
-        await attempt.end()
+    if attempt.finished and not attempt.complete and attempt.failure is None:
+        await attempt.drain()
     attempt.close()
     lookout.close()
-    assert (member.waiting, lookout._dues) == (set(), {})
-    known = member.report(), means.tally.failures
-    return Outcome(told, attempt.over, attempt.accepted, attempt.failure, *known)
+    assert (member.waiting_attempts, lookout._deadlines) == (set(), {})
+    known = member.report(), means.metrics.failures
+    return Outcome(told, attempt.finished, attempt.accepted, attempt.failure, *known)
 
 
 def _never(*_: object) -> NoReturn:

@@ -9,8 +9,8 @@ from backends.pool.budget import Budget
 def spent(budget: Budget, now: float) -> int:
     """How many tries the budget has for one moment, all of which are used up."""
     tries = 0
-    while budget.may_retry(now):
-        budget.retried(now)
+    while budget.allows_retry(now):
+        budget.record_retry(now)
         tries += 1
     return tries
 
@@ -23,7 +23,7 @@ def test_a_few_tries_need_no_requests() -> None:
 def test_beside_them_it_is_a_share_of_the_requests() -> None:
     budget = Budget(share=0.2, least=3)
     for _ in range(50):
-        budget.asked(1.0)
+        budget.record_request(1.0)
 
     assert spent(budget, 1.0) == 13
 
@@ -31,10 +31,10 @@ def test_beside_them_it_is_a_share_of_the_requests() -> None:
 def test_a_share_below_one_request_is_none() -> None:
     budget = Budget(share=0.2, least=0)
     for _ in range(4):
-        budget.asked(0.0)
+        budget.record_request(0.0)
 
-    assert not budget.may_retry(0.0)
-    budget.asked(0.0)
+    assert not budget.allows_retry(0.0)
+    budget.record_request(0.0)
     assert spent(budget, 0.0) == 1
 
 
@@ -42,7 +42,7 @@ def test_what_is_used_up_comes_back_after_the_window() -> None:
     budget = Budget(window=10.0)
     spent(budget, 0.0)
 
-    assert not budget.may_retry(8.9)
+    assert not budget.allows_retry(8.9)
     assert spent(budget, 10.0) == 3
 
 
@@ -51,10 +51,10 @@ def test_nothing_is_tried_again_past_the_share(steps: list[tuple[float, bool]]) 
     budget, now, asked, retried = Budget(), 0.0, list[float](), list[float]()
     for pause, fails in steps:
         now += pause
-        budget.asked(now)
+        budget.record_request(now)
         asked.append(now)
-        if fails and budget.may_retry(now):
-            budget.retried(now)
+        if fails and budget.allows_retry(now):
+            budget.record_retry(now)
             retried.append(now)
             tries = sum(one > now - 8.9 for one in retried)
             assert tries <= 3 + 0.2 * sum(one > now - 10.1 for one in asked)

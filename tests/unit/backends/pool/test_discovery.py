@@ -24,10 +24,10 @@ class Scripted:
 
     def __init__(self, *looks: Sequence[Worker] | Exception, every: float = 10.0) -> None:
         self.looks = list(looks)
-        self.every = every
+        self.interval = every
         self.looked = 0
 
-    async def look(self) -> Sequence[Worker]:
+    async def list_workers(self) -> Sequence[Worker]:
         now = self.looks[min(self.looked, len(self.looks) - 1)]
         self.looked += 1
         if isinstance(now, Exception):
@@ -38,12 +38,12 @@ class Scripted:
 class Hanging:
     """A Source that never tells."""
 
-    every = 10.0
+    interval = 10.0
 
     def __init__(self) -> None:
         self.left = False
 
-    async def look(self) -> Sequence[Worker]:
+    async def list_workers(self) -> Sequence[Worker]:
         try:
             await asyncio.Event().wait()
         finally:
@@ -138,20 +138,20 @@ async def test_a_failure_keeps_the_last_good_set(fault: Exception | Sequence[Wor
 
         assert pool.sets == ["12"]
         assert discovery.failures == 2
-        assert len(discovery.failing) == 1
+        assert len(discovery.source_errors) == 1
 
         await pauses.end(source)
 
         assert pool.sets == ["12", "2"]
         assert discovery.failures == 2
-        assert discovery.failing == []
+        assert discovery.source_errors == []
 
 
 async def test_one_source_that_fails_does_not_keep_another_from_being_heard() -> None:
     bad, good = Scripted(RuntimeError("broke")), Scripted([A])
     async with discovering(bad, Hanging(), good) as (discovery, pool, _):
         assert pool.sets == ["1"]
-        assert discovery.failing == ["a source broke: RuntimeError"]
+        assert discovery.source_errors == ["a source broke: RuntimeError"]
 
 
 async def test_pauses_are_the_sources_own_and_after_failures_short_at_first() -> None:
@@ -309,7 +309,7 @@ async def test_a_source_is_not_taken_beyond_the_limit(caplog: pytest.LogCaptureF
 
 async def test_what_the_admin_did_is_told() -> None:
     discovery = Discovery("gpu", [A, B], [], lambda _: None)
-    assert discovery.by_hand == ()
+    assert discovery.manual_workers == ()
     discovery.add(C)
     discovery.remove(A.url)
-    assert sorted(discovery.by_hand) == [A.url, C.url]
+    assert sorted(discovery.manual_workers) == [A.url, C.url]

@@ -19,7 +19,7 @@ def listing(*lasts: int) -> bytes:
 
 
 async def lasts(source: File) -> str:
-    return "".join(worker.url[-4] for worker in await source.look())
+    return "".join(worker.url[-4] for worker in await source.list_workers())
 
 
 async def test_a_file_is_read_at_the_first_look(tmp_path: Path) -> None:
@@ -27,7 +27,7 @@ async def test_a_file_is_read_at_the_first_look(tmp_path: Path) -> None:
     path.write_bytes(listing(1, 2))
     source = File(path, read)
 
-    assert source.every == 1.0
+    assert source.interval == 1.0
     assert await lasts(source) == "12"
     assert await lasts(source) == "12"
 
@@ -36,7 +36,7 @@ async def test_what_is_written_over_counts_once_it_stays_the_same(tmp_path: Path
     path = tmp_path / "workers.json"
     path.write_bytes(listing(1, 2))
     source = File(path, read)
-    await source.look()
+    await source.list_workers()
 
     path.write_bytes(listing(1))
     assert await lasts(source) == "12"
@@ -49,7 +49,7 @@ async def test_what_is_put_in_its_place_counts_at_once(tmp_path: Path) -> None:
     path, new = tmp_path / "workers.json", tmp_path / "new"
     path.write_bytes(listing(1))
     source = File(path, read)
-    await source.look()
+    await source.list_workers()
 
     new.write_bytes(listing(2))
     new.replace(path)
@@ -84,18 +84,18 @@ async def test_a_file_that_is_wrong_is_a_failure_until_it_is_mended(tmp_path: Pa
 
     path.write_bytes(listing(1))
     source = File(path, counted)
-    await source.look()
+    await source.list_workers()
     path.write_bytes(listing(1, 2)[:-1])
-    await source.look()
+    await source.list_workers()
 
     for _ in range(3):
         with pytest.raises(DiscoveryFailed, match=r"workers\.json: "):
-            await source.look()
+            await source.list_workers()
     assert len(reads) == 2
 
     path.write_bytes(listing(1, 2))
     with pytest.raises(DiscoveryFailed):
-        await source.look()
+        await source.list_workers()
     assert await lasts(source) == "12"
 
 
@@ -104,7 +104,7 @@ async def test_a_file_that_lists_what_is_no_worker_is_a_failure(tmp_path: Path) 
     path.write_bytes(b'["http://u:p@10.0.0.1:80"]')
 
     with pytest.raises(DiscoveryFailed, match="not a worker's URL"):
-        await File(path, read).look()
+        await File(path, read).list_workers()
 
 
 async def test_a_fault_without_words_is_told_by_its_name(tmp_path: Path) -> None:
@@ -115,20 +115,20 @@ async def test_a_fault_without_words_is_told_by_its_name(tmp_path: Path) -> None
         raise KeyError
 
     with pytest.raises(DiscoveryFailed, match="KeyError"):
-        await File(path, broken).look()
+        await File(path, broken).list_workers()
 
 
 async def test_a_file_that_is_gone_is_a_failure_until_it_is_back(tmp_path: Path) -> None:
     path = tmp_path / "workers.json"
     source = File(path, read)
     with pytest.raises(DiscoveryFailed, match="no such file"):
-        await source.look()
+        await source.list_workers()
 
     path.write_bytes(listing(1))
     assert await lasts(source) == "1"
     path.unlink()
     with pytest.raises(DiscoveryFailed, match="no such file"):
-        await source.look()
+        await source.list_workers()
     path.write_bytes(listing(1))
     assert await lasts(source) == "1"
 
@@ -144,7 +144,7 @@ async def test_a_file_that_may_not_be_read_is_a_failure(
 
     monkeypatch.setattr(Path, "open", refuse)
     with pytest.raises(DiscoveryFailed, match="Permission denied"):
-        await File(path, read).look()
+        await File(path, read).list_workers()
 
 
 async def test_a_file_that_is_too_large_is_a_failure(tmp_path: Path) -> None:
@@ -152,7 +152,7 @@ async def test_a_file_that_is_too_large_is_a_failure(tmp_path: Path) -> None:
     path.write_bytes(b" " * ((1 << 20) + 1))
 
     with pytest.raises(DiscoveryFailed, match="larger than"):
-        await File(path, read).look()
+        await File(path, read).list_workers()
 
 
 async def test_a_file_that_hangs_is_a_failure(
@@ -167,5 +167,5 @@ async def test_a_file_that_hangs_is_a_failure(
 
     monkeypatch.setattr("backends.pool.discovery.file._PATIENCE", 0.01)
     with pytest.raises(DiscoveryFailed, match="can't be read in"):
-        await File(path, slow).look()
+        await File(path, slow).list_workers()
     go.set()

@@ -31,7 +31,7 @@ class Zone:
         self.known: dict[str, Told] = known
         self.asked: list[str] = []
 
-    async def ask(self, name: str, kind: dns.Kind) -> Answer:
+    async def query(self, name: str, kind: dns.Kind) -> Answer:
         self.asked.append(f"{kind} {name}")
         found = self.known.get(f"{kind} {name}", Answer(code=3))
         if isinstance(found, Exception):
@@ -40,7 +40,7 @@ class Zone:
 
 
 def some(*values: str | Service, ttl: int = 30, name: str = "w") -> Answer:
-    return Answer(found=tuple(Record(name, ttl, value) for value in values), ttl=ttl)
+    return Answer(records=tuple(Record(name, ttl, value) for value in values), ttl=ttl)
 
 
 def by_address(zone: Zone, **more: Any) -> Dns:
@@ -60,7 +60,7 @@ async def test_each_address_is_a_worker_made_after_the_template() -> None:
     template = Template(path="/base", weight=2, max_concurrency=4, bearer="sk-1")
     source = Dns(DnsSettings("W.local.:8000", nameserver="127.0.0.1"), template, resolver=zone)
 
-    found = await source.look()
+    found = await source.list_workers()
 
     assert found == [
         Worker("http://10.0.0.1:8000/base", 2, 4, "sk-1"),
@@ -81,29 +81,29 @@ async def test_the_next_look_is_when_the_answer_no_longer_holds(
     }
     source = by_address(zone)
 
-    await source.look()
+    await source.list_workers()
 
-    assert source.every == pause
+    assert source.interval == pause
 
 
 async def test_after_a_failure_the_last_answers_time_does_not_count() -> None:
     zone = Zone()
     zone.known = {"A w.local": some("10.0.0.2", ttl=2)}
     source = by_address(zone)
-    await source.look()
+    await source.list_workers()
     zone.known = {"A w.local": DiscoveryFailed("down")}
 
     with pytest.raises(DiscoveryFailed, match="down"):
-        await source.look()
+        await source.list_workers()
 
-    assert source.every == 10
+    assert source.interval == 10
 
 
 async def test_a_family_that_always_fails_is_done_without() -> None:
     zone = Zone()
     zone.known = {"A w.local": some("10.0.0.2"), "AAAA w.local": DiscoveryFailed("SERVFAIL")}
 
-    assert urls(await by_address(zone).look()) == ["http://10.0.0.2:8000"]
+    assert urls(await by_address(zone).list_workers()) == ["http://10.0.0.2:8000"]
 
 
 async def test_both_families_failing_is_a_failure() -> None:
@@ -111,21 +111,21 @@ async def test_both_families_failing_is_a_failure() -> None:
     zone.known = dict.fromkeys(("A w.local", "AAAA w.local"), DiscoveryFailed("SERVFAIL"))
 
     with pytest.raises(DiscoveryFailed, match="SERVFAIL"):
-        await by_address(zone).look()
+        await by_address(zone).list_workers()
 
 
 async def test_a_family_that_fails_now_and_did_not_before_fails_the_whole() -> None:
     zone = Zone()
     zone.known = {"A w.local": some("10.0.0.2"), "AAAA w.local": some("fd00::1")}
     source = by_address(zone)
-    await source.look()
+    await source.list_workers()
     zone.known["AAAA w.local"] = DiscoveryFailed("SERVFAIL")
 
     with pytest.raises(DiscoveryFailed, match="SERVFAIL"):
-        await source.look()
+        await source.list_workers()
 
     zone.known["AAAA w.local"] = Answer()
-    assert urls(await source.look()) == ["http://10.0.0.2:8000"]
+    assert urls(await source.list_workers()) == ["http://10.0.0.2:8000"]
 
 
 @pytest.mark.parametrize(
@@ -141,26 +141,26 @@ async def test_61_a_name_without_an_address_that_a_worker_can_have_is_a_failure(
     }
 
     with pytest.raises(DiscoveryFailed, match=r"w\.local: DNS tells no address"):
-        await by_address(zone).look()
+        await by_address(zone).list_workers()
 
 
 async def test_61_an_address_that_is_no_workers_is_left_out() -> None:
     zone = Zone()
     zone.known = {"A w.local": some("169.254.169.254", "10.0.0.1", "10.0.0.1")}
 
-    assert urls(await by_address(zone).look()) == ["http://10.0.0.1:8000"]
+    assert urls(await by_address(zone).list_workers()) == ["http://10.0.0.1:8000"]
 
 
 async def test_an_answer_that_does_not_come_is_a_failure() -> None:
     class Silent:
-        async def ask(self, name: str, kind: dns.Kind) -> Answer:
+        async def query(self, name: str, kind: dns.Kind) -> Answer:
             await asyncio.Event().wait()
             return Answer()
 
     settings = DnsSettings("w.local:8000", nameserver="127.0.0.1", within=0.01)
 
     with pytest.raises(DiscoveryFailed, match=r"no answer in 0\.01 s"):
-        await Dns(settings, resolver=Silent()).look()
+        await Dns(settings, resolver=Silent()).list_workers()
 
 
 # --- the system's way ----------------------------------------------------------------------------
@@ -175,13 +175,13 @@ async def test_without_a_nameserver_the_system_is_asked() -> None:
 
     source = Dns(DnsSettings("w:8000", every=7), getaddrinfo=getaddrinfo)
 
-    assert urls(await source.look()) == ["http://10.0.0.7:8000", "http://[fd00::1]:8000"]
+    assert urls(await source.list_workers()) == ["http://10.0.0.7:8000", "http://[fd00::1]:8000"]
     assert asked == [("w", 8000, {"type": socket.SOCK_STREAM})]
-    assert source.every == 7
+    assert source.interval == 7
 
 
 async def test_this_machines_own_name_is_found_by_the_real_system() -> None:
-    assert "http://127.0.0.1:8000" in urls(await Dns(DnsSettings("localhost:8000")).look())
+    assert "http://127.0.0.1:8000" in urls(await Dns(DnsSettings("localhost:8000")).list_workers())
 
 
 @pytest.mark.parametrize("fault", [socket.gaierror(-2, "not known"), UnicodeError("label")])
@@ -190,7 +190,7 @@ async def test_what_the_system_can_t_find_is_a_failure(fault: Exception) -> None
         raise fault
 
     with pytest.raises(DiscoveryFailed, match="w: "):
-        await Dns(DnsSettings("w:8000"), getaddrinfo=getaddrinfo).look()
+        await Dns(DnsSettings("w:8000"), getaddrinfo=getaddrinfo).list_workers()
 
 
 async def test_a_system_that_hangs_is_asked_once_and_waited_for_again() -> None:
@@ -204,7 +204,7 @@ async def test_a_system_that_hangs_is_asked_once_and_waited_for_again() -> None:
     source = Dns(DnsSettings("w:8000", within=0.02), getaddrinfo=getaddrinfo)
     for _ in range(3):
         with pytest.raises(DiscoveryFailed, match="no answer"):
-            await source.look()
+            await source.list_workers()
     go.set()
 
     assert urls(await _at_last(source)) == ["http://10.0.0.7:8000"]
@@ -215,7 +215,7 @@ async def _at_last(source: Dns) -> Sequence[Worker]:
     async with asyncio.timeout(5):
         while True:
             try:
-                return await source.look()
+                return await source.list_workers()
             except DiscoveryFailed:
                 continue
 
@@ -231,7 +231,7 @@ def test_a_call_that_hangs_does_not_keep_the_loop_from_its_end() -> None:
     async def main() -> None:
         with pytest.raises(TimeoutError):
             async with asyncio.timeout(0.01):
-                await Aside(call).run()
+                await Aside(call).wait_result()
 
     asyncio.run(main())
     assert told == []
@@ -256,19 +256,19 @@ async def test_a_services_places_have_the_addresses_told_along() -> None:
     told = some(Service(0, 10, 8000, "a.w.local"), Service(0, 30, 8001, "b.w.local"))
     along = (Record("a.w.local", 5, "10.0.0.1"), Record("x.w.local", 1, "10.0.0.9"))
     zone.known = {
-        f"SRV {SERVICE}": msgspec.structs.replace(told, more=along),
+        f"SRV {SERVICE}": msgspec.structs.replace(told, additional_addresses=along),
         "A b.w.local": some("10.0.0.2", "10.0.0.3", ttl=7),
     }
     source = by_service(zone)
 
-    found = await source.look()
+    found = await source.list_workers()
 
     assert [(worker.url, worker.weight) for worker in found] == [
         ("http://10.0.0.1:8000", 1),
         ("http://10.0.0.2:8001", 3),
         ("http://10.0.0.3:8001", 3),
     ]
-    assert source.every == 5
+    assert source.interval == 5
     assert "A a.w.local" not in zone.asked
 
 
@@ -284,7 +284,7 @@ async def test_only_the_first_priority_counts_and_only_what_is_somewhere() -> No
     )
     zone.known = {f"SRV {SERVICE}": told, "A a.w.local": some("10.0.0.1")}
 
-    found = await by_service(zone).look()
+    found = await by_service(zone).list_workers()
 
     assert [(worker.url, worker.weight) for worker in found] == [("http://10.0.0.1:80", 1)]
     assert not any("\\" in asked for asked in zone.asked)
@@ -299,7 +299,7 @@ async def test_a_place_that_is_not_told_of_just_now_fails_the_whole() -> None:
     }
 
     with pytest.raises(DiscoveryFailed, match="SERVFAIL"):
-        await by_service(zone).look()
+        await by_service(zone).list_workers()
 
 
 @pytest.mark.parametrize(
@@ -315,7 +315,7 @@ async def test_a_service_that_is_nowhere_is_a_failure(answer: Answer, said: str)
     zone.known = {f"SRV {SERVICE}": answer}
 
     with pytest.raises(DiscoveryFailed, match=said):
-        await by_service(zone).look()
+        await by_service(zone).list_workers()
 
 
 async def test_61_over_https_only_names_of_the_services_own_domain_are_taken() -> None:
@@ -324,11 +324,11 @@ async def test_61_over_https_only_names_of_the_services_own_domain_are_taken() -
     zone.known = {f"SRV {SERVICE}": some(*(Service(0, 1, 443, one) for one in targets), ttl=3)}
     source = by_service(zone, "https")
 
-    found = await source.look()
+    found = await source.list_workers()
 
     assert urls(found) == ["https://a.w.local:443", "https://w.local:443"]
     assert zone.asked == [f"SRV {SERVICE}"]
-    assert source.every == 3
+    assert source.interval == 3
 
 
 # --- settings ------------------------------------------------------------------------------------

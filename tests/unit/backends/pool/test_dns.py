@@ -41,7 +41,7 @@ def read(data: bytes, name: str = "w.local", kind: dns.Kind = "A") -> dns.Answer
 
 
 def values(answer: dns.Answer) -> list[str | Service]:
-    return [one.value for one in answer.found]
+    return [one.value for one in answer.records]
 
 
 # --- questions -----------------------------------------------------------------------------------
@@ -88,7 +88,7 @@ def test_addresses_and_for_how_long_they_hold() -> None:
     answer = read(head(3) + QUESTION + a(1) + a(2, ttl=5) + a(1))
 
     assert values(answer) == ["10.0.0.1", "10.0.0.2"]
-    assert (answer.code, answer.ttl, answer.why) == (0, 5, "")
+    assert (answer.code, answer.ttl, answer.error_text) == (0, 5, "")
 
 
 def test_an_address_of_sixteen_bytes() -> None:
@@ -112,7 +112,7 @@ def test_a_service_and_what_is_told_along_with_it() -> None:
     )
 
     assert values(answer) == [Service(1, 60, 8000, "b.w.local")]
-    assert [(one.name, one.value) for one in answer.more] == [
+    assert [(one.name, one.value) for one in answer.additional_addresses] == [
         ("b.w.local", "10.0.0.4"),
         ("b.w.local", "::"),
     ]
@@ -166,15 +166,15 @@ def test_an_answer_may_say_that_there_is_none(code: int, said: str, questions: i
     answer = read(head(flags=0x8180 | code, questions=questions) + QUESTION * questions)
 
     assert answer.code == code
-    assert said in answer.why
-    assert answer.found == ()
+    assert said in answer.error_text
+    assert answer.records == ()
 
 
 def test_an_answer_that_is_cut_off_says_so_wherever_it_was_cut() -> None:
     answer = read(head(9, flags=0x8380) + QUESTION + a(1)[:5])
 
-    assert answer.cut
-    assert answer.found == ()
+    assert answer.truncated
+    assert answer.records == ()
 
 
 def test_odd_bytes_in_a_name_stay_apart_from_plain_ones() -> None:

@@ -44,7 +44,7 @@ FAILURES: list[tuple[GatewayError, str]] = [
 def test_what_takes_a_worker_out(error: GatewayError, kind: str) -> None:
     one = member(failures=1)
 
-    one.failed(error)
+    one.record_failure(error)
 
     assert (one.report().state, one.report().error) == ("out", kind)
 
@@ -65,7 +65,7 @@ def test_what_does_not(error: GatewayError, kind: str) -> None:
     one = member(failures=1)
 
     for _ in range(50):
-        one.failed(error)
+        one.record_failure(error)
 
     assert (one.report().state, one.report().error) == ("up", kind)
 
@@ -74,8 +74,8 @@ def test_an_answer_that_blames_the_client_is_an_answer() -> None:
     one = member(failures=2)
 
     for _ in range(9):
-        one.failed(StreamBroken("x"))
-        one.failed(Unsupported("x"))
+        one.record_failure(StreamBroken("x"))
+        one.record_failure(Unsupported("x"))
 
     assert one.report().state == "up"
 
@@ -85,7 +85,7 @@ def test_too_much_to_do_makes_a_worker_smaller_and_not_ill(error: GatewayError) 
     one = member(failures=1)
     one.in_flight = 10
 
-    one.failed(error, pushed_back=True)
+    one.record_failure(error, pushed_back=True)
 
     assert (one.report().state, one.limit) == ("up", 7)
 
@@ -93,34 +93,34 @@ def test_too_much_to_do_makes_a_worker_smaller_and_not_ill(error: GatewayError) 
 def test_a_worker_that_answers_at_all_is_there_again() -> None:
     clock = FakeClock()
     one = member(clock)
-    one.failed(WorkerUnreachable("x"))
+    one.record_failure(WorkerUnreachable("x"))
     clock.now += 1.0
     assert one.report().state == "trial"
 
-    one.reached()
+    one.record_connected()
 
     assert one.report().state == "up"
 
 
 def test_probes_take_it_out_and_bring_it_back() -> None:
     one = member(fall=2, rise=2)
-    one.learned.add("m")
+    one.model_limits_from.add("m")
     states = []
     for ok in (True, False, False, True, True):
-        one.probed(ok=ok)
+        one.record_health_check(ok=ok)
         states.append(one.report().state)
 
     assert states == ["up", "up", "out", "out", "up"]
-    assert not one.learned, "it may be another release now"
+    assert not one.model_limits_from, "it may be another release now"
 
 
 def test_a_worker_that_was_ejected_is_asked_about_its_models_again() -> None:
     one = member(failures=1)
-    one.learned.add("m")
+    one.model_limits_from.add("m")
 
-    one.failed(StreamBroken("x"))
+    one.record_failure(StreamBroken("x"))
 
-    assert not one.learned
+    assert not one.model_limits_from
 
 
 def test_only_changes_are_logged(caplog: pytest.LogCaptureFixture) -> None:
@@ -130,12 +130,12 @@ def test_only_changes_are_logged(caplog: pytest.LogCaptureFixture) -> None:
     lost = WorkerUnreachable("x")
     lost.__cause__ = OSError("refused")
     for _ in range(50):
-        one.failed(lost)
+        one.record_failure(lost)
     clock.now += 1.0
     for _ in range(50):
-        one.reached()
+        one.record_connected()
     for _ in range(50):
-        one.probed(ok=False)
+        one.record_health_check(ok=False)
 
     assert [record.getMessage() for record in caplog.records] == [
         "worker http://w:1 is left alone for 0.5 s: refused",

@@ -55,14 +55,14 @@ def hashed(name: PolicyName = "prefix") -> Policy:
 def test_a_heavier_worker_is_spread_among_the_others() -> None:
     policy, workers = RoundRobin(), loads([5, 1, 1])
 
-    assert [policy.pick(workers).key for _ in range(7)] == [0, 0, 1, 0, 2, 0, 0]
+    assert [policy.pick_worker(workers).key for _ in range(7)] == [0, 0, 1, 0, 2, 0, 0]
 
 
 @given(WEIGHTS, st.integers(1, 4))
 def test_a_round_gives_each_its_weight(weights: list[int], rounds: int) -> None:
     policy, workers = RoundRobin(), loads(weights)
 
-    picks = Counter(policy.pick(workers).key for _ in range(rounds * sum(weights)))
+    picks = Counter(policy.pick_worker(workers).key for _ in range(rounds * sum(weights)))
 
     assert picks == {key: rounds * weight for key, weight in enumerate(weights)}
 
@@ -72,7 +72,7 @@ def test_workers_that_come_and_go_leave_no_debt_behind(weights: list[int], seed:
     """However the others came and went, credits stay bounded: nobody starves, nobody is flooded."""
     policy, workers, draw = RoundRobin(), loads(weights), random.Random(seed)
     for _ in range(200):
-        policy.pick(draw.sample(workers, draw.randint(1, len(workers))))
+        policy.pick_worker(draw.sample(workers, draw.randint(1, len(workers))))
 
     assert sum(policy._credit.values()) == 0
 
@@ -80,7 +80,7 @@ def test_workers_that_come_and_go_leave_no_debt_behind(weights: list[int], seed:
 def test_workers_that_are_gone_for_good_are_forgotten() -> None:
     policy = RoundRobin()
     for key in range(1000):
-        policy.pick([Load(key), Load(key + 1)])
+        policy.pick_worker([Load(key), Load(key + 1)])
 
     assert len(policy._credit) < 100
 
@@ -92,7 +92,7 @@ def test_workers_that_are_gone_for_good_are_forgotten() -> None:
 def test_least_load_picks_no_worker_that_another_undercuts(state: list[tuple[int, int]]) -> None:
     workers = [Load(key, weight, busy) for key, (weight, busy) in enumerate(state)]
 
-    picked = LeastLoad().pick(workers)
+    picked = LeastLoad().pick_worker(workers)
 
     after = (picked.in_flight + 1) / picked.weight
     assert all(after <= (one.in_flight + 1) / one.weight for one in workers)
@@ -101,7 +101,7 @@ def test_least_load_picks_no_worker_that_another_undercuts(state: list[tuple[int
 def test_idle_workers_take_turns() -> None:
     policy, workers = LeastLoad(), loads([1, 1, 1])
 
-    assert Counter(policy.pick(workers).key for _ in range(9)) == {0: 3, 1: 3, 2: 3}
+    assert Counter(policy.pick_worker(workers).key for _ in range(9)) == {0: 3, 1: 3, 2: 3}
 
 
 @given(WEIGHTS)
@@ -109,7 +109,7 @@ def test_least_load_fills_workers_by_their_weights(weights: list[int]) -> None:
     policy, workers = LeastLoad(), loads(weights)
 
     for _ in range(3 * sum(weights)):
-        policy.pick(workers).in_flight += 1
+        policy.pick_worker(workers).in_flight += 1
 
     assert [one.in_flight for one in workers] == [3 * weight for weight in weights]
 
@@ -132,30 +132,30 @@ def test_least_load_fills_workers_by_their_weights(weights: list[int]) -> None:
     ],
 )
 def test_of_two_the_nearer_is_picked(first: Load, second: Load, picked: int) -> None:
-    assert luck(0.0, 0.0).pick([first, second]).key == picked
+    assert luck(0.0, 0.0).pick_worker([first, second]).key == picked
 
 
 def test_the_two_are_drawn_by_weight_and_are_not_the_same() -> None:
     workers = [Load(0, 8.0, 1000), Load(1, 1.0, 2), Load(2, 1.0, 1)]
 
-    assert luck(0.75, 0.49).pick(workers).key == 1
-    assert luck(0.75, 0.51).pick(workers).key == 2
-    assert luck(0.85, 0.0).pick(workers).key == 1
-    assert luck(math.nextafter(1, 0), 0.9).pick(workers).key == 2
+    assert luck(0.75, 0.49).pick_worker(workers).key == 1
+    assert luck(0.75, 0.51).pick_worker(workers).key == 2
+    assert luck(0.85, 0.0).pick_worker(workers).key == 1
+    assert luck(math.nextafter(1, 0), 0.9).pick_worker(workers).key == 2
 
 
 def test_a_draw_at_its_very_end_finds_a_worker() -> None:
     """The sum of the weights may be rounded: a mark at it is still the last worker's."""
     workers = [Load(0, 0.1, 9), Load(1, 0.2, 9), Load(2, 0.3)]
 
-    assert luck(1.0, 0.0).pick(workers).key == 2
+    assert luck(1.0, 0.0).pick_worker(workers).key == 2
 
 
 def test_draws_favour_the_heavy() -> None:
     policy, workers = make_policy("two_choices", random.Random(3).random), loads([1, 1, 8])
 
     for _ in range(400):
-        policy.pick(workers).in_flight += 1
+        policy.pick_worker(workers).in_flight += 1
 
     assert [one.in_flight for one in workers] == [
         pytest.approx(40, abs=5),
@@ -169,7 +169,7 @@ def test_draws_favour_the_heavy() -> None:
 
 def places(workers: list[Load], keys: int = 500) -> list[str]:
     policy = hashed()
-    return [policy.pick(workers, Ask(prefix=key)).name for key in range(keys)]
+    return [policy.pick_worker(workers, Ask(prefix=key)).name for key in range(keys)]
 
 
 def test_a_key_has_its_worker_on_every_machine() -> None:
@@ -178,8 +178,10 @@ def test_a_key_has_its_worker_on_every_machine() -> None:
     placed = [2, 1, 3, 0, 1, 1, 2, 1, 2, 1, 2, 1]
     seated = [0, 0, 1, 1, 1, 2, 2, 1]
 
-    assert [hashed().pick(workers, Ask(prefix=n)).key for n in range(12)] == placed
-    assert [hashed("session").pick(workers, Ask(session=f"s{n}")).key for n in range(8)] == seated
+    assert [hashed().pick_worker(workers, Ask(prefix=n)).key for n in range(12)] == placed
+    assert [
+        hashed("session").pick_worker(workers, Ask(session=f"s{n}")).key for n in range(8)
+    ] == seated
 
 
 def test_the_order_of_the_workers_says_nothing() -> None:
@@ -226,7 +228,7 @@ def test_nobody_gets_more_than_the_bound(
     name, bound = policy
     workers = [Load(n, weight, busy) for n, (weight, busy) in enumerate(state)]
 
-    one = hashed(name).pick(workers, Ask(prefix=key, session=str(key)))
+    one = hashed(name).pick_worker(workers, Ask(prefix=key, session=str(key)))
 
     all_of_them = 1 + sum(load.in_flight for load in workers)
     part = all_of_them * one.weight / sum(load.weight for load in workers)
@@ -236,12 +238,12 @@ def test_nobody_gets_more_than_the_bound(
 def test_an_overloaded_worker_is_passed_over_for_the_next_in_its_order() -> None:
     workers = loads([1, 1, 1])
     ask = Ask(prefix=5)
-    first = hashed().pick(workers, ask)
-    next_one = hashed().pick([one for one in workers if one is not first], ask)
+    first = hashed().pick_worker(workers, ask)
+    next_one = hashed().pick_worker([one for one in workers if one is not first], ask)
 
     taken = list[str]()
     for _ in range(7):
-        picked = hashed().pick(workers, ask)
+        picked = hashed().pick_worker(workers, ask)
         picked.in_flight += 1
         taken.append(picked.name)
 
@@ -249,18 +251,18 @@ def test_an_overloaded_worker_is_passed_over_for_the_next_in_its_order() -> None
     assert taken[2] == next_one.name
     assert Counter(taken)[first.name] == 3
     first.in_flight = 0
-    assert hashed().pick(workers, ask) is first
+    assert hashed().pick_worker(workers, ask) is first
 
 
 @pytest.mark.parametrize(("name", "most"), [("prefix", 19), ("session", 33)])
 def test_a_session_leaves_its_worker_later_than_a_prefix(name: PolicyName, most: int) -> None:
     """Beside a worker with ten requests: 1.25 and 1.5 times the mean."""
     workers, ask = loads([1, 1]), Ask(prefix=1, session="x")
-    own = hashed(name).pick(workers, ask)
+    own = hashed(name).pick_worker(workers, ask)
     for one in workers:
         one.in_flight = 10
     for _ in range(50):
-        own.in_flight += hashed(name).pick(workers, ask) is own
+        own.in_flight += hashed(name).pick_worker(workers, ask) is own
 
     assert own.in_flight == most
 
@@ -270,11 +272,11 @@ def test_without_a_key_the_least_loaded_is_picked(name: PolicyName) -> None:
     workers = [Load(0, in_flight=1), Load(1), Load(2)]
     policy = hashed(name)
 
-    assert {policy.pick(workers).key for _ in range(4)} == {1, 2}
+    assert {policy.pick_worker(workers).key for _ in range(4)} == {1, 2}
 
 
 def test_a_session_may_have_any_name() -> None:
-    assert hashed("session").pick(loads([1, 1]), Ask(session="\ud800")) is not None
+    assert hashed("session").pick_worker(loads([1, 1]), Ask(session="\ud800")) is not None
 
 
 # ── all of them ─────────────────────────────────────────────────────────────────────────────────
@@ -285,7 +287,7 @@ def test_a_worker_alone_is_always_picked(name: PolicyName) -> None:
     policy = make_policy(name, random.Random(1).random)
     only = Load(7, 0.1, 100)
 
-    assert all(policy.pick([only], Ask(1, "a")) is only for _ in range(5))
+    assert all(policy.pick_worker([only], Ask(1, "a")) is only for _ in range(5))
 
 
 # ── what is compared ────────────────────────────────────────────────────────────────────────────
@@ -302,13 +304,13 @@ def test_who_is_picked_has_the_score_that_wins(
     workers = [Load(key, weight, busy) for key, (weight, busy) in enumerate(state)]
     ask = Ask(prefix, str(prefix)) if keyed else Ask()
     for _ in range(rounds):
-        policy.pick(workers, ask)
+        policy.pick_worker(workers, ask)
 
-    scores = policy.scores(workers, ask)
+    scores = policy.score_workers(workers, ask)
 
-    assert scores == policy.scores(workers, ask)
-    best = {"least": min, "most": max}[scores.wins](scores.of.values())
-    assert scores.of[policy.pick(workers, ask).key] == best
+    assert scores == policy.score_workers(workers, ask)
+    best = {"least": min, "most": max}[scores.winner](scores.by_worker.values())
+    assert scores.by_worker[policy.pick_worker(workers, ask).key] == best
 
 
 @given(STATES)
@@ -317,21 +319,21 @@ def test_of_two_that_are_drawn_the_one_with_the_lesser_score_is_picked(
 ) -> None:
     workers = [Load(key, weight, busy) for key, (weight, busy) in enumerate(state)]
     policy = luck(0.0, 0.0)
-    drawn = policy.scores(workers)
+    drawn = policy.score_workers(workers)
 
-    picked = policy.pick(workers)
+    picked = policy.pick_worker(workers)
 
-    assert drawn.wins == "drawn"
-    assert drawn.of[picked.key] == min(drawn.of[one.key] for one in workers[:2])
+    assert drawn.winner == "drawn"
+    assert drawn.by_worker[picked.key] == min(drawn.by_worker[one.key] for one in workers[:2])
 
 
 def test_a_score_is_in_seconds_where_all_are_known() -> None:
     workers = [Load(0, 2.0, 1, 0.5), Load(1, 1.0, 2, 0.25)]
 
-    assert luck().scores(workers).of == {0: 0.5, 1: 0.75}
-    assert luck().scores([*workers, Load(2)]).of == {0: 1.0, 1: 3.0, 2: 1.0}
+    assert luck().score_workers(workers).by_worker == {0: 0.5, 1: 0.75}
+    assert luck().score_workers([*workers, Load(2)]).by_worker == {0: 1.0, 1: 3.0, 2: 1.0}
 
 
 @pytest.mark.parametrize("name", NAMES)
 def test_of_nobody_nothing_is_compared(name: PolicyName) -> None:
-    assert hashed(name).scores([], Ask(5, "s")).of == {}
+    assert hashed(name).score_workers([], Ask(5, "s")).by_worker == {}

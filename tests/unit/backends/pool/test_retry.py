@@ -80,31 +80,33 @@ def test_how_often_another_is_asked(
 ) -> None:
     one = retry(max=most)
 
-    assert [one.may(error, 0.0, accepted=False) for error in errors] == answers
+    assert [one.allows_retry(error, 0.0, accepted=False) for error in errors] == answers
 
 
 def test_what_is_not_named_is_final() -> None:
     one = retry(on=frozenset({"500"}))
 
-    assert not one.may(DOWN, 0.0, accepted=False)
-    assert not one.may(BUSY, 0.0, accepted=False)
-    assert one.may(WorkerFailed("x", status=500), 0.0, accepted=False)
+    assert not one.allows_retry(DOWN, 0.0, accepted=False)
+    assert not one.allows_retry(BUSY, 0.0, accepted=False)
+    assert one.allows_retry(WorkerFailed("x", status=500), 0.0, accepted=False)
 
 
 def test_all_requests_share_a_budget() -> None:
     budget = Budget(share=0.2, least=3)
     for _ in range(10):
-        budget.asked(0.0)
+        budget.record_request(0.0)
 
-    spent = [retry(budget).may(error, 0.0, accepted=False) for error in [BUSY, CUT] * 5]
+    spent = [retry(budget).allows_retry(error, 0.0, accepted=False) for error in [BUSY, CUT] * 5]
 
     assert sum(spent) == 5
-    assert retry(budget).may(DOWN, 0.0, accepted=False), "what was never sent costs nothing"
+    assert retry(budget).allows_retry(DOWN, 0.0, accepted=False), (
+        "what was never sent costs nothing"
+    )
 
 
 def failed(one: Retry, *errors: GatewayError) -> Retry:
     for key, error in enumerate(errors):
-        one.failed(key, error)
+        one.record_failure(key, error)
     return one
 
 
@@ -116,14 +118,14 @@ def test_when_all_have_too_much_to_do_the_shortest_wait_is_told() -> None:
     last = RateLimited("x", retry_after=9.0)
     one = failed(retry(), RateLimited("x"), BUSY, last)
 
-    assert one.last(last, left=False) is last
+    assert one.get_final_error(last, left=False) is last
     assert last.retry_after == 7.0
 
 
 def test_that_one_of_several_has_too_much_to_do_is_not_the_clients_fault() -> None:
     one = failed(retry(), BUSY)
 
-    told = one.last(BUSY, left=True)
+    told = one.get_final_error(BUSY, left=True)
 
     assert type(told) is Overloaded
     assert told.retry_after == 7.0
@@ -132,11 +134,11 @@ def test_that_one_of_several_has_too_much_to_do_is_not_the_clients_fault() -> No
 def test_where_nobody_else_is_to_be_asked_a_worker_speaks_for_all() -> None:
     one = failed(retry(on=frozenset({"connect"})), BUSY)
 
-    assert one.last(BUSY, left=True) is BUSY
+    assert one.get_final_error(BUSY, left=True) is BUSY
 
 
 def test_a_worker_that_said_when_to_come_again_is_heard_over_one_that_is_not_there() -> None:
-    told = failed(retry(), BUSY, DOWN).last(DOWN, left=False)
+    told = failed(retry(), BUSY, DOWN).get_final_error(DOWN, left=False)
 
     assert type(told) is Overloaded
     assert told.retry_after == 7.0
@@ -144,4 +146,4 @@ def test_a_worker_that_said_when_to_come_again_is_heard_over_one_that_is_not_the
 
 @pytest.mark.parametrize("error", [CUT, LATE, BAD_GATEWAY])
 def test_anything_else_is_told_as_it_is(error: GatewayError) -> None:
-    assert failed(retry(), error).last(error, left=False) is error
+    assert failed(retry(), error).get_final_error(error, left=False) is error

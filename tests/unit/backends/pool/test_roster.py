@@ -38,7 +38,7 @@ class Asker:
 
     async def take(self, tried: set[int] | None = None, priority: int = 128) -> Place:
         wish = Wish(tried or set(), priority=priority)
-        return await self._pool.take(wish, Deadline(self._clock, 60))
+        return await self._pool.acquire(wish, Deadline(self._clock, 60))
 
     def later(self, tried: set[int] | None = None, priority: int = 128) -> asyncio.Task[Place]:
         return asyncio.get_running_loop().create_task(self.take(tried, priority))
@@ -69,17 +69,17 @@ async def test_an_absent_worker_is_left_alone_and_then_tried_by_one() -> None:
     pool = roster(clock)
     ask = Asker(pool, clock)
     first = await ask.take()
-    first.member.failed(UNREACHABLE)
-    pool.give_back(first)
+    first.worker.record_failure(UNREACHABLE)
+    pool.release(first)
 
     others = [await ask.take() for _ in range(4)]
     clock.now += 0.5
     after = [await ask.take() for _ in range(4)]
 
-    assert all(place.member is not first.member for place in others)
-    assert sum(place.member is first.member for place in after) == 1
-    first.member.reached()
-    assert first.member in [(await ask.take()).member for _ in range(2)]
+    assert all(place.worker is not first.worker for place in others)
+    assert sum(place.worker is first.worker for place in after) == 1
+    first.worker.record_connected()
+    assert first.worker in [(await ask.take()).worker for _ in range(2)]
 
 
 async def test_when_all_are_absent_all_may_be_asked() -> None:
@@ -88,11 +88,11 @@ async def test_when_all_are_absent_all_may_be_asked() -> None:
     ask = Asker(pool, clock)
     for _ in range(2):
         place = await ask.take()
-        place.member.failed(UNREACHABLE)
-        pool.give_back(place)
+        place.worker.record_failure(UNREACHABLE)
+        pool.release(place)
 
     assert not pool.ready
-    assert {(await ask.take()).member.key for _ in range(2)} == {0, 1}
+    assert {(await ask.take()).worker.key for _ in range(2)} == {0, 1}
     clock.now += 0.5
     assert pool.ready
 
@@ -102,15 +102,15 @@ async def test_those_who_wait_are_served_when_time_brings_a_worker_back() -> Non
     pool = roster(clock, places=1)
     ask = Asker(pool, clock)
     busy, lost = await ask.take(), await ask.take()
-    lost.member.failed(UNREACHABLE)
-    pool.give_back(lost)
+    lost.worker.record_failure(UNREACHABLE)
+    pool.release(lost)
     waiting = ask.later()
     await all_wait()
 
     clock.now += 0.5
 
-    assert (await waiting).member is lost.member
-    assert busy.member.in_flight == 1
+    assert (await waiting).worker is lost.worker
+    assert busy.worker.in_flight == 1
 
 
 async def test_a_worker_that_has_too_much_gets_less() -> None:
@@ -119,11 +119,11 @@ async def test_a_worker_that_has_too_much_gets_less() -> None:
     ask = Asker(pool, clock)
     places = [await ask.take() for _ in range(10)]
 
-    places[0].member.failed(RateLimited("busy", retry_after=1.0))
+    places[0].worker.record_failure(RateLimited("busy", retry_after=1.0))
     for place in places[:4]:
-        pool.give_back(place)
+        pool.release(place)
 
-    assert (await ask.take()).member.limit == 7
+    assert (await ask.take()).worker.limit == 7
     with pytest.raises(Overloaded):
         await ask.take()
 
@@ -136,9 +136,9 @@ async def test_a_place_is_never_at_a_worker_that_was_tried() -> None:
     pool = roster(clock, count=3)
     ask = Asker(pool, clock)
 
-    assert {(await ask.take({0, 2})).member.key for _ in range(4)} == {1}
-    assert [one.key for one in pool.choices(Wish({0, 2}))] == [1]
-    assert not pool.choices(Wish({0, 1, 2}))
+    assert {(await ask.take({0, 2})).worker.key for _ in range(4)} == {1}
+    assert [one.key for one in pool.select_available(Wish({0, 2}))] == [1]
+    assert not pool.select_available(Wish({0, 1, 2}))
 
 
 async def test_a_place_that_comes_free_goes_to_whoever_may_have_it() -> None:
@@ -147,17 +147,17 @@ async def test_a_place_that_comes_free_goes_to_whoever_may_have_it() -> None:
     pool = roster(clock, places=1)
     ask = Asker(pool, clock)
     a, b = await ask.take(), await ask.take()
-    first = ask.later({a.member.key})
+    first = ask.later({a.worker.key})
     second = ask.later()
     await all_wait()
-    assert pool.waiting == 2
+    assert pool.queue_length == 2
 
-    pool.give_back(a)
+    pool.release(a)
     await all_wait()
     assert (first.done(), second.done()) == (False, True)
-    pool.give_back(b)
+    pool.release(b)
 
-    assert ((await first).member, (await second).member) == (b.member, a.member)
+    assert ((await first).worker, (await second).worker) == (b.worker, a.worker)
 
 
 async def test_who_comes_first_is_served_first_within_a_priority() -> None:
@@ -170,13 +170,13 @@ async def test_who_comes_first_is_served_first_within_a_priority() -> None:
     async def one(number: int, priority: int) -> None:
         mine = await ask.take(priority=priority)
         order.append(number)
-        pool.give_back(mine)
+        pool.release(mine)
 
     async with asyncio.TaskGroup() as tasks:
         for number, priority in enumerate([128, 200, 128, 0, 200, 127]):
             tasks.create_task(one(number, priority))
             await all_wait()
-        pool.give_back(place)
+        pool.release(place)
 
     assert order == [3, 5, 0, 2, 1, 4]
 
@@ -188,8 +188,8 @@ async def test_a_newcomer_does_not_overtake_those_who_wait() -> None:
     ask = Asker(pool, clock)
     await ask.take()
     lost = await ask.take()
-    lost.member.failed(UNREACHABLE)
-    pool.give_back(lost)
+    lost.worker.record_failure(UNREACHABLE)
+    pool.release(lost)
     waiting = ask.later()
     await all_wait()
     clock.now += 0.5
@@ -203,11 +203,11 @@ async def test_a_newcomer_does_not_overtake_those_who_wait() -> None:
 
 async def leave_then_free(pool: Roster, place: Place, gone: asyncio.Task[Place]) -> None:
     gone.cancel()
-    pool.give_back(place)
+    pool.release(place)
 
 
 async def free_then_leave(pool: Roster, place: Place, gone: asyncio.Task[Place]) -> None:
-    pool.give_back(place)
+    pool.release(place)
     gone.cancel()
 
 
@@ -225,9 +225,9 @@ async def test_a_place_of_one_who_just_left_goes_on(
 
     await how(pool, place, gone)
 
-    assert (await next_one).member is place.member
+    assert (await next_one).worker is place.worker
     assert gone.cancelled()
-    assert (place.member.in_flight, pool.waiting) == (1, 0)
+    assert (place.worker.in_flight, pool.queue_length) == (1, 0)
 
 
 async def test_the_queue_has_an_end_in_number_and_in_time() -> None:
@@ -243,9 +243,9 @@ async def test_the_queue_has_an_end_in_number_and_in_time() -> None:
     with pytest.raises(DeadlineExceeded) as caught:
         await waiting
 
-    assert caught.value.which == "queue"
+    assert caught.value.phase == "queue"
     assert caught.value.retry_after == 1.0
-    assert pool.waiting == 0
+    assert pool.queue_length == 0
 
 
 async def test_a_request_that_matters_more_takes_the_last_ones_place_in_a_full_queue() -> None:
@@ -263,9 +263,9 @@ async def test_a_request_that_matters_more_takes_the_last_ones_place_in_a_full_q
 
     with pytest.raises(Overloaded):
         await low
-    pool.give_back(place)
-    pool.give_back(await high)
-    assert (await normal).member is place.member
+    pool.release(place)
+    pool.release(await high)
+    assert (await normal).worker is place.worker
 
 
 async def test_one_who_leaves_as_another_takes_its_place_is_no_error() -> None:
@@ -279,9 +279,9 @@ async def test_one_who_leaves_as_another_takes_its_place_is_no_error() -> None:
     high = ask.later(priority=0)
     low.cancel()
     await all_wait()
-    pool.give_back(place)
+    pool.release(place)
 
-    assert (await high).member is place.member
+    assert (await high).worker is place.worker
     assert low.cancelled()
 
 
@@ -292,7 +292,7 @@ async def test_a_refusal_says_honestly_when_to_come_again() -> None:
     ask = Asker(pool, clock)
     places = [await ask.take() for _ in range(2)]
     clock.now += 10.0
-    pool.give_back(places[0])
+    pool.release(places[0])
     await ask.take()
     waiting = [ask.later() for _ in range(3)]
     await all_wait()
@@ -314,11 +314,11 @@ async def test_a_pool_that_closes_tells_those_who_wait() -> None:
     await all_wait()
 
     gone.cancel()
-    pool.close()
+    pool.close_queue()
 
     with pytest.raises(Overloaded, match="stopping"):
         await waiting
-    assert pool.waiting == 0
+    assert pool.queue_length == 0
 
 
 # --- limits and the set ---------------------------------------------------------------------------
@@ -333,9 +333,9 @@ async def test_the_whole_pool_has_a_limit_of_its_own() -> None:
     await all_wait()
     assert not waiting.done()
 
-    pool.give_back(places[0])
+    pool.release(places[0])
 
-    assert (await waiting).member.in_flight <= 2
+    assert (await waiting).worker.in_flight <= 2
 
 
 async def test_a_told_limit_holds_beside_the_configured_one() -> None:
@@ -346,10 +346,10 @@ async def test_a_told_limit_holds_beside_the_configured_one() -> None:
         Limits(),
         clock,
     )
-    for member in pool.members:
-        member.told["m"] = 3
+    for member in pool.workers:
+        member.model_limits["m"] = 3
 
-    assert [member.limit for member in pool.members] == [2, 3]
+    assert [member.limit for member in pool.workers] == [2, 3]
 
 
 async def test_a_worker_of_the_same_url_stays_the_same() -> None:
@@ -357,14 +357,16 @@ async def test_a_worker_of_the_same_url_stays_the_same() -> None:
     pool = roster(clock)
     ask = Asker(pool, clock)
     place = await ask.take()
-    known = list(pool.members)
+    known = list(pool.workers)
 
-    pool.replace([Worker("http://new:1"), Worker("http://w0:1", weight=3, max_concurrency=1)])
+    pool.replace_workers(
+        [Worker("http://new:1"), Worker("http://w0:1", weight=3, max_concurrency=1)]
+    )
 
-    assert [one.worker.url for one in pool.members] == ["http://new:1", "http://w0:1"]
-    assert pool.members[1] is known[0] is place.member
+    assert [one.config.url for one in pool.workers] == ["http://new:1", "http://w0:1"]
+    assert pool.workers[1] is known[0] is place.worker
     assert (known[0].weight, known[0].has_room()) == (3, False)
-    assert pool.members[0].key not in {one.key for one in known}
+    assert pool.workers[0].key not in {one.key for one in known}
 
 
 async def test_a_worker_that_is_gone_finishes_and_takes_no_more() -> None:
@@ -373,13 +375,13 @@ async def test_a_worker_that_is_gone_finishes_and_takes_no_more() -> None:
     ask = Asker(pool, clock)
     a, b = await ask.take(), await ask.take()
 
-    pool.replace([b.member.worker])
+    pool.replace_workers([b.worker.config])
 
-    assert {(await ask.take()).member for _ in range(4)} == {b.member}
-    pool.give_back(a)
-    assert a.member.in_flight == 0
-    pool.replace(workers(2))
-    assert a.member not in pool.members
+    assert {(await ask.take()).worker for _ in range(4)} == {b.worker}
+    pool.release(a)
+    assert a.worker.in_flight == 0
+    pool.replace_workers(workers(2))
+    assert a.worker not in pool.workers
 
 
 async def test_a_worker_that_comes_back_still_has_its_requests() -> None:
@@ -388,11 +390,11 @@ async def test_a_worker_that_comes_back_still_has_its_requests() -> None:
     ask = Asker(pool, clock)
     place = await ask.take()
 
-    pool.replace([Worker("http://other:1")])
-    pool.replace(workers(1, places=1))
+    pool.replace_workers([Worker("http://other:1")])
+    pool.replace_workers(workers(1, places=1))
 
-    assert list(pool.members) == [place.member]
-    assert not place.member.has_room()
+    assert list(pool.workers) == [place.worker]
+    assert not place.worker.has_room()
 
 
 async def test_a_new_worker_serves_those_who_wait() -> None:
@@ -403,9 +405,9 @@ async def test_a_new_worker_serves_those_who_wait() -> None:
     waiting = ask.later()
     await all_wait()
 
-    pool.replace(workers(2, places=1))
+    pool.replace_workers(workers(2, places=1))
 
-    assert (await waiting).member is pool.members[1]
+    assert (await waiting).worker is pool.workers[1]
 
 
 def test_two_of_one_url_are_one() -> None:
@@ -416,7 +418,7 @@ def test_two_of_one_url_are_one() -> None:
         FakeClock(),
     )
 
-    assert [one.worker.weight for one in pool.members] == [5]
+    assert [one.config.weight for one in pool.workers] == [5]
 
 
 async def test_what_is_reported_of_a_worker() -> None:
@@ -424,12 +426,12 @@ async def test_what_is_reported_of_a_worker() -> None:
     pool = roster(clock, places=4, health=HealthSettings(failures=2, open=15.0))
     ask = Asker(pool, clock)
     place = await ask.take()
-    place.member.smoothed.add(clock.now, 0.25)
+    place.worker.latency_average.add(clock.now, 0.25)
     for _ in range(2):
-        place.member.failed(StreamBroken("cut"))
+        place.worker.record_failure(StreamBroken("cut"))
     clock.now += 5.0
 
-    bad, good = pool.report()
+    bad, good = pool.report_workers()
 
     assert (bad.url, bad.state, bad.in_flight, bad.limit) == ("http://w0:1", "out", 1, 4)
     assert (bad.back_in, bad.error) == (10.0, "cut")
@@ -446,19 +448,19 @@ class Guest:
 
     def __init__(self, pool: Roster, clock: FakeClock, tried: set[int] | None = None) -> None:
         self._pool = pool
-        self._wish = Wish(tried or set(), priority=LAST_PRIORITY, give_way=self._leave)
+        self._wish = Wish(tried or set(), priority=LAST_PRIORITY, preempt=self._leave)
         self._deadline = Deadline(clock, 60)
         self._place: Place | None = None
         self.left = 0
 
     async def come(self) -> Place:
-        self._place = await self._pool.take(self._wish, self._deadline)
+        self._place = await self._pool.acquire(self._wish, self._deadline)
         return self._place
 
     def _leave(self) -> None:
         assert self._place is not None
         self.left += 1
-        self._pool.give_back(self._place)
+        self._pool.release(self._place)
 
 
 @pytest.mark.parametrize("room", [0, 3])
@@ -472,11 +474,11 @@ async def test_a_guest_leaves_its_place_to_one_who_would_wait(room: int) -> None
     first, second = [await Asker(pool, clock).take() for _ in range(2)]
 
     assert [guest.left for guest in guests] == [1, 1]
-    assert first.member.in_flight == second.member.in_flight == 2
+    assert first.worker.in_flight == second.worker.in_flight == 2
     late = Asker(pool, clock).later()
     await all_wait()
     assert late.done() is (room == 0)
-    pool.give_back(first)
+    pool.release(first)
     assert isinstance((await asyncio.gather(late, return_exceptions=True))[0], Place) is (room > 0)
 
 
@@ -489,10 +491,10 @@ async def test_a_guest_makes_no_room_for_a_guest_and_waits_behind_all() -> None:
     client = Asker(pool, clock).later(priority=255)
     await all_wait()
 
-    pool.give_back(held)
+    pool.release(held)
     place = await client
     assert not guest.done()
-    pool.give_back(place)
+    pool.release(place)
     there = Guest(pool, clock)
     other = asyncio.get_running_loop().create_task(there.come())
     await guest
@@ -508,7 +510,7 @@ async def test_a_guest_stays_where_its_place_would_not_help() -> None:
     place = await guest.come()
 
     with pytest.raises(DeadlineExceeded):
-        await Asker(pool, clock).take({place.member.key})
+        await Asker(pool, clock).take({place.worker.key})
     assert guest.left == 0
 
 
@@ -516,7 +518,7 @@ async def test_a_guest_that_went_by_itself_is_forgotten() -> None:
     clock = FakeClock()
     pool = roster(clock, count=1, places=1, queue=Queue(max=0))
     guest = Guest(pool, clock)
-    pool.give_back(await guest.come())
+    pool.release(await guest.come())
     await Asker(pool, clock).take()
 
     with pytest.raises(Overloaded, match="busy"):

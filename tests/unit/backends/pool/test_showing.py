@@ -24,18 +24,18 @@ URLS = ["http://a:1", "http://b:1", "http://c:1"]
 class Seen(Struct):
     """A watch that keeps what it is told."""
 
-    dry: bool = False
+    dry_run: bool = False
     choices: list[tuple[Choice, WireRequest]] = field(default_factory=list)
     asked: list[tuple[str, WireRequest]] = field(default_factory=list)
     failed: list[tuple[str, str]] = field(default_factory=list)
 
-    def chooses(self, choice: Choice, wire: WireRequest) -> None:
+    def on_selection(self, choice: Choice, wire: WireRequest) -> None:
         self.choices.append((choice, wire))
 
-    def sends(self, url: str, wire: WireRequest) -> None:
+    def on_send(self, url: str, wire: WireRequest) -> None:
         self.asked.append((url, wire))
 
-    def fails(self, url: str, error: GatewayError) -> None:
+    def on_failure(self, url: str, error: GatewayError) -> None:
         self.failed.append((url, type(error).__name__))
 
 
@@ -59,7 +59,7 @@ def make(policy: PolicyName = "round_robin", most: int | None = None) -> Roster:
 
 
 def can(choice: Choice) -> Sequence[str]:
-    return [one.can for one in choice.candidates]
+    return [one.availability for one in choice.candidates]
 
 
 @pytest.mark.parametrize("policy", ["round_robin", "least_load", "two_choices", "prefix"])
@@ -68,51 +68,51 @@ async def test_the_likely_one_is_the_one_that_is_taken(policy: PolicyName) -> No
     for _ in URLS:
         seen, show = shown(roster)
         if policy != "two_choices":  # its luck is drawn anew
-            show.before(Wish(set()))
-        show.before(Wish(set()))
-        place = await roster.take(Wish(set()), Deadline(lambda: 0.0, 1.0))
+            show.observe_choice(Wish(set()))
+        show.observe_choice(Wish(set()))
+        place = await roster.acquire(Wish(set()), Deadline(lambda: 0.0, 1.0))
         if policy != "two_choices":
-            assert {choice.likely for choice, _ in seen.choices} == {place.member.name}
+            assert {choice.expected_url for choice, _ in seen.choices} == {place.worker.name}
         [wire] = {wire for _, wire in seen.choices}
         assert wire.headers[0][0] == "Authorization"
 
 
 async def test_who_is_busy_was_tried_or_is_out_is_told() -> None:
     roster = make()
-    first = await roster.take(Wish(set()), Deadline(lambda: 0.0, 1.0))
-    second = roster.members[1]
-    roster.members[2].failed(WorkerUnreachable("it is gone"))
+    first = await roster.acquire(Wish(set()), Deadline(lambda: 0.0, 1.0))
+    second = roster.workers[1]
+    roster.workers[2].record_failure(WorkerUnreachable("it is gone"))
     seen, show = shown(roster, PoolSettings(policy="round_robin"))
 
-    show.before(Wish({second.key}))
+    show.observe_choice(Wish({second.key}))
 
     [(choice, wire)] = seen.choices
-    assert first.member is roster.members[0]
+    assert first.worker is roster.workers[0]
     assert can(choice) == ["full", "tried", "no"]
     assert [one.score for one in choice.candidates] == [None, None, None]
     assert [one.state for one in choice.candidates] == ["up", "up", "out"]
-    assert (choice.likely, choice.waiting, choice.policy) == ("", 0, "round_robin")
+    assert (choice.expected_url, choice.queue_length, choice.policy) == ("", 0, "round_robin")
     assert wire.headers == ()
     assert choice.timeouts == {"connect": 2.0, "first_token": 60.0, "idle": 30.0, "total": 30.0}
 
 
 async def test_nobody_has_a_place_in_a_pool_that_is_full() -> None:
     roster = make(most=1)
-    await roster.take(Wish(set()), Deadline(lambda: 0.0, 1.0))
+    await roster.acquire(Wish(set()), Deadline(lambda: 0.0, 1.0))
     seen, show = shown(roster)
 
-    show.before(Wish(set()))
+    show.observe_choice(Wish(set()))
 
     assert can(seen.choices[0][0]) == ["full", "full", "full"]
 
 
 def test_who_is_asked_and_fails_is_told_with_the_workers_own_request() -> None:
     roster = make()
-    member = roster.members[1]
+    member = roster.workers[1]
     seen, show = shown(roster)
 
-    show.asked(member)
-    show.failed(member, WorkerUnreachable("it is gone"))
+    show.observe_attempt(member)
+    show.observe_failure(member, WorkerUnreachable("it is gone"))
 
     [(url, wire)] = seen.asked
     assert (url, wire.headers) == (URLS[1], (("Authorization", "Bearer key-of-b"),))

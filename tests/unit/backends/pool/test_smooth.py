@@ -14,9 +14,9 @@ STEPS = st.lists(st.tuples(st.floats(0, 5), st.floats(0, 10)), min_size=1, max_s
 def test_nothing_is_known_before_the_first_value() -> None:
     smoothed = Smoothed()
 
-    assert smoothed.value(5.0) is None
+    assert smoothed.get_value(5.0) is None
     smoothed.add(5.0, 0.4)
-    assert smoothed.value(5.0) == 0.4
+    assert smoothed.get_value(5.0) == 0.4
 
 
 def test_a_rise_counts_at_once_and_a_fall_by_and_by() -> None:
@@ -24,17 +24,17 @@ def test_a_rise_counts_at_once_and_a_fall_by_and_by() -> None:
     smoothed.add(0.0, 1.0)
 
     smoothed.add(1.0, 3.0)
-    assert smoothed.value(1.0) == 3.0
+    assert smoothed.get_value(1.0) == 3.0
     smoothed.add(11.0, 1.0)
-    assert smoothed.value(11.0) == pytest.approx(1.0 + 2.0 / math.e)
+    assert smoothed.get_value(11.0) == pytest.approx(1.0 + 2.0 / math.e)
 
 
 def test_what_nobody_renews_fades() -> None:
     smoothed = Smoothed(memory=10.0)
     smoothed.add(100.0, 2.0)
 
-    assert smoothed.value(110.0) == pytest.approx(2.0 / math.e)
-    assert smoothed.value(1e6) == 0.0
+    assert smoothed.get_value(110.0) == pytest.approx(2.0 / math.e)
+    assert smoothed.get_value(1e6) == 0.0
 
 
 @given(STEPS)
@@ -44,7 +44,7 @@ def test_the_mean_lies_among_its_values(steps: list[tuple[float, float]]) -> Non
         now += pause
         smoothed.add(now, seconds)
         seen.append(seconds)
-        value = smoothed.value(now)
+        value = smoothed.get_value(now)
         assert value is not None
         assert min(seen) - 1e-9 <= value <= max(seen) + 1e-9
         assert value >= seconds - 1e-9

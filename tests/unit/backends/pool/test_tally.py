@@ -48,9 +48,9 @@ def test_only_what_was_tried_again_is_a_retry(
     errors: list[GatewayError], least: int, retries: dict[str, int], exhausted: int
 ) -> None:
     tally = Tally()
-    retry = Retry(RetrySettings(), Budget(0, least), tally=tally)
+    retry = Retry(RetrySettings(), Budget(0, least), metrics=tally)
     for error in errors:
-        retry.may(error, 0.0, accepted=False)
+        retry.allows_retry(error, 0.0, accepted=False)
     assert (dict(tally.retries), tally.exhausted) == (retries, exhausted)
 
 
@@ -63,30 +63,30 @@ async def test_who_waits_is_timed_and_who_does_not_is_not() -> None:
     clock, tally = FakeClock(), Tally()
     roster = pool(clock, tally, max=1)
     deadline = Deadline(clock, 60)
-    place = await roster.take(Wish(set()), deadline)
-    assert sum(tally.waited.counts) == 0
-    waits = asyncio.create_task(roster.take(Wish(set()), deadline, "r2"))
+    place = await roster.acquire(Wish(set()), deadline)
+    assert sum(tally.queue_times.counts) == 0
+    waits = asyncio.create_task(roster.acquire(Wish(set()), deadline, "r2"))
     await asyncio.sleep(0)
-    assert roster.queued == ["r2"]
+    assert roster.queued_request_ids == ["r2"]
     with pytest.raises(Overloaded):
-        await roster.take(Wish(set()), deadline)
+        await roster.acquire(Wish(set()), deadline)
     clock.now += 3
-    roster.give_back(place)
-    roster.give_back(await waits)
-    assert tally.waited.total == 3
-    assert roster.queued == []
+    roster.release(place)
+    roster.release(await waits)
+    assert tally.queue_times.total == 3
+    assert roster.queued_request_ids == []
     assert tally.shed == {"queue_full": 1}
-    roster.close()
+    roster.close_queue()
 
 
 async def test_who_gets_no_place_is_counted_by_the_reason() -> None:
     clock, tally = FakeClock(), Tally()
     roster = pool(clock, tally, wait=0.01)
-    await roster.take(Wish(set()), Deadline(clock, 60))
+    await roster.acquire(Wish(set()), Deadline(clock, 60))
     with pytest.raises(DeadlineExceeded):
-        await roster.take(Wish(set()), Deadline(clock, 60))
+        await roster.acquire(Wish(set()), Deadline(clock, 60))
     with pytest.raises(Overloaded):
-        await pool(clock, tally, 0).take(Wish(set()), Deadline(clock, 60))
+        await pool(clock, tally, 0).acquire(Wish(set()), Deadline(clock, 60))
     assert tally.shed == {"queue_wait": 1, "no_worker": 1}
 
 
@@ -96,27 +96,27 @@ def test_places_are_counted_together_and_before_anybody_asks(times: int) -> None
     roster = pool(clock, tally)
     takes = 0.0
     for number in range(times):
-        place = roster.at_once(Wish(set()), clock())
+        place = roster.try_acquire(Wish(set()), clock())
         assert place is not None
         seconds = 1.0 + number % 7
         clock.now += seconds
-        roster.give_back(place)
+        roster.release(place)
         takes = takes + 0.1 * (seconds - takes) if number else seconds
-    assert sum(tally.took.counts) == times // 256 * 256
-    roster.count()
-    assert sum(tally.took.counts) == times
-    assert tally.took.total == sum(1.0 + number % 7 for number in range(times))
-    assert roster._takes == pytest.approx(takes)
+    assert sum(tally.request_durations.counts) == times // 256 * 256
+    roster.count_slot_times()
+    assert sum(tally.request_durations.counts) == times
+    assert tally.request_durations.total == sum(1.0 + number % 7 for number in range(times))
+    assert roster._average_slot_time == pytest.approx(takes)
 
 
 def test_a_pool_panics_when_too_few_are_well() -> None:
     clock = FakeClock()
     roster = pool(clock, Tally(), 4)
-    assert not roster.panics
-    for number, member in enumerate(roster.members):
+    assert not roster.in_panic
+    for number, member in enumerate(roster.workers):
         for _ in range(20):
-            member.health.failed(clock())
-        assert roster.panics == (number >= 2), number
+            member.health.record_failure(clock())
+        assert roster.in_panic == (number >= 2), number
 
 
 class Reads:
@@ -157,12 +157,12 @@ async def test_the_first_wait_is_no_pause(takes: list[float], longest: float) ->
     watch = Watch(lookout, Deadline(clock, 60), first=clock() + 30.0, idle=30.0)
     reads = Reads(clock, takes)
     for _ in takes:
-        watch.wait()
+        watch.wait_next()
         await reads.read()
-        watch.begun = True
-    watch.hurry(1.0)
+        watch.has_started = True
+    watch.set_drain_deadline(1.0)
     lookout.close()
-    assert watch.longest == pytest.approx(longest)
+    assert watch.longest_gap == pytest.approx(longest)
 
 
 async def test_a_pause_counts_for_one_who_listens_too() -> None:
@@ -172,17 +172,17 @@ async def test_a_pause_counts_for_one_who_listens_too() -> None:
     reads = Reads(clock, [5.0, 0.1, 2.0, 0.2])
 
     def take(pieces: list[bytes]) -> bool:
-        watch.heard()
+        watch.record_read()
         return bool(pieces)
 
-    watch.wait()
+    watch.wait_next()
     await reads.read()
-    watch.begun = True
-    watch.wait()
+    watch.has_started = True
+    watch.wait_next()
     await reads.listen(take)
-    watch.hurry(1.0)
+    watch.set_drain_deadline(1.0)
     lookout.close()
-    assert watch.longest == pytest.approx(2.0)
+    assert watch.longest_gap == pytest.approx(2.0)
 
 
 @pytest.mark.parametrize(

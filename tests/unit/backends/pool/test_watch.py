@@ -24,7 +24,7 @@ class Counted(Watch):
 
     times = 0
 
-    def cut(self) -> None:
+    def abort_response(self) -> None:
         self.times += 1
 
 
@@ -43,8 +43,8 @@ class Cut:
 
     @property
     def why(self) -> str:
-        cause = self.watch.cause(BROKEN)
-        return cause.which if isinstance(cause, DeadlineExceeded) else ""
+        cause = self.watch.get_cause(BROKEN)
+        return cause.phase if isinstance(cause, DeadlineExceeded) else ""
 
 
 async def test_each_is_cut_off_by_its_own_limit_and_only_once() -> None:
@@ -53,7 +53,7 @@ async def test_each_is_cut_off_by_its_own_limit_and_only_once() -> None:
     later = Cut(lookout, total=0.1)
     never = Cut(lookout)
     for one in (late, later, never):
-        one.watch.wait()
+        one.watch.wait_next()
     await asyncio.sleep(0.4)
 
     assert [one.why for one in (late, later, never)] == ["first_token", "total", ""]
@@ -65,29 +65,31 @@ async def test_what_is_heard_puts_it_off() -> None:
     now = FakeClock()
     lookout = Lookout(now, asyncio.get_running_loop)
     one = Cut(lookout, first=50.0, idle=20.0, total=1000.0)
-    one.watch.wait()
-    one.watch.begun = True
-    one.watch.wait()
+    one.watch.wait_next()
+    one.watch.has_started = True
+    one.watch.wait_next()
     for _ in range(6):
         now.now += 15
-        one.watch.heard()
-        one.watch.look(now())
+        one.watch.record_read()
+        one.watch.on_deadline(now())
     assert one.times == 0
     now.now += 19
-    one.watch.look(now())
+    one.watch.on_deadline(now())
     assert one.times == 0
     now.now += 1
-    one.watch.look(now())
+    one.watch.on_deadline(now())
     assert (one.times, one.why) == (1, "idle")
     lookout.close()
 
 
-@pytest.mark.parametrize("ends", [Watch.rest, lambda watch: watch._lookout.drop(watch)])
+@pytest.mark.parametrize(
+    "ends", [Watch.stop_wait, lambda watch: watch._deadline_timer.remove(watch)]
+)
 async def test_nobody_is_cut_off_who_does_not_wait(ends: Callable[[Watch], None]) -> None:
     lookout = Lookout(clock, asyncio.get_running_loop)
     one, other = Cut(lookout, first=0.05), Cut(lookout, first=0.1)
-    one.watch.wait()
-    other.watch.wait()
+    one.watch.wait_next()
+    other.watch.wait_next()
     ends(one.watch)
     await asyncio.sleep(0.2)
 
@@ -99,10 +101,10 @@ async def test_nobody_is_cut_off_who_does_not_wait(ends: Callable[[Watch], None]
 async def test_who_rested_over_its_limit_is_cut_off_when_it_waits_again() -> None:
     lookout = Lookout(clock, asyncio.get_running_loop)
     one = Cut(lookout, first=0.05)
-    one.watch.wait()
-    one.watch.rest()
+    one.watch.wait_next()
+    one.watch.stop_wait()
     await asyncio.sleep(0.1)
-    one.watch.wait()
+    one.watch.wait_next()
     await asyncio.sleep(0.05)
 
     assert one.why == "first_token"
@@ -112,16 +114,16 @@ async def test_who_rested_over_its_limit_is_cut_off_when_it_waits_again() -> Non
 async def test_those_that_are_over_are_let_go() -> None:
     lookout = Lookout(clock, asyncio.get_running_loop)
     stays = Cut(lookout, first=0.2)
-    stays.watch.wait()
+    stays.watch.wait_next()
     for _ in range(1000):
         one = Cut(lookout, first=20.0)
-        one.watch.wait()
-        one.watch.begun = True
-        one.watch.wait()
-        lookout.drop(one.watch)
-        lookout.drop(one.watch)
+        one.watch.wait_next()
+        one.watch.has_started = True
+        one.watch.wait_next()
+        lookout.remove(one.watch)
+        lookout.remove(one.watch)
 
-    assert len(lookout._dues) == 1
+    assert len(lookout._deadlines) == 1
     await asyncio.sleep(0.3)
     assert stays.why == "first_token"
     lookout.close()
@@ -130,25 +132,25 @@ async def test_those_that_are_over_are_let_go() -> None:
 async def test_a_limit_is_behind_a_break_and_behind_nothing_else() -> None:
     lookout = Lookout(clock, asyncio.get_running_loop)
     one = Cut(lookout)
-    assert one.watch.cause(BROKEN) is BROKEN
-    one.watch.give_up()
+    assert one.watch.get_cause(BROKEN) is BROKEN
+    one.watch.cancel_wait()
     failed = WorkerFailed("it failed")
 
     assert one.why == "first_token"
-    assert one.watch.cause(failed) is failed
+    assert one.watch.get_cause(failed) is failed
     assert one.times == 1
 
 
 async def test_no_connection_is_opened_for_who_was_given_up_before() -> None:
     lookout = Lookout(clock, asyncio.get_running_loop)
     one = Cut(lookout)
-    one.watch.start(clock())
-    one.watch.give_up()
+    one.watch.start_wait(clock())
+    one.watch.cancel_wait()
     with pytest.raises(DeadlineExceeded) as caught:
-        await one.watch.open(_never())
+        await one.watch.wait_response(_never())
 
-    assert caught.value.which == "first_token"
-    lookout.drop(one.watch)
+    assert caught.value.phase == "first_token"
+    lookout.remove(one.watch)
     lookout.close()
 
 
@@ -161,9 +163,9 @@ async def test_who_starts_knows_the_time() -> None:
     lookout = Lookout(now, asyncio.get_running_loop)
     one = Cut(lookout, first=5.0, total=50.0)
     with pytest.raises(DeadlineExceeded):
-        one.watch.start(now() + 50.0)
-    one.watch.start(now())
-    one.watch.look(now() + 5.0)
+        one.watch.start_wait(now() + 50.0)
+    one.watch.start_wait(now())
+    one.watch.on_deadline(now() + 5.0)
 
     assert one.why == "first_token"
     lookout.close()
@@ -173,5 +175,5 @@ async def test_nobody_waits_whose_time_is_up() -> None:
     lookout = Lookout(clock, asyncio.get_running_loop)
     one = Cut(lookout, total=0.0)
     with pytest.raises(DeadlineExceeded) as caught:
-        one.watch.wait()
-    assert caught.value.which == "total"
+        one.watch.wait_next()
+    assert caught.value.phase == "total"

@@ -61,7 +61,7 @@ def test_a_rate_admits_what_a_bucket_in_exact_numbers_does(
     running: list[tuple[int, int]] = []
     for pause, weight, used in steps:
         now += pause
-        wait = counter.take(weight, float(now))
+        wait = counter.reserve(weight, float(now))
         assert (wait == 0) == oracle.take(weight, now)
         if wait:
             assert wait == (weight - oracle.left) * Fraction(PERIOD) / AMOUNT
@@ -71,7 +71,7 @@ def test_a_rate_admits_what_a_bucket_in_exact_numbers_does(
             taken, spends = running.pop(0)
             counter.settle(taken, spends, 0.0, float(now))
             oracle.give(taken - spends, now)
-        assert counter.standing(float(now)).left == max(int(oracle.left), 0)
+        assert counter.get_status(float(now)).remaining == max(int(oracle.left), 0)
 
 
 @settings(max_examples=300)
@@ -82,42 +82,42 @@ def test_what_is_used_is_never_more_than_the_amount_and_what_came_back(
     counter, now, total = rate(), 0.0, 0
     for pause, weight, used in steps:
         now += float(pause)
-        if not counter.take(weight, now):
+        if not counter.reserve(weight, now):
             spends = min(used or 0, weight)
             counter.settle(weight, spends, now, now)
             total += spends
         assert total <= AMOUNT + now * AMOUNT / PERIOD
-    assert counter.standing(now + PERIOD) == Standing(AMOUNT, AMOUNT, 0.0)
+    assert counter.get_status(now + PERIOD) == Standing(AMOUNT, AMOUNT, 0.0)
 
 
 def test_tokens_beyond_what_was_taken_are_owed() -> None:
     counter = rate()
-    assert counter.take(10, 0.0) == 0
+    assert counter.reserve(10, 0.0) == 0
     counter.settle(10, 3 * AMOUNT, 0.0, 0.0)
-    assert counter.standing(0.0) == Standing(AMOUNT, 0, 3 * PERIOD)
-    assert counter.take(1, 0.0) == 2 * PERIOD + PERIOD / AMOUNT
-    assert counter.take(AMOUNT, 3 * PERIOD) == 0
+    assert counter.get_status(0.0) == Standing(AMOUNT, 0, 3 * PERIOD)
+    assert counter.reserve(1, 0.0) == 2 * PERIOD + PERIOD / AMOUNT
+    assert counter.reserve(AMOUNT, 3 * PERIOD) == 0
 
 
 def test_of_requests_each_takes_one_and_gets_none_back() -> None:
     spent = Spent()
     counter = rate(spent, by_token=False)
-    waits = [counter.take(1000, 0.0) for _ in range(AMOUNT + 1)]
+    waits = [counter.reserve(1000, 0.0) for _ in range(AMOUNT + 1)]
     assert waits == [0.0] * AMOUNT + [PERIOD / AMOUNT]
     counter.settle(1000, 5, 0.0, 0.0)
-    assert counter.take(1000, 0.0) > 0
-    counter.undo(1000, 0.0, 0.0)
-    assert counter.take(1000, 0.0) == 0
-    assert counter.told == "64 requests in 16 s"
+    assert counter.reserve(1000, 0.0) > 0
+    counter.cancel_reservation(1000, 0.0, 0.0)
+    assert counter.reserve(1000, 0.0) == 0
+    assert counter.description == "64 requests in 16 s"
 
 
 def test_what_is_used_stays_used_under_another_limit() -> None:
     spent = Spent()
-    assert rate(spent).take(AMOUNT, 0.0) == 0
+    assert rate(spent).reserve(AMOUNT, 0.0) == 0
     wider = Rate(2 * AMOUNT, PERIOD, spent, by_token=True)
-    assert wider.take(AMOUNT + 1, 0.0) > 0
-    assert wider.take(AMOUNT, 0.0) == 0
-    assert rate(spent).standing(0.0).left == 0
+    assert wider.reserve(AMOUNT + 1, 0.0) > 0
+    assert wider.reserve(AMOUNT, 0.0) == 0
+    assert rate(spent).get_status(0.0).remaining == 0
 
 
 # --- a day ----------------------------------------------------------------------------------------
@@ -138,46 +138,46 @@ class Clock:
 def test_a_budget_begins_anew_at_midnight() -> None:
     clock = Clock(MIDNIGHT + DAY - 10)
     day = Day(100, Spent(), lambda: clock.unix)
-    assert day.take(60, clock.now) == 0
-    assert day.take(60, clock.now) == 10
+    assert day.reserve(60, clock.now) == 0
+    assert day.reserve(60, clock.now) == 10
     day.settle(60, 40, clock.now, clock.now)
-    assert (day.spent, day.standing(clock.now)) == (40, Standing(100, 60, 10))
+    assert (day.spent_today, day.get_status(clock.now)) == (40, Standing(100, 60, 10))
     clock.wait(10)
-    assert day.spent == 0
-    assert day.take(100, clock.now) == 0
-    assert day.take(1, clock.now) == DAY
-    assert day.told == "100 tokens a day"
+    assert day.spent_today == 0
+    assert day.reserve(100, clock.now) == 0
+    assert day.reserve(1, clock.now) == DAY
+    assert day.description == "100 tokens a day"
 
 
 def test_what_began_yesterday_is_yesterdays() -> None:
     clock = Clock(MIDNIGHT - 10)
     day = Day(100, Spent(), lambda: clock.unix)
     began = clock.now
-    assert day.take(60, began) == 0
+    assert day.reserve(60, began) == 0
     clock.wait(20)
-    assert day.take(50, clock.now) == 0
+    assert day.reserve(50, clock.now) == 0
     day.settle(60, 10, began, clock.now)
-    assert day.spent == 50
-    day.undo(50, clock.now, clock.now)
-    assert day.spent == 0
+    assert day.spent_today == 50
+    day.cancel_reservation(50, clock.now, clock.now)
+    assert day.spent_today == 0
 
 
 def test_a_clock_that_is_put_forward_gives_nobody_more_than_the_day() -> None:
     clock = Clock(MIDNIGHT + 100)
     day = Day(100, Spent(), lambda: clock.unix)
-    assert day.take(60, clock.now) == 0
+    assert day.reserve(60, clock.now) == 0
     clock.unix += 3 * DAY
     day.settle(60, 10, clock.now, clock.now)
-    assert day.spent == 0
-    assert day.take(101, clock.now) > 0
+    assert day.spent_today == 0
+    assert day.reserve(101, clock.now) > 0
 
 
 def test_a_budget_may_be_overdrawn_by_what_was_not_foreseen() -> None:
     day = Day(100, Spent(), lambda: MIDNIGHT)
-    assert day.take(100, 0.0) == 0
+    assert day.reserve(100, 0.0) == 0
     day.settle(100, 300, 0.0, 0.0)
-    assert day.spent == 300
-    assert day.standing(0.0).left == 0
+    assert day.spent_today == 300
+    assert day.get_status(0.0).remaining == 0
 
 
 # --- so many at a time ----------------------------------------------------------------------------
@@ -189,19 +189,19 @@ def test_so_many_at_a_time_and_no_more(steps: list[bool]) -> None:
     slots, running = Slots(3, Spent()), 0
     for comes in steps:
         if comes:
-            admitted = slots.take(5, 0.0) == 0
+            admitted = slots.reserve(5, 0.0) == 0
             assert admitted == (running < 3)
             running += admitted
         elif running:
             slots.settle(5, 7, 0.0, 0.0)
             running -= 1
-        assert slots.standing(0.0) == Standing(3, 3 - running, 0.0)
+        assert slots.get_status(0.0) == Standing(3, 3 - running, 0.0)
 
 
 def test_a_place_that_was_not_needed_is_free_again() -> None:
     slots = Slots(1, Spent(), of=" of the model 'm'")
-    assert slots.take(1, 0.0) == 0
-    assert slots.take(1, 0.0) == 1
-    slots.undo(1, 0.0, 0.0)
-    assert slots.take(1, 0.0) == 0
-    assert slots.told == "1 request at a time of the model 'm'"
+    assert slots.reserve(1, 0.0) == 0
+    assert slots.reserve(1, 0.0) == 1
+    slots.cancel_reservation(1, 0.0, 0.0)
+    assert slots.reserve(1, 0.0) == 0
+    assert slots.description == "1 request at a time of the model 'm'"

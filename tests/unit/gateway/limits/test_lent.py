@@ -42,15 +42,15 @@ class Bank:
         held = self.held.setdefault(name, {})
         others = sum(n for who, (n, till) in held.items() if who != borrower and till > now)
         if limit.kind == "slots":
-            granted = min(wish.wanted, max(wish.held, limit.amount - others))
+            granted = min(wish.requested, max(wish.retained, limit.amount - others))
             held[borrower] = granted, now + LASTS
             return Grant(granted, LASTS)
         spent, at = self.spent.get(name, (0.0, now))
         back = (now - at) * limit.amount / limit.period if limit.kind == "rate" else 0.0
         spent = max(0.0, max(0.0, spent - back) + wish.used)
         self.spent[name] = spent, now
-        granted = max(0, int(min(wish.wanted, limit.amount - spent - others - wish.held)))
-        held[borrower] = wish.held + granted, now + LASTS
+        granted = max(0, int(min(wish.requested, limit.amount - spent - others - wish.retained)))
+        held[borrower] = wish.retained + granted, now + LASTS
         return Grant(granted, LASTS, 3600.0 if limit.kind == "day" else 0.0)
 
 
@@ -66,20 +66,22 @@ class Process:
         self.accounts = Accounts(bank.now, lambda: 86400 + bank.now(), self, self.bell.set)
         self.limiter = Limiter({"web": KeyRates(RATES)}, self.accounts)
         self.running: list[Entry] = []
-        self.leasing = Leasing(self, lambda: self.limiter.lent, self.bell, bank.now, lambda: 0.5)
+        self.leasing = Leasing(
+            self, lambda: self.limiter.leased_counters, self.bell, bank.now, lambda: 0.5
+        )
 
-    async def lease(self, wishes: Sequence[Wish]) -> Sequence[Grant]:
+    async def request_leases(self, wishes: Sequence[Wish]) -> Sequence[Grant]:
         if self.bank.broken:
             raise LenderFailed
         self.bank.wishes += wishes
         return [self.bank.lend(self.name, wish) for wish in wishes]
 
     def tick(self, *, last: bool = False) -> None:
-        asyncio.run(self.leasing.ask(last=last))
+        asyncio.run(self.leasing.renew_leases(last=last))
 
     def ask(self, weight: int = 1) -> Entry:
         entry = Entry()
-        self.limiter.admit(entry, "chat", CHAT, b"1234" * weight, TRITON)
+        self.limiter.reserve(entry, "chat", CHAT, b"1234" * weight, TRITON)
         self.running.append(entry)
         return entry
 
@@ -91,11 +93,11 @@ class Process:
     def end(self, used: int) -> None:
         entry = self.running.pop(0)
         entry.usage = Usage(used, 0)
-        self.limiter.settle(entry)
+        self.limiter.settle_request(entry)
 
     def left(self) -> dict[str, int]:
-        counters = self.accounts.counters("web", "", RATES)
-        return {one.scope: one.standing(self.bank.now()).left for one in counters}
+        counters = self.accounts.build_counters("web", "", RATES)
+        return {one.scope: one.get_status(self.bank.now()).remaining for one in counters}
 
 
 class World:
@@ -157,7 +159,7 @@ def test_what_nobody_asks_for_is_let_go() -> None:
     for _ in range(int(4 * IDLE)):
         world.now += 0.5
         one.tick()
-    assert world.bank.wishes[-1].held > 0
+    assert world.bank.wishes[-1].retained > 0
     count = len(world.bank.wishes)
     world.now += IDLE
     one.tick()
@@ -249,7 +251,7 @@ def test_tokens_beyond_a_loan_are_told_and_taken_off_the_next() -> None:
 def test_a_budget_is_spent_when_the_lender_has_no_more_of_it() -> None:
     world = World("local")
     [one] = world.processes
-    one.limiter = Limiter({"web": KeyRates(Rates(budget=1000))}, one.accounts)
+    one.limiter = Limiter({"web": KeyRates(Rates(daily_budget=1000))}, one.accounts)
     one.ask(10)
     error = one.refused(1)
     assert isinstance(error, RateLimited)
@@ -355,7 +357,7 @@ def test_nothing_is_admitted() -> None:
 def test_nothing_of_a_day_is_admitted_while_its_limit_cannot_be_checked() -> None:
     world = World("closed")
     [one] = world.processes
-    one.limiter = Limiter({"web": KeyRates(Rates(budget=100))}, one.accounts)
+    one.limiter = Limiter({"web": KeyRates(Rates(daily_budget=100))}, one.accounts)
     one.ask()
     world.fail()
     assert isinstance(one.refused(), Overloaded)
@@ -412,7 +414,7 @@ def test_more_is_asked_for_holders_of_tokens_by_the_limiter_that_they_have() -> 
     world = World("local")
     [one] = world.processes
     former, one.limiter = one.limiter, Limiter({}, one.accounts, KeyRates(RATES))
-    one.limiter.admit(Entry(key="jwt:a"), "chat", CHAT, b"", TRITON)
+    one.limiter.reserve(Entry(key="jwt:a"), "chat", CHAT, b"", TRITON)
     one.tick()
     assert {wish.name.partition("/")[0] for wish in world.bank.wishes} == {"jwt:a"}
     world.now += LASTS

@@ -32,8 +32,8 @@ class Entry(Struct):
     usage: Usage | None = None
     tokens: int = 0
     outcome: str = "ok"
-    admitted: Admitted | None = None
-    told: Headers = ()
+    reservation: Admitted | None = None
+    rate_limit_headers: Headers = ()
 
 
 class World:
@@ -50,7 +50,7 @@ class World:
     def ask(self, weight: int = 0, model: str = "chat", dialect: Any = TRITON) -> Entry:
         entry = Entry()
         body = b'{"max_tokens":%d}' % weight  # of 4 tokens, where the weight has three digits
-        self.limiter.admit(entry, model, CHAT, body, dialect)
+        self.limiter.reserve(entry, model, CHAT, body, dialect)
         return entry
 
     def refused(self, weight: int = 0, model: str = "chat") -> GatewayError:
@@ -62,13 +62,13 @@ class World:
         entry.usage = usage
         for name, value in told.items():
             setattr(entry, name, value)
-        self.limiter.settle(entry)
-        assert (entry.admitted, entry.told) == (None, ())
+        self.limiter.settle_request(entry)
+        assert (entry.reservation, entry.rate_limit_headers) == (None, ())
 
     def left(self, key: str = "web") -> dict[str, int]:
         """What is left of each limit of the key's."""
-        counters = self.accounts.counters(key, "", ALL)
-        return {one.scope: one.standing(self.now).left for one in counters}
+        counters = self.accounts.build_counters(key, "", ALL)
+        return {one.scope: one.get_status(self.now).remaining for one in counters}
 
 
 # --- a request's tokens ---------------------------------------------------------------------------
@@ -84,7 +84,7 @@ class World:
         (rb'{"prompt": "\"max_tokens\": 7"}', CHAT, (7, ANSWER)),
         (b'{"min_tokens": 7}', ModelInfo("m", (), max_tokens=50), (4, 50)),
         (b"x" * 2_000_000, CHAT, (LONGEST_PROMPT, ANSWER)),
-        (b"x" * 2000, ModelInfo("m", (), context=100), (100, ANSWER)),
+        (b"x" * 2000, ModelInfo("m", (), context_length=100), (100, ANSWER)),
         (b'{"max_tokens": 7}', ModelInfo("m", (), task="embedding"), (4, 0)),
     ],
 )
@@ -137,14 +137,14 @@ def test_a_refusal_takes_nothing_of_any_limit() -> None:
 def test_who_has_no_limits_is_not_held_to_any() -> None:
     world = World(Rates())
     entry = Entry(key="free")
-    world.limiter.admit(entry, "chat", CHAT, b"", TRITON)
-    world.limiter.settle(entry)
-    assert (entry.admitted, entry.told) == (None, ())
+    world.limiter.reserve(entry, "chat", CHAT, b"", TRITON)
+    world.limiter.settle_request(entry)
+    assert (entry.reservation, entry.rate_limit_headers) == (None, ())
     world.end(world.ask(10**9))
 
 
 def test_a_request_that_is_too_long_for_a_limit_may_take_all_of_it() -> None:
-    world = World(Rates(tokens=(1000, 60.0), budget=5000))
+    world = World(Rates(tokens=(1000, 60.0), daily_budget=5000))
     world.end(world.ask(4000), Usage(2000, 0))
     assert world.left()["tokens"] == 0
     assert world.left()["budget"] == 3000
@@ -164,7 +164,7 @@ def test_a_model_has_limits_beside_those_of_the_key() -> None:
 def test_what_takes_no_tokens_takes_none() -> None:
     world = World()
     entry = Entry()
-    world.limiter.admit(entry, "chat", CHAT, None, TRITON)
+    world.limiter.reserve(entry, "chat", CHAT, None, TRITON)
     assert world.left() == {"concurrency": 1, "requests": 2, "tokens": 1000, "budget": 5000}
 
 
@@ -175,7 +175,7 @@ def test_each_holder_of_a_token_has_the_common_limits(monkeypatch: pytest.Monkey
 
     def asks(who: str) -> bool:
         try:
-            limiter.admit(Entry(key=who), "chat", CHAT, b"", TRITON)
+            limiter.reserve(Entry(key=who), "chat", CHAT, b"", TRITON)
         except RateLimited:
             return False
         return True
@@ -187,7 +187,7 @@ def test_each_holder_of_a_token_has_the_common_limits(monkeypatch: pytest.Monkey
     assert asks("jwt:c")
     assert not asks("jwt:a")
     assert asks("jwt:b")
-    assert limiter.budgets == {}
+    assert limiter.daily_budgets == {}
 
 
 # --- the end --------------------------------------------------------------------------------------
@@ -248,10 +248,10 @@ def test_nothing_leaks_whatever_happens(steps: list[tuple[str, int, int, bool]])
         world.end(entry, outcome="worker_error")
     world.now += 8 + used / 512 * 8
     counters = [
-        *world.accounts.counters("web", "", WIDE),
-        *world.accounts.counters("web", "other", NARROW),
+        *world.accounts.build_counters("web", "", WIDE),
+        *world.accounts.build_counters("web", "other", NARROW),
     ]
-    left = [one.standing(world.now).left for one in counters]
+    left = [one.get_status(world.now).remaining for one in counters]
     assert left == [5, 50, 4096, max(100_000 - used, 0), 2, 512]
 
 
@@ -281,7 +281,7 @@ def test_what_no_configuration_names_any_more_is_forgotten() -> None:
 
 def test_a_dialect_that_tells_what_is_left_tells_the_least_of_it() -> None:
     world = World(Rates((3, 60.0), (1000, 60.0)), other=Rates((2, 1.0)))
-    told = dict(world.ask(100, "other", OPENAI).told)
+    told = dict(world.ask(100, "other", OPENAI).rate_limit_headers)
     assert told == {
         "x-ratelimit-limit-requests": "2",
         "x-ratelimit-remaining-requests": "1",
@@ -290,9 +290,12 @@ def test_a_dialect_that_tells_what_is_left_tells_the_least_of_it() -> None:
         "x-ratelimit-remaining-tokens": "896",
         "x-ratelimit-reset-tokens": "7s",
     }
-    assert world.ask().told == ()
+    assert world.ask().rate_limit_headers == ()
     world = World(Rates((2, 60.0)), other=Rates((3, 1.0)))
-    assert dict(world.ask(100, "other", OPENAI).told)["x-ratelimit-limit-requests"] == "2"
+    assert (
+        dict(world.ask(100, "other", OPENAI).rate_limit_headers)["x-ratelimit-limit-requests"]
+        == "2"
+    )
 
 
 def test_a_refusal_tells_it_too() -> None:
@@ -300,13 +303,13 @@ def test_a_refusal_tells_it_too() -> None:
     world.ask()
     entry = Entry()
     with pytest.raises(RateLimited):
-        world.limiter.admit(entry, "chat", CHAT, b"", OPENAI)
-    assert dict(entry.told)["x-ratelimit-remaining-requests"] == "0"
-    assert entry.admitted is None
+        world.limiter.reserve(entry, "chat", CHAT, b"", OPENAI)
+    assert dict(entry.rate_limit_headers)["x-ratelimit-remaining-requests"] == "0"
+    assert entry.reservation is None
 
 
 def test_what_came_of_it_is_counted() -> None:
-    world = World(Rates((2, 60.0), None, 9, 5000), other=Rates(budget=100))
+    world = World(Rates((2, 60.0), None, 9, 5000), other=Rates(daily_budget=100))
     world.end(world.ask(100), Usage(30, 0))
     world.ask(20, "other")
     world.refused()
@@ -345,8 +348,8 @@ def test_a_request_costs_so_many_calls(rates: Rates, calls: int) -> None:
 
     sys.setprofile(count)
     try:
-        world.limiter.admit(entry, "chat", CHAT, body, TRITON)
-        world.limiter.settle(entry)
+        world.limiter.reserve(entry, "chat", CHAT, body, TRITON)
+        world.limiter.settle_request(entry)
     finally:
         sys.setprofile(None)
     assert counted - 1 <= calls  # but for that which ends the counting

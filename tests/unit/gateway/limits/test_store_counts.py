@@ -28,4 +28,4 @@ def test_how_it_goes_is_told() -> None:
 
 
 def test_one_process_that_does_not_share_is_told() -> None:
-    assert [one.merged for one in TOLD] == ["sum", "smallest"]
+    assert [one.merge_mode for one in TOLD] == ["sum", "smallest"]

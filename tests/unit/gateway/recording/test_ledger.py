@@ -52,10 +52,10 @@ def rows(path: Path) -> list[dict[str, Any]]:
 def written(path: Path, *records: Record, keep: float = FOREVER) -> None:
     ledger = Ledger(str(path), keep, now)
     for record in records:
-        ledger.tell(record)
+        ledger.record_usage(record)
     ledger.start()
     ledger.close(PATIENCE)
-    assert ledger.lost() == 0
+    assert ledger.count_dropped() == 0
 
 
 class Sounds(logging.Handler):
@@ -151,12 +151,12 @@ def test_old_rows_are_removed(tmp_path: Path) -> None:
 def test_old_rows_are_looked_for_once_an_hour(tmp_path: Path) -> None:
     file, moment = tmp_path / "usage.sqlite", now()
     ledger = Ledger(str(file), 200, lambda: moment)
-    ledger._write([RECORD])
+    ledger._write_batch([RECORD])
     moment += 3599
-    ledger._write([replace(RECORD, id="s")])
+    ledger._write_batch([replace(RECORD, id="s")])
     assert [row["id"] for row in rows(file)] == ["r", "s"]
     moment += 1
-    ledger._write([replace(RECORD, id="t", began=moment)])
+    ledger._write_batch([replace(RECORD, id="t", began=moment)])
     assert [row["id"] for row in rows(file)] == ["t"]
     ledger.close(PATIENCE)
 
@@ -164,12 +164,12 @@ def test_old_rows_are_looked_for_once_an_hour(tmp_path: Path) -> None:
 def test_a_file_that_is_taken_away_is_made_again(tmp_path: Path) -> None:
     file = tmp_path / "usage.sqlite"
     ledger = Ledger(str(file), FOREVER, now)
-    ledger._write([RECORD])
+    ledger._write_batch([RECORD])
     file.unlink()
-    ledger._write([replace(RECORD, id="s")])
+    ledger._write_batch([replace(RECORD, id="s")])
     assert [row["id"] for row in rows(file)] == ["s"]
     file.rename(tmp_path / "elsewhere.sqlite")
-    ledger._write([replace(RECORD, id="t")])
+    ledger._write_batch([replace(RECORD, id="t")])
     ledger.close(PATIENCE)
     assert [row["id"] for row in rows(file)] == ["t"]
 
@@ -181,14 +181,14 @@ def test_rows_wait_for_a_locked_file(tmp_path: Path, sounds: Sounds) -> None:
     with closing(sqlite3.connect(file, isolation_level=None)) as other:
         other.execute("BEGIN IMMEDIATE")
         ledger.start()
-        ledger.tell(replace(RECORD, id="s"))
+        ledger.record_usage(replace(RECORD, id="s"))
         sounds.hear(f"usage is not written to {file} for now: database is locked")
         other.execute("ROLLBACK")
         sounds.hear(f"usage is written to {file} again")
     ledger.close(PATIENCE)
     assert [row["id"] for row in rows(file)] == ["r", "s"]
     assert len(sounds.said) == 2
-    assert ledger.lost() == 0
+    assert ledger.count_dropped() == 0
 
 
 def _no_folder(file: Path) -> None:
@@ -215,10 +215,10 @@ def test_rows_that_can_never_be_written_are_counted_and_said(
 
     ledger = Ledger(str(folder / "usage.sqlite"), FOREVER, tried)
     ledger.start()
-    ledger.tell(RECORD)
+    ledger.record_usage(RECORD)
     assert again.wait(PATIENCE)
     ledger.close(PATIENCE)
-    assert ledger.lost() == 1
+    assert ledger.count_dropped() == 1
     began, ended = sounds.said
     assert began.startswith(f"usage is not written to {folder / 'usage.sqlite'} for now: ")
     assert ended == "usage: 1 rows are lost"
@@ -231,10 +231,10 @@ def test_what_was_lost_is_said_when_rows_are_written_again(
     folder = tmp_path / "folder"
     ledger = Ledger(str(folder / "usage.sqlite"), FOREVER, now)
     ledger.start()
-    ledger.tell(RECORD)
+    ledger.record_usage(RECORD)
     sounds.hear("usage is not written to")
-    ledger.tell(replace(RECORD, id="s"))
-    ledger.tell(replace(RECORD, id="t"))
+    ledger.record_usage(replace(RECORD, id="s"))
+    ledger.record_usage(replace(RECORD, id="t"))
     folder.mkdir()
     sounds.hear("usage: 1 rows are lost")
     ledger.close(PATIENCE)
@@ -248,11 +248,11 @@ def test_at_its_end_it_is_tried_once_more(
     folder = tmp_path / "folder"
     ledger = Ledger(str(folder / "usage.sqlite"), FOREVER, now)
     ledger.start()
-    ledger.tell(RECORD)
+    ledger.record_usage(RECORD)
     sounds.hear("usage is not written to")
     folder.mkdir()
     ledger.close(PATIENCE)
-    assert ledger.lost() == 0
+    assert ledger.count_dropped() == 0
     assert len(rows(folder / "usage.sqlite")) == 1
 
 
@@ -262,7 +262,7 @@ def test_a_file_that_never_was_one_is_let_go(tmp_path: Path, sounds: Sounds) -> 
     file.symlink_to("/dev/full")
     ledger = Ledger(str(file), FOREVER, now)
     ledger.start()
-    ledger.tell(RECORD)
+    ledger.record_usage(RECORD)
     sounds.hear("database or disk is full")
     file.unlink()
     sounds.hear("is written to")
@@ -282,9 +282,9 @@ def test_an_end_within_which_not_all_was_written_is_said(
 def test_rows_are_summed_while_they_are_written(tmp_path: Path) -> None:
     file = tmp_path / "usage.sqlite"
     ledger = Ledger(str(file), FOREVER, now)
-    ledger._write([RECORD])
+    ledger._write_batch([RECORD])
     assert [one.requests for one in sums(str(file), ["model"], 0)] == [1]
-    ledger._write([replace(RECORD, id="s")])
+    ledger._write_batch([replace(RECORD, id="s")])
     assert [one.requests for one in sums(str(file), ["model"], 0)] == [2]
     ledger.close(PATIENCE)
     assert not os.path.exists(f"{file}-wal")  # noqa: PTH110 - a text

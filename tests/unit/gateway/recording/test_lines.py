@@ -50,9 +50,9 @@ def pipe() -> Iterator[Pipe]:
 
 def test_exchanges_and_what_is_said_come_in_their_order(pipe: Pipe) -> None:
     lines = Lines(pipe.writes, 10)
-    lines.tell(Record("a", model="m"))
-    lines.say("and \ud800")
-    lines.tell(Record("b"))
+    lines.write_record(Record("a", model="m"))
+    lines.write_text("and \ud800")
+    lines.write_record(Record("b"))
     lines.start()
     assert lines.close(PATIENCE)
     first, said, second = pipe.rest().splitlines()
@@ -63,8 +63,8 @@ def test_exchanges_and_what_is_said_come_in_their_order(pipe: Pipe) -> None:
 
 def test_exchanges_have_no_lines_where_they_are_to_have_none(pipe: Pipe) -> None:
     lines = Lines(pipe.writes, 10, exchanges=False)
-    lines.tell(Record("a"))
-    lines.say("hello")
+    lines.write_record(Record("a"))
+    lines.write_text("hello")
     lines.start()
     assert lines.close(PATIENCE)
     assert pipe.rest() == b"hello\n"
@@ -77,7 +77,7 @@ def test_what_a_logger_says_comes_in_its_own_form_for_as_long_as_that_lasts(pipe
     logger.handlers, logger.propagate = [handler], False
     lines = Lines(pipe.writes, 10)
     lines.start()
-    with lines.taking_over(logger):
+    with lines.capture_logger(logger):
         logger.warning("here: %d", 1)
     assert logger.handlers == [handler]
     logger.handlers, logger.propagate = [], True
@@ -89,8 +89,8 @@ def test_a_full_pipe_costs_lines_and_says_how_many_when_it_flows_again(pipe: Pip
     filled = pipe.fill()
     lines = Lines(pipe.writes, 2)
     for name in "abcde":
-        lines.tell(Record(name))
-    assert lines.lost() == 3
+        lines.write_record(Record(name))
+    assert lines.count_dropped() == 3
     lines.start()
     assert not lines.close(0.1)
     assert os.read(pipe.reads, filled) == b"." * filled
@@ -106,16 +106,16 @@ def test_lines_for_a_reader_that_is_gone_are_counted(pipe: Pipe) -> None:
     os.close(pipe.reads)
     pipe.reads = -1
     lines = Lines(pipe.writes, 10)
-    lines.tell(Record("a"))
-    lines.tell(Record("b"))
+    lines.write_record(Record("a"))
+    lines.write_record(Record("b"))
     lines.start()
     assert lines.close(PATIENCE)
-    assert lines.lost() == 2
+    assert lines.count_dropped() == 2
 
 
 def test_the_log_is_standard_error(capfd: pytest.CaptureFixture[str]) -> None:
     with the_log(10, exchanges=True) as lines:
-        lines.tell(Record("a"))
+        lines.write_record(Record("a"))
     assert capfd.readouterr().err == '{"id":"a"}\n'
 
 
@@ -147,9 +147,9 @@ def test_lines_that_are_together_are_cut_where_no_other_process_gets_in_between(
 def test_what_the_gateway_says_and_its_exchanges_stay_in_their_order(pipe: Pipe) -> None:
     lines = Lines(pipe.writes, 10)
     for one in (Record("a"), Record("b")):
-        lines.tell(one)
-    lines.say("said")
-    lines.tell(Record("c"))
+        lines.write_record(one)
+    lines.write_text("said")
+    lines.write_record(Record("c"))
     lines.start()
     assert lines.close(PATIENCE)
     assert pipe.rest() == b'{"id":"a"}\n{"id":"b"}\nsaid\n{"id":"c"}\n'

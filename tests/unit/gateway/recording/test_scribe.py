@@ -31,12 +31,12 @@ def test_what_is_put_is_written_in_its_order_and_in_batches() -> None:
     scribe = Scribe("test", 10_000, slow.write)
     slow.may.set()
     for number in range(2500):
-        scribe.put(number)
+        scribe.enqueue(number)
     scribe.start()
     assert scribe.close(PATIENCE)
     assert [len(batch) for batch in slow.batches] == [1000, 1000, 500]
     assert [one for batch in slow.batches for one in batch] == list(range(2500))
-    assert scribe.lost == 0
+    assert scribe.dropped == 0
 
 
 def test_it_wakes_for_what_comes_while_it_sleeps() -> None:
@@ -46,7 +46,7 @@ def test_it_wakes_for_what_comes_while_it_sleeps() -> None:
     slow.may.set()
     for number in range(3):
         slow.begun.clear()
-        scribe.put(number)
+        scribe.enqueue(number)
         assert slow.begun.wait(PATIENCE)
     assert scribe.close(PATIENCE)
     assert [one for batch in slow.batches for one in batch] == [0, 1, 2]
@@ -65,7 +65,7 @@ def test_what_comes_while_it_gathers_wakes_nobody(monkeypatch: pytest.MonkeyPatc
     scribe.start()
     began = time.monotonic()
     while time.monotonic() - began < 1.2:
-        scribe.put(1)
+        scribe.enqueue(1)
         time.sleep(0.001)
     assert len(woken) <= 1
     assert scribe.close(PATIENCE)
@@ -75,32 +75,32 @@ def test_what_there_is_no_room_for_is_counted_and_nobody_waits() -> None:
     slow = Slow()
     scribe = Scribe("test", 5, slow.write)
     scribe.start()
-    scribe.put(0)
+    scribe.enqueue(0)
     assert slow.begun.wait(PATIENCE)
     for number in range(1, 9):
-        scribe.put(number)
-    assert scribe.lost == 3
+        scribe.enqueue(number)
+    assert scribe.dropped == 3
     slow.may.set()
     assert scribe.close(PATIENCE)
     assert slow.batches == [[0], [1, 2, 3, 4, 5]]
-    assert scribe.lost == 3
+    assert scribe.dropped == 3
 
 
 def test_what_is_given_up_is_counted_too() -> None:
     slow = Slow(given_up=1)
     slow.may.set()
     scribe = Scribe("test", 5, slow.write)
-    scribe.put(1)
+    scribe.enqueue(1)
     scribe.start()
     assert scribe.close(PATIENCE)
-    assert scribe.lost == 1
+    assert scribe.dropped == 1
 
 
 def test_an_end_is_waited_for_only_so_long() -> None:
     slow = Slow()
     scribe = Scribe("test", 5, slow.write)
     scribe.start()
-    scribe.put(1)
+    scribe.enqueue(1)
     assert slow.begun.wait(PATIENCE)
     assert not scribe.close(0.01)
     slow.may.set()

@@ -65,7 +65,7 @@ class Traced:
     def begin(self, flags: str = "") -> Record:
         record = replace(RECORD)
         said = {"traceparent": f"00-{TRACE}-{SPAN}-{flags}"} if flags else {}
-        self.follower.begin(record, Http(said))
+        self.follower.start_trace(record, Http(said))
         return record
 
 
@@ -87,18 +87,18 @@ def test_only_who_is_trusted_decides_what_is_sampled(
 ) -> None:
     found = Traced(share, trust=trust)
     record = found.begin(flags)
-    assert (found.follower.of(record) is not None) == traced
+    assert (found.follower.get_trace(record) is not None) == traced
     assert bool(record.span) == traced
-    found.follower.tell(record)
+    found.follower.end_trace(record)
     assert len(found.put) == traced
-    assert found.follower.of(record) is None
+    assert found.follower.get_trace(record) is None
 
 
 def test_an_exchange_that_ended_is_put_once() -> None:
     found = Traced(1)
     record = found.begin()
-    found.follower.tell(record)
-    found.follower.tell(record)
+    found.follower.end_trace(record)
+    found.follower.end_trace(record)
     assert len(found.put) == 1
 
 
@@ -106,15 +106,15 @@ def one(record: Record, *, trust: bool = False, request: Any = None) -> list[Spa
     """The spans of an exchange that two workers were asked for."""
     found = Traced(1, trust=trust)
     begun = found.begin("01")
-    trace = found.follower.of(begun)
+    trace = found.follower.get_trace(begun)
     assert trace is not None
     if request is not None:
-        trace.wants(request)
-        trace.asks("http://[::1]:8001")
-        trace.ends(WorkerUnreachable("no"))
-        trace.ends(None)
-        trace.asks("https://worker.example/base")
-        trace.ends(None)
+        trace.set_request(request)
+        trace.start_attempt("http://[::1]:8001")
+        trace.end_attempt(WorkerUnreachable("no"))
+        trace.end_attempt(None)
+        trace.start_attempt("https://worker.example/base")
+        trace.end_attempt(None)
     trace.record = replace(record, trace=begun.trace, span=begun.span)
     return [*spans(trace, RELEASED)]
 
@@ -186,10 +186,10 @@ def figures(version: Any, *records: Record) -> dict[str, dict[str, Any]]:
     """The attributes of each metric's last point, with its sum."""
     found = Figures(version, 1.0)
     for record in records:
-        found.tell(record)
+        found.record_request(record)
     return {
         metric.name: {**told(point.attributes), "sum": point.sum, "count": point.count}
-        for metric in found.metrics(2.0)
+        for metric in found.build_metrics(2.0)
         for point in metric.histogram.data_points
     }
 
@@ -251,8 +251,8 @@ def test_figures_are_bounded_whatever_names_come() -> None:
     many = (replace(RECORD, model=f"m{n}", usage=None, first_token=None) for n in range(1500))
     found = Figures(RELEASED, 1.0)
     for record in many:
-        found.tell(record)
-    points = [one for metric in found.metrics(2.0) for one in metric.histogram.data_points]
+        found.record_request(record)
+    points = [one for metric in found.build_metrics(2.0) for one in metric.histogram.data_points]
     assert len(points) == 2002
     others = [one for one in points if told(one.attributes)["gen_ai.request.model"] == "_other"]
     assert [one.count for one in others] == [500, 500]

@@ -36,7 +36,7 @@ def test_a_traceparent_is_of_its_form_or_none(said: str, found: Parent | None) -
 def test_a_state_is_kept_where_a_header_can_hold_it(state: str, kept: str) -> None:
     found = parent({"traceparent": f"00-{TRACE}-{SPAN}-01", "tracestate": state})
     assert found is not None
-    assert found.state == kept
+    assert found.tracestate == kept
 
 
 def test_a_state_alone_says_nothing() -> None:

@@ -81,16 +81,16 @@ def test_what_was_not_taken_is_counted() -> None:
     with Collector(400) as collector:
         sending = Spans(collector.url, {}, 10, SENDER, RELEASED)
         for number in range(12):
-            sending.put(traced(number))
+            sending.enqueue(traced(number))
         sending.start()
         assert sending.close(10)
-        assert sending.lost() == 12
+        assert sending.count_dropped() == 12
     with Collector() as collector:
         sending = Spans(collector.url, {}, 10, SENDER, RELEASED)
         sending.start()
-        sending.put(traced(1))
+        sending.enqueue(traced(1))
         assert sending.close(10)
-        assert sending.lost() == 0
+        assert sending.count_dropped() == 0
     assert [one.span_id[-1] for one in collector.spans()] == [1]
 
 
@@ -105,9 +105,9 @@ def test_figures_are_sent_again_and_again() -> None:
 
 def test_figures_are_sent_a_last_time() -> None:
     figures = Figures(RELEASED, 1.0)
-    figures.tell(Record("r", operation="chat", duration=0.5))
+    figures.record_request(Record("r", operation="chat", duration=0.5))
     with Collector() as collector:
-        push = Push(collector.url, {}, 60.0, SENDER, lambda: figures.metrics(2.0))
+        push = Push(collector.url, {}, 60.0, SENDER, lambda: figures.build_metrics(2.0))
         push.start()
         assert push.close(10)
     assert "gen_ai.server.request.duration" in collector.metrics()

@@ -20,7 +20,7 @@ def make() -> MakeCall:
     """Resolves the path as the server does; ``body`` is JSON's meaning, or bytes."""
 
     def call(path: str, body: Any = b"", *, method: str = "POST") -> Call:
-        found = PATHS.find(method, path)
+        found = PATHS.find_endpoint(method, path)
         raw = body if isinstance(body, bytes) else msgspec.json.encode(body)
         return Call(found.endpoint, found.params, {}, "", raw, path)
 

@@ -35,13 +35,13 @@ HELLO: list[Event] = [
 
 def encoder(make: Any, about: About, *, dialect: Databricks = DIALECT, **body: Any) -> Encoder:
     call = make(PATH, body)
-    return dialect.encoder(call, dialect.decode(call), about)
+    return dialect.create_encoder(call, dialect.decode_request(call), about)
 
 
 def whole(of: Encoder, events: Sequence[Event]) -> bytes:
     fold = Fold()
     fold.add(events)
-    return of.whole(fold.result()).body
+    return of.encode_unary(fold.result()).body
 
 
 def test_a_chat(make: Any, about: About) -> None:
@@ -96,7 +96,7 @@ FIRST = chunk(b'{"role":"assistant","content":""}')
 def test_a_stream_tells_usage_in_its_last_chunk(make: Any, about: About) -> None:
     of = encoder(make, about, messages=HI, stream=True)
     assert of.content_type == "text/event-stream; charset=utf-8"
-    assert b"".join(of.write([event]) for event in HELLO) == (
+    assert b"".join(of.encode_events([event]) for event in HELLO) == (
         FIRST
         + chunk(b'{"content":"Hello"}')
         + chunk(b'{"content":" world"}')
@@ -109,12 +109,12 @@ def test_a_stream_tells_usage_in_its_last_chunk(make: Any, about: About) -> None
 def test_a_stream_tells_usage_as_it_was_asked_to(make: Any, about: About) -> None:
     options = {"include_usage": True}
     of = encoder(make, about, messages=HI, stream=True, stream_options=options)
-    lines = of.write(HELLO).split(b"\n\n")
+    lines = of.encode_events(HELLO).split(b"\n\n")
     assert all(b'"usage":null' in line for line in lines[:5])
     assert b'"choices":[]' + USAGE in lines[5]
     assert lines[6:] == [b"data: [DONE]", b""]
     silent = encoder(make, about, messages=HI, stream=True, stream_options={"include_usage": False})
-    assert b"usage" not in silent.write(HELLO)
+    assert b"usage" not in silent.encode_events(HELLO)
 
 
 def test_nothing_but_data_in_a_stream(make: Any, about: About) -> None:
@@ -123,7 +123,7 @@ def test_nothing_but_data_in_a_stream(make: Any, about: About) -> None:
         Text("a", 0), Text("b", 1), Thought("c", 0), CallStart(1, 0, "c1", "f"), End("eos", 0),
         End("tool_calls", 1), Usage(1, 2), Done(),
     ]  # fmt: skip
-    data = of.write(events)
+    data = of.encode_events(events)
     assert {line[:6] for line in data.splitlines() if line} == {b"data: "}
     assert data.count(b'"role":"assistant"') == 2
     assert data.count(b'"usage"') == 1
@@ -131,8 +131,8 @@ def test_nothing_but_data_in_a_stream(make: Any, about: About) -> None:
 
 def test_an_error_in_a_stream_has_the_shape_that_clients_raise_on(make: Any, about: About) -> None:
     of = encoder(make, about, messages=HI, stream=True)
-    of.write(HELLO[:2])
-    data = of.error(StreamBroken("the worker's answer stopped before its end"))
+    of.encode_events(HELLO[:2])
+    data = of.encode_error_event(StreamBroken("the worker's answer stopped before its end"))
     assert data.startswith(b'data: {"error":{"message":"the worker')
     error = msgspec.json.decode(data[6:])["error"]
     assert error["type"] == "server_error"
@@ -168,7 +168,7 @@ def test_what_an_index_counts(make: Any, about: About, by: Any, indexes: list[in
         zip(indexes, "wxyz", strict=True)
     )
 
-    stream = encoder(make, about, dialect=dialect, **asked, stream=True).write(TWICE)
+    stream = encoder(make, about, dialect=dialect, **asked, stream=True).encode_events(TWICE)
     chunks = [msgspec.json.decode(one[6:]) for one in stream.split(b"\n\n")[:-2]]
     choices = [one["choices"][0] for one in chunks]
     assert [one["index"] for one in choices if one["text"]] == indexes
@@ -192,7 +192,7 @@ def test_echo_comes_first_and_suffix_last(make: Any, about: About) -> None:
     ]  # fmt: skip
     said: dict[str, Any] = {"prompt": "a", "echo": True, "suffix": "<e>"}
     assert b'"text":"aHi<e>"' in whole(encoder(make, about, **said), events)
-    chunks = encoder(make, about, **said, stream=True).write(events).split(b"\n\n")
+    chunks = encoder(make, about, **said, stream=True).encode_events(events).split(b"\n\n")
     texts = [msgspec.json.decode(c[6:])["choices"][0]["text"] for c in chunks[:-2]]
     assert texts == ["a", "Hi", "<e>", ""]
 
@@ -203,7 +203,7 @@ VECTORS: list[Event] = [Vector(0, (3.0, 0.5)), Vector(1, (1.0, -0.25)), Usage(3)
 def test_embeddings(make: Any, about: About) -> None:
     of = encoder(make, about, input=["a b", "c"])
     assert of.headers() == (("served-model-name", "m-a"),)
-    assert of.write(VECTORS) == b""
+    assert of.encode_events(VECTORS) == b""
     assert whole(of, VECTORS) == (
         b'{"object":"list","data":[{"object":"embedding","index":0,"embedding":[3.0,0.5]},'
         b'{"object":"embedding","index":1,"embedding":[1.0,-0.25]}],"model":"llama-3-8b",'

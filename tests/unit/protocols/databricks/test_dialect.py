@@ -45,27 +45,32 @@ EMB = ModelInfo(
     "ep-emb",
     (VersionInfo("1", "gte", 100, ready=False),),
     task="embedding",
-    options={"databricks": {"pay_per_token": True}},
+    protocol_options={"databricks": {"pay_per_token": True}},
 )
 
 
 class Listing:
     ready = True
 
-    def models(self) -> Sequence[ModelInfo]:
+    def list_models(self) -> Sequence[ModelInfo]:
         return [AB, EMB]
 
-    def find(self, model: str, version: str | None = None) -> ModelInfo:
-        for info in self.models():
+    def find_model(self, model: str, version: str | None = None) -> ModelInfo:
+        for info in self.list_models():
             if model == info.name:
                 return info
         raise ModelNotFound("no", model=model)
 
 
 def test_it_is_a_dialect() -> None:
-    dialect = Mount(Databricks()).dialect
+    dialect = Mount(Databricks()).adapter
     assert dialect.name == "databricks"
-    assert dialect.roots == ("/serving-endpoints", "/api/2.0", "/ai-gateway", "/.well-known")
+    assert dialect.path_prefixes == (
+        "/serving-endpoints",
+        "/api/2.0",
+        "/ai-gateway",
+        "/.well-known",
+    )
     with pytest.raises(ValueError, match="it has 2026"):
         Databricks("1999")
     with pytest.raises(ValueError, match="strict or lenient"):
@@ -118,7 +123,7 @@ NO_ENDPOINT = (
     ],
 )
 def test_refusals(error: GatewayError, status: int, code: str, message: str) -> None:
-    reply = Databricks().refuse(error, None)
+    reply = Databricks().encode_error(error, None)
     assert reply.status == status
     body = msgspec.json.decode(reply.body)
     assert list(body.items()) == [("error_code", code), ("message", message)]
@@ -138,17 +143,17 @@ def test_refusals(error: GatewayError, status: int, code: str, message: str) -> 
     ],
 )
 def test_clients_read_whole_seconds_only(error: GatewayError, seconds: str) -> None:
-    assert dict(Databricks().refuse(error, None).headers)["Retry-After"] == seconds
+    assert dict(Databricks().encode_error(error, None).headers)["Retry-After"] == seconds
 
 
 def test_a_wrong_method_names_the_right_ones() -> None:
-    reply = Databricks().refuse(MethodNotAllowed("m", allowed=("GET", "POST")), None)
+    reply = Databricks().encode_error(MethodNotAllowed("m", allowed=("GET", "POST")), None)
     assert dict(reply.headers)["Allow"] == "GET, POST"
 
 
 def inform(make: Any, path: str) -> Any:
     call = make(path, method="GET")
-    reply = Databricks().inform(call, Listing())
+    reply = Databricks().handle_info_request(call, Listing())
     assert reply.status == 200
     return msgspec.json.decode(reply.body)
 
@@ -184,7 +189,7 @@ def test_one_endpoint(make: Any) -> None:
     assert found["permission_level"] == "CAN_QUERY"
     call = make("/api/2.0/serving-endpoints/nope", method="GET")
     with pytest.raises(ModelNotFound):
-        Databricks().inform(call, Listing())
+        Databricks().handle_info_request(call, Listing())
 
 
 def test_an_endpoint_without_versions_has_no_traffic() -> None:
@@ -216,7 +221,7 @@ def test_models(make: Any, root: str) -> None:
 
 def test_the_first_call_of_every_client_needs_no_key(make: Any) -> None:
     call = make("/.well-known/databricks-config", method="GET")
-    assert call.endpoint.open
+    assert call.endpoint.public
     assert inform(make, "/.well-known/databricks-config") == {}
 
 
@@ -229,7 +234,7 @@ def test_a_path_may_name_the_entity_that_is_asked(make: Any) -> None:
 
 
 def test_names(make: Any) -> None:
-    names = Databricks().names(make("/serving-endpoints/m/invocations"))
+    names = Databricks().field_names(make("/serving-endpoints/m/invocations"))
     assert names["stopping.max_tokens"] == "max_tokens"
     assert names["sampling.top_k"] == "top_k"
     assert names["stopping.overflow"] == "error_behavior"

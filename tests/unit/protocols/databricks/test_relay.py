@@ -38,7 +38,9 @@ class Desk:
         self._make, self.about = make, about
 
     def relay(self, path: str, body: Any, client: Dialect | None = None) -> Relay | None:
-        return Databricks().relay(client or Databricks(), self._make(path, body), self.about)
+        return Databricks().prepare_passthrough(
+            client or Databricks(), self._make(path, body), self.about
+        )
 
     def taken(self, path: str, body: Any, client: Dialect | None = None) -> Relay:
         relay = self.relay(path, body, client)
@@ -67,20 +69,20 @@ def desk(make: MakeCall, about: About) -> Desk:
 def test_the_path_of_an_endpoint_names_the_model(
     desk: Desk, path: str, body: dict[str, Any]
 ) -> None:
-    wire = desk.taken(path, body).wire
+    wire = desk.taken(path, body).upstream_request
     assert wire.path == SERVED
     assert wire.body == json.dumps(body, separators=(",", ":")).encode()
 
 
 def test_the_body_says_nothing_where_the_path_does(desk: Desk) -> None:
-    assert json.loads(desk.taken(ENDPOINT, CHAT | {"model": "x"}).wire.body) == CHAT
+    assert json.loads(desk.taken(ENDPOINT, CHAT | {"model": "x"}).upstream_request.body) == CHAT
 
 
 @pytest.mark.parametrize("root", ["/serving-endpoints", "/ai-gateway/mlflow/v1"])
 def test_the_paths_of_openais_clients_are_kept_apart(desk: Desk, root: str) -> None:
     for path, body in ((CHATS, CHAT), (TEXTS, TEXT), (EMBEDS, EMBED)):
         called = root + path.removeprefix("/serving-endpoints")
-        wire = desk.taken(called, {"model": "ep-ab", **body}).wire
+        wire = desk.taken(called, {"model": "ep-ab", **body}).upstream_request
         assert wire.path == path
         assert json.loads(wire.body) == {"model": "llama-3-8b", **body}
 
@@ -132,7 +134,7 @@ def test_another_dialects_client_is_translated(desk: Desk) -> None:
 
 @pytest.mark.parametrize("name", ["", ".", ".."])
 def test_what_no_path_can_name_is_not_passed_on(desk: Desk, name: str) -> None:
-    desk.about = replace(desk.about, served_model=name)
+    desk.about = replace(desk.about, backend_model=name)
     assert desk.relay(ENDPOINT, CHAT) is None
 
 
@@ -147,10 +149,10 @@ def test_silence_is_what_the_listener_takes_it_for(desk: Desk) -> None:
 
 
 def test_the_headers_are_those_of_any_answer(desk: Desk) -> None:
-    stream = dict(desk.taken(ENDPOINT, CHAT | {"stream": True}).headers())
+    stream = dict(desk.taken(ENDPOINT, CHAT | {"stream": True}).build_headers())
     assert stream["Content-Type"] == "text/event-stream; charset=utf-8"
     assert stream["served-model-name"] == "m-a"
-    assert desk.taken(ENDPOINT, EMBED).headers() == (
+    assert desk.taken(ENDPOINT, EMBED).build_headers() == (
         ("Content-Type", "application/json"),
         ("served-model-name", "m-a"),
     )
@@ -172,12 +174,12 @@ CHUNKS = (
 
 
 def test_an_answer_names_the_model_that_served(desk: Desk) -> None:
-    passage = desk.taken(ENDPOINT, CHAT).passage()
+    passage = desk.taken(ENDPOINT, CHAT).create_reader()
     passage.feed([ANSWER])
     data, events = passage.close()
     assert data == ANSWER.replace(b"meta-llama-072424", b"llama-3-8b")
     assert isinstance(events[-1], Done)
-    stream = desk.taken(ENDPOINT, CHAT | {"stream": True}).passage()
+    stream = desk.taken(ENDPOINT, CHAT | {"stream": True}).create_reader()
     data, events = stream.feed([CHUNKS])
     assert data == CHUNKS.replace(b"meta-llama-072424", b"llama-3-8b")
     assert [e.text for e in events if isinstance(e, Text)] == ["Hi"]
@@ -186,13 +188,13 @@ def test_an_answer_names_the_model_that_served(desk: Desk) -> None:
 
 def test_vectors_name_the_model_that_served(desk: Desk) -> None:
     body = b'{"id":"e","data":[{"embedding":[1.50]},{"embedding":[2]}],"model":"gte"}'
-    passage = desk.taken(ENDPOINT, EMBED).passage()
+    passage = desk.taken(ENDPOINT, EMBED).create_reader()
     passage.feed([body])
     assert passage.close()[0] == body.replace(b"gte", b"llama-3-8b")
 
 
 def test_a_stream_that_is_cut_is_told(desk: Desk) -> None:
-    passage = desk.taken(ENDPOINT, CHAT | {"stream": True}).passage()
+    passage = desk.taken(ENDPOINT, CHAT | {"stream": True}).create_reader()
     passage.feed([CHUNKS[:100]])
     with pytest.raises(StreamBroken):
         passage.close()
@@ -203,7 +205,7 @@ def test_what_is_told_in_place_of_an_answer_is_read_by_its_code(desk: Desk) -> N
         b'{"error_code":"BAD_REQUEST","message":"the prompt has 9 tokens, the model\'s limit is 8"}'
     )
     for body in (CHAT, EMBED):
-        passage = desk.taken(ENDPOINT, body).passage()
+        passage = desk.taken(ENDPOINT, body).create_reader()
         passage.feed([said])
         with pytest.raises(ContextTooLong):
             passage.close()

@@ -32,7 +32,7 @@ HI = [{"role": "user", "content": "say hi"}]
 
 
 def generation(call: Call, dialect: Databricks | None = None) -> GenerateRequest:
-    request = (dialect or Databricks()).decode(call)
+    request = (dialect or Databricks()).decode_request(call)
     assert isinstance(request, GenerateRequest)
     return request
 
@@ -41,9 +41,9 @@ def answered(dialect: Databricks, call: Call) -> Request | Reply:
     """As the server: first ``peek`` and then ``decode``."""
     try:
         dialect.peek(call)
-        return dialect.decode(call)
+        return dialect.decode_request(call)
     except GatewayError as error:
-        return dialect.refuse(error, call)
+        return dialect.encode_error(error, call)
 
 
 def refused(call: Call, dialect: Databricks | None = None) -> tuple[int, str, str]:
@@ -143,7 +143,7 @@ def test_vectors_are_never_streamed(make: Any) -> None:
     dialect = Databricks(stream_default=True)
     call = make(PATH, {"input": "a"})
     assert dialect.peek(call) == Envelope("mock")
-    assert isinstance(dialect.decode(call), EmbedRequest)
+    assert isinstance(dialect.decode_request(call), EmbedRequest)
     body = {"model": "gte", "input": "a", "stream": True}
     assert dialect.peek(make(EMBED, body)) == Envelope("gte")
 
@@ -420,7 +420,7 @@ def test_every_field_of_a_completion(make: Any) -> None:
         "use_raw_prompt": True,
     }
     request = generation(make(PATH, body))
-    assert (request.kind, request.prompts, request.choices) == ("completion", ("a", "b"), 4)
+    assert (request.kind, request.prompts, request.choice_count) == ("completion", ("a", "b"), 4)
     assert (request.stopping.max_tokens, request.stopping.stop) == (7, ("x",))
     assert request.stopping.overflow == "truncate"
     assert (request.sampling.temperature, request.sampling.top_k) == (0.0, 3)
@@ -491,7 +491,7 @@ def test_what_openais_completion_client_sends(make: Any) -> None:
 
 
 def test_embeddings(make: Any) -> None:
-    request = Databricks().decode(make(PATH, {"input": ["a b", "c"], "instruction": "q: "}))
+    request = Databricks().decode_request(make(PATH, {"input": ["a b", "c"], "instruction": "q: "}))
     assert isinstance(request, EmbedRequest)
     assert (request.model, request.inputs) == ("mock", ("a b", "c"))
     assert request.instruction == "q: "
@@ -500,7 +500,7 @@ def test_embeddings(make: Any) -> None:
 
 def test_embeddings_of_openais_client(make: Any) -> None:
     body = {"model": "gte", "input": "a", "encoding_format": "base64"}
-    request = Databricks().decode(make(EMBED, body))
+    request = Databricks().decode_request(make(EMBED, body))
     assert isinstance(request, EmbedRequest)
     assert (request.model, request.encoding) == ("gte", "base64")
 
@@ -528,7 +528,7 @@ def test_embedding_refused(make: Any, given: Any) -> None:
 def test_the_model(make: Any, path: str, body: Any, model: str) -> None:
     call = make(path, body)
     assert Databricks().peek(call).model == model
-    assert Databricks().decode(call).model == model
+    assert Databricks().decode_request(call).model == model
 
 
 def test_the_model_is_needed_where_the_path_does_not_say(make: Any) -> None:
@@ -538,7 +538,7 @@ def test_the_model_is_needed_where_the_path_does_not_say(make: Any) -> None:
 
 # --- what is a rule of the model's ----------------------------------------------------------------
 
-PAID = ModelInfo("ep-ppt", (), options={"databricks": {"pay_per_token": True}})
+PAID = ModelInfo("ep-ppt", (), protocol_options={"databricks": {"pay_per_token": True}})
 PROVISIONED = ModelInfo("mock", ())
 ONE = "n must be 1 on a pay-per-token endpoint, got 2"
 ONLY_THERE = "error_behavior is accepted by pay-per-token endpoints only"
@@ -565,9 +565,9 @@ ONLY_THERE = "error_behavior is accepted by pay-per-token endpoints only"
 def test_what_a_model_takes(make: Any, model: ModelInfo, body: Any, said: str) -> None:
     call = make(PATH, body)
     if not said:
-        Databricks().decode(call, model)
+        Databricks().decode_request(call, model)
         return
     with pytest.raises(InvalidParameter) as caught:
-        Databricks().decode(call, model)
+        Databricks().decode_request(call, model)
     assert caught.value.message == said
-    assert Databricks().refuse(caught.value, call).status == 400
+    assert Databricks().encode_error(caught.value, call).status == 400

@@ -49,7 +49,7 @@ def text(**fields: Any) -> GenerateRequest:
 
 def sent(request: Request, **options: Any) -> Any:
     """The body, less the messages or the prompt where they are the plain ones."""
-    wire = Databricks(**options).encode(request)
+    wire = Databricks(**options).encode_request(request)
     assert (wire.method, wire.path) == ("POST", "/serving-endpoints/ep/invocations")
     assert wire.headers == (("Content-Type", "application/json"),)
     body = json.loads(wire.body)
@@ -61,15 +61,15 @@ def sent(request: Request, **options: Any) -> Any:
 
 def lost(request: Request, **options: Any) -> set[tuple[str, str]]:
     """Where and how."""
-    found = Databricks(**options).losses(request, {})
+    found = Databricks(**options).unsupported_parameters(request, {})
     return {(loss.path or loss.field, loss.reason) for loss in found}
 
 
 def test_silence_is_never_left_to_the_endpoint() -> None:
     """It streams, or does not, as it likes."""
-    body = json.loads(Databricks().encode(chat()).body)
+    body = json.loads(Databricks().encode_request(chat()).body)
     assert body == {"messages": HI, "stream": False}
-    body = json.loads(Databricks().encode(chat(stream=True)).body)
+    body = json.loads(Databricks().encode_request(chat(stream=True)).body)
     assert body == {"messages": HI, "stream": True}
     assert "stream" not in sent(EmbedRequest(model="ep", inputs=("a",)))
 
@@ -234,12 +234,12 @@ def test_what_was_read_is_written_again(make: Any) -> None:
         "client_request_id": "c",
     }
     dialect = Databricks()
-    read = dialect.decode(make("/serving-endpoints/ep/invocations", body))
+    read = dialect.decode_request(make("/serving-endpoints/ep/invocations", body))
     request = GenerateRequest(
         **{name: getattr(read, name) for name in read.__struct_fields__} | {"source": "databricks"}
     )
-    assert json.loads(dialect.encode(request).body) == body
-    assert dialect.losses(request, {}) == ()
+    assert json.loads(dialect.encode_request(request).body) == body
+    assert dialect.unsupported_parameters(request, {}) == ()
 
 
 def test_conversations_are_written() -> None:
@@ -263,7 +263,7 @@ def test_conversations_are_written() -> None:
         {"role": "tool", "content": "42", "tool_call_id": "c1"},
         {"role": "assistant", "content": "well"},
     ]  # fmt: skip
-    assert [loss.detail for loss in Databricks().losses(request, {})] == [
+    assert [loss.detail for loss in Databricks().unsupported_parameters(request, {})] == [
         "audio, refusals",
         "names",
         "earlier reasoning",
@@ -278,7 +278,9 @@ def test_there_are_no_more_tools_than_may_be_and_the_chosen_one_is_among_them() 
         request = chat(tools=tools, tool_choice=choice)
         names = [tool["function"]["name"] for tool in sent(request)["tools"]]
         assert (len(names), names[0]) == (32, first)
-        assert Databricks().losses(request, {}) == (Loss("tools", "clamped", "33 to 32", "tools"),)
+        assert Databricks().unsupported_parameters(request, {}) == (
+            Loss("tools", "clamped", "33 to 32", "tools"),
+        )
     few = chat(tools=tools, tool_choice=AllowedTools("auto", ("t32",)))
     assert [tool["function"]["name"] for tool in sent(few)["tools"]] == ["t32"]
     assert lost(few) == set()
@@ -324,7 +326,7 @@ def test_embeddings(request_: EmbedRequest, body: dict[str, Any], losses: Lost) 
 )
 def test_token_ids_are_no_text(request_: Request, param: str) -> None:
     with pytest.raises(Unsupported) as caught:
-        Databricks().encode(request_)
+        Databricks().encode_request(request_)
     assert caught.value.param == param
 
 
@@ -333,7 +335,7 @@ def test_token_ids_are_no_text(request_: Request, param: str) -> None:
     [("gte-large", "gte-large"), ("a/b c?", "a%2Fb%20c%3F"), ("é", "%C3%A9"), ("..a", "..a")],
 )
 def test_a_name_is_one_segment(model: str, segment: str) -> None:
-    wire = Databricks().encode(chat(model=model))
+    wire = Databricks().encode_request(chat(model=model))
     assert wire.path == f"/serving-endpoints/{segment}/invocations"
     assert b"model" not in wire.body
 
@@ -341,17 +343,19 @@ def test_a_name_is_one_segment(model: str, segment: str) -> None:
 @pytest.mark.parametrize("model", ["", ".", ".."])
 def test_a_name_that_would_lead_elsewhere(model: str) -> None:
     with pytest.raises(ModelNotFound):
-        Databricks().encode(chat(model=model))
+        Databricks().encode_request(chat(model=model))
 
 
 def test_losses_bear_the_clients_names() -> None:
     names = {"n": "choices", "sampling.seed": "random_seed"}
-    assert set(Databricks().losses(text(n=2, sampling=Sampling(seed=1)), names)) == {
+    assert set(
+        Databricks().unsupported_parameters(text(n=2, sampling=Sampling(seed=1)), names)
+    ) == {
         Loss("choices", "dropped", "those of one prompt have one index", "n"),
         Loss("random_seed", "dropped", path="sampling.seed"),
     }
 
 
 def test_the_probe() -> None:
-    probe = Databricks().probe
+    probe = Databricks().health_request
     assert (probe.method, probe.path, probe.body) == ("GET", "/api/2.0/serving-endpoints", b"")

@@ -106,7 +106,7 @@ ANSWERS: list[tuple[str, str, Request, list[Event]]] = [
 
 def read(wire: str | bytes, request: Request = CHAT, size: int = 1 << 20) -> list[Event]:
     data = wire if isinstance(wire, bytes) else wire.encode()
-    decoder = Databricks().decoder(request)
+    decoder = Databricks().create_decoder(request)
     events: list[Event] = []
     for start in range(0, len(data), size):
         events += decoder.feed(data[start : start + size])

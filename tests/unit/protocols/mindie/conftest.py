@@ -32,20 +32,20 @@ class Desk:
         headers: Mapping[str, str] | None = None,
     ) -> Call:
         """``body`` is JSON's meaning, or bytes. Raises PathNotFound or MethodNotAllowed."""
-        found = self._paths.find(method, path)
+        found = self._paths.find_endpoint(method, path)
         raw = body if isinstance(body, bytes) else msgspec.json.encode(body)
         return Call(found.endpoint, found.params, headers or {}, "", raw, path, "r1", 1707275960.0)
 
     def decode(self, path: str, body: Any) -> GenerateRequest:
-        return cast("GenerateRequest", self.dialect.decode(self.call(path, body)))
+        return cast("GenerateRequest", self.dialect.decode_request(self.call(path, body)))
 
     def refused(self, path: str, body: Any) -> tuple[int, str]:
         """The status and the text of a refusal. Fails where nothing is refused."""
         call = self.call(path, body)
         with pytest.raises(GatewayError) as caught:  # noqa: PT012 - either may refuse
             self.dialect.peek(call)
-            self.dialect.decode(call)
-        reply = self.dialect.refuse(caught.value, call)
+            self.dialect.decode_request(call)
+        reply = self.dialect.encode_error(caught.value, call)
         told = msgspec.json.decode(reply.body)
         assert list(told) == ["error", "error_type"]
         assert told["error_type"] == "Input Validation Error"
@@ -56,7 +56,9 @@ class Desk:
     ) -> Encoder:
         headers = {} if name is None else {"req-id": name}
         call = self.call(path, body, headers=headers)
-        return self.dialect.encoder(call, self.dialect.decode(call), self.about(model))
+        return self.dialect.create_encoder(
+            call, self.dialect.decode_request(call), self.about(model)
+        )
 
     def about(self, model: str, *, created: int = 1707275960) -> About:
         context = Context("r1", Deadline(self.clock, 60.0), self.clock)
@@ -74,12 +76,12 @@ class Desk:
             if isinstance(event, float):
                 self.now += event
             else:
-                yield encoder.write([event])
+                yield encoder.encode_events([event])
 
     def whole(self, encoder: Encoder, *events: Event) -> Reply:
         fold = Fold()
         fold.add(events)
-        return encoder.whole(fold.result())
+        return encoder.encode_unary(fold.result())
 
 
 @pytest.fixture

@@ -502,12 +502,12 @@ def test_a_wrong_completion(desk: Any, fields: Any, said: str) -> None:
 def test_names_for_reports(desk: Any) -> None:
     """Wire names by the paths of the internal request; what stands for no field has none."""
     one = desk()
-    chat = one.dialect.names(one.call(CHAT, HI))
+    chat = one.dialect.field_names(one.call(CHAT, HI))
     assert chat["stopping.max_tokens"] == "max_tokens"
     assert chat["reasoning.budget"] == "chat_template_kwargs"
     assert chat["output"] == "response_format"
-    text = one.dialect.names(one.call("/v2/models/m/generate", b""))
+    text = one.dialect.field_names(one.call("/v2/models/m/generate", b""))
     assert text["stopping.max_tokens"] == "max_new_tokens"
-    assert one.dialect.names(one.call("/v2/models/m/generate_stream", b"")) == text
-    assert one.dialect.names(one.call(TEXT, PROMPT))["logprobs.top"] == "logprobs"
+    assert one.dialect.field_names(one.call("/v2/models/m/generate_stream", b"")) == text
+    assert one.dialect.field_names(one.call(TEXT, PROMPT))["logprobs.top"] == "logprobs"
     assert not [path for names in (chat, text) for path in names if path.startswith("asked.")]

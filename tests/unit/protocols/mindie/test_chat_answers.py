@@ -176,7 +176,7 @@ def test_an_error_is_bare_text(desk: Any) -> None:
     for path, body in ((CHAT, HI), (TEXT, PROMPT)):
         encoder = one.encoder(path, body | STREAM)
         one.stream(encoder, Text("a"))
-        assert encoder.error(StreamBroken("cut")) == b"Failed to get engine response"
+        assert encoder.encode_error_event(StreamBroken("cut")) == b"Failed to get engine response"
 
 
 # --- whole answers --------------------------------------------------------------------------------
@@ -244,7 +244,7 @@ def test_a_completion_streamed(desk: Any) -> None:
         '"finish_reason":%s}]%s}\n\n'
     )
     encoder = one.encoder(TEXT, PROMPT | STREAM, model="m")
-    sent = one.stream(encoder, *HELLO, End("stop", stop="x"), Usage(2, 2), Done())
+    sent = one.stream(encoder, *HELLO, End("stop", matched_stop="x"), Usage(2, 2), Done())
     assert sent.decode() == (
         chunk % ('"Hello"', "null", "")
         + chunk % ('"!"', "null", "")

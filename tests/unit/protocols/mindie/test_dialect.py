@@ -47,12 +47,12 @@ class Models:
     def __init__(self, *, ready: bool = True, up: bool = True) -> None:
         self.ready = ready
         versions = (VersionInfo("1", "served", 100, ready=up),)
-        self._model = ModelInfo("llama", versions, aliases=("l",), created=7, context=4096)
+        self._model = ModelInfo("llama", versions, aliases=("l",), created=7, context_length=4096)
 
-    def models(self) -> Sequence[ModelInfo]:
+    def list_models(self) -> Sequence[ModelInfo]:
         return [self._model]
 
-    def find(self, model: str, version: str | None = None) -> ModelInfo:
+    def find_model(self, model: str, version: str | None = None) -> ModelInfo:
         if model not in ("llama", "l"):
             raise ModelNotFound("no such model", model=model)
         return self._model
@@ -60,7 +60,7 @@ class Models:
 
 def refused(desk: Any, error: GatewayError, path: str = GENERATE, body: Any = b"") -> Reply:
     one = desk()
-    reply: Reply = one.dialect.refuse(error, one.call(path, body))
+    reply: Reply = one.dialect.encode_error(error, one.call(path, body))
     return reply
 
 
@@ -106,7 +106,7 @@ def test_what_no_model_may_be_called_is_no_path(desk: Any, name: str) -> None:
         with pytest.raises(PathNotFound):
             one.dialect.peek(one.call(path, {"id": "a"}, method=method))
     with pytest.raises(PathNotFound):
-        one.dialect.inform(one.call(f"/v2/models/{name}", method="GET"), Models())
+        one.dialect.handle_info_request(one.call(f"/v2/models/{name}", method="GET"), Models())
 
 
 def test_versions_in_paths_are_not_served(desk: Any) -> None:
@@ -119,8 +119,8 @@ def test_stop(desk: Any) -> None:
     call = one.call("/v2/models/m/stopInfer", {"id": "a123", "x": 1})
     assert call.endpoint.task == "stop"
     assert one.dialect.peek(call).client_id == "a123"
-    assert one.dialect.inform(call, Models()).body == b'{"id":"a123","x":1}'
-    reply = one.dialect.refuse(RequestNotFound("no such request", id="a123"), call)
+    assert one.dialect.handle_info_request(call, Models()).body == b'{"id":"a123","x":1}'
+    reply = one.dialect.encode_error(RequestNotFound("no such request", id="a123"), call)
     assert reply.status == 404
     assert reply.body == b'{"error":"RequestId is a123 not found.","error_type":"NotFoundError"}'
 
@@ -234,7 +234,7 @@ def test_a_model_that_a_body_names_is_a_wrong_field(desk: Any) -> None:
 )
 def test_what_there_is_not_is_a_bare_404(desk: Any, error: GatewayError) -> None:
     assert refused(desk, error) == Reply(404, b"", (CLOSE, *STAMPS))
-    assert desk().dialect.refuse(PathNotFound("?"), None) == Reply(404, b"", (CLOSE,))
+    assert desk().dialect.encode_error(PathNotFound("?"), None) == Reply(404, b"", (CLOSE,))
 
 
 @pytest.mark.parametrize(("limit", "shown"), [(8 << 20, b"8"), (1 << 19, b"0.5")])
@@ -277,7 +277,7 @@ def test_when_to_try_again(desk: Any) -> None:
 
 def told(desk: Any, path: str, models: Models | None = None, **options: Any) -> Any:
     one = desk(**options)
-    reply = one.dialect.inform(one.call(path, method="GET"), models or Models())
+    reply = one.dialect.handle_info_request(one.call(path, method="GET"), models or Models())
     assert reply.status == 200
     assert reply.headers == (JSON, CLOSE, *STAMPS)
     return msgspec.json.decode(reply.body)
@@ -352,7 +352,7 @@ def test_an_unknown_model_is_told_nothing_of(desk: Any) -> None:
     one = desk()
     for path in ("/v1/models/x", "/v2/models/x", "/v2/models/x/ready", "/v2/models/x/config"):
         with pytest.raises(ModelNotFound):
-            one.dialect.inform(one.call(path, method="GET"), Models())
+            one.dialect.handle_info_request(one.call(path, method="GET"), Models())
 
 
 STOPPED = b'{"error":"The service has been stopped.","error_type":"Service Unavailable"}'
@@ -371,8 +371,10 @@ def test_health(desk: Any, path: str, down: int) -> None:
     """Alive as long as it is not told to stop; ready when a worker is."""
     one = desk()
     call = one.call(path, method="GET")
-    assert call.endpoint.open is ("/models/" not in path)
-    assert one.dialect.inform(call, Models()) == Reply(200, b"", (CLOSE, *STAMPS))
-    assert one.dialect.inform(call, Models(up=False)) == Reply(down, b"", (CLOSE, *STAMPS))
-    stopping = one.dialect.inform(call, Models(ready=False))
+    assert call.endpoint.public is ("/models/" not in path)
+    assert one.dialect.handle_info_request(call, Models()) == Reply(200, b"", (CLOSE, *STAMPS))
+    assert one.dialect.handle_info_request(call, Models(up=False)) == Reply(
+        down, b"", (CLOSE, *STAMPS)
+    )
+    stopping = one.dialect.handle_info_request(call, Models(ready=False))
     assert (stopping.status, stopping.body) == (503, STOPPED)

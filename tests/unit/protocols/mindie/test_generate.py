@@ -243,7 +243,7 @@ def test_ids(desk: Any) -> None:
     assert one.decode(PATH, text(id="a123")).client_id == "a123"
     assert one.decode(PATH, text()).client_id == "endpoint_common_1"
     call = one.call(PATH, text(), headers={"req-id": "from-header"})
-    assert one.dialect.decode(call).client_id == "from-header"
+    assert one.dialect.decode_request(call).client_id == "from-header"
     assert one.decode(PATH, text()).client_id == "endpoint_common_2"
 
 

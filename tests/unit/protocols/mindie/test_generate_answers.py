@@ -199,14 +199,14 @@ def test_an_error_is_bare_text(desk: Any, error: Any, timeout: Any, said: str) -
     one = desk()
     encoder = one.encoder(STREAM, BODY | {"parameters": {"timeout": timeout}})
     one.stream(encoder, Text("a"))
-    assert encoder.error(error) == said.encode()
+    assert encoder.encode_error_event(error) == said.encode()
 
 
 def test_what_was_held_back_is_said_before_the_error(desk: Any) -> None:
     one = desk()
     encoder = one.encoder(STREAM, DETAILED)
     assert one.stream(encoder, Text("a"), End("eos")) == b""
-    sent = encoder.error(StreamBroken("cut"))
+    sent = encoder.encode_error_event(StreamBroken("cut"))
     assert sent.startswith(b"data:" + HEAD + b'"a"')
     assert sent.endswith(b"}\n\nFailed to get engine response")
     assert b"finish_reason" not in sent
@@ -229,7 +229,7 @@ def test_token_ids(desk: Any) -> None:
         b'"data":[1,2,3]}]}'
     )
     assert encoder.headers()[0] == ("RequestUUID", "r1")
-    assert encoder.error(StreamBroken("cut")) == b"Failed to get engine response"
+    assert encoder.encode_error_event(StreamBroken("cut")) == b"Failed to get engine response"
 
 
 def test_a_backend_without_token_ids_has_not_answered(desk: Any) -> None:

@@ -43,7 +43,7 @@ def test_which_model_and_whether_streamed(one: Any, path: str, body: Any, stream
     call = one.call(path, body)
     envelope = one.dialect.peek(call)
     assert (envelope.model, envelope.stream) == ("llama", stream)
-    request = one.dialect.decode(call)
+    request = one.dialect.decode_request(call)
     assert (request.model, request.stream) == ("llama", stream)
 
 
@@ -195,7 +195,7 @@ def test_parameters_after_tgi(one: Any) -> None:
     assert {name: bytes(raw) for name, raw in request.extra.items()} == {
         "return_full_text": b"false"
     }
-    names = one.dialect.names(one.call("/generate", INPUTS))
+    names = one.dialect.field_names(one.call("/generate", INPUTS))
     assert names["adapter"] == "adapter_id"
     assert names["stopping.stop"] == "stop"
 
@@ -217,7 +217,7 @@ def test_parameters_after_vllm(one: Any) -> None:
     assert request.stopping.include_stop is True
     assert request.stopping.max_tokens is None
     assert one.decode("/generate", PROMPT | {"temperature": 0}).sampling.temperature == 0
-    assert one.dialect.names(one.call("/generate", PROMPT))["n"] == "n"
+    assert one.dialect.field_names(one.call("/generate", PROMPT))["n"] == "n"
 
 
 # --- answers of the server's own ------------------------------------------------------------------
@@ -234,7 +234,7 @@ def test_native_stream(one: Any) -> None:
         b'"token":{"id":[],"text":null}}\n\n'
     )
     assert encoder.headers()[0] == ("RequestUUID", "r1")
-    assert encoder.error(StreamBroken("cut")) == b"Failed to get engine response"
+    assert encoder.encode_error_event(StreamBroken("cut")) == b"Failed to get engine response"
 
 
 def test_native_stream_without_details(one: Any) -> None:
@@ -271,7 +271,7 @@ def test_tgi_stream(one: Any) -> None:
         b'"generated_tokens":2,"seed":7}}\n\n'
     )
     assert encoder.headers()[0] == ("RequestUUID", "r1")
-    assert encoder.error(StreamBroken("cut")) == b"Failed to get engine response"
+    assert encoder.encode_error_event(StreamBroken("cut")) == b"Failed to get engine response"
 
 
 def test_tgi_stream_without_details(one: Any) -> None:
@@ -303,7 +303,7 @@ def test_vllm_stream(one: Any) -> None:
     assert one.stream(encoder, *HELLO, *END) == b'{"text":["Hello"]}\0{"text":["!"]}\0'
     assert encoder.content_type == "text/event-stream"
     assert encoder.headers()[0] == ("RequestUUID", "r1")
-    assert encoder.error(StreamBroken("cut")) == b"Failed to get engine response"
+    assert encoder.encode_error_event(StreamBroken("cut")) == b"Failed to get engine response"
 
 
 def test_vllm_stream_of_two(one: Any) -> None:

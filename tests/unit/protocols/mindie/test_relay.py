@@ -35,7 +35,9 @@ def relayed(
 ) -> Relay | None:
     desk = Desk(profile, **client)
     call = desk.call(path, body, headers=headers)
-    return (worker or MindIE(profile)).relay(desk.dialect, call, desk.about("llama_65b"))
+    return (worker or MindIE(profile)).prepare_passthrough(
+        desk.dialect, call, desk.about("llama_65b")
+    )
 
 
 def taken(path: str, body: Any, profile: str = "2x") -> Relay:
@@ -66,9 +68,12 @@ def test_what_is_plainly_right_is_passed_on_under_a_name_of_the_gateways(
     path: str, body: dict[str, Any]
 ) -> None:
     relay = taken(path, body)
-    assert relay.wire.path == path
-    assert relay.wire.headers == (("Content-Type", "application/json"), ("req-id", NAME))
-    assert json.loads(relay.wire.body) == body | {"model": "served"}
+    assert relay.upstream_request.path == path
+    assert relay.upstream_request.headers == (
+        ("Content-Type", "application/json"),
+        ("req-id", NAME),
+    )
+    assert json.loads(relay.upstream_request.body) == body | {"model": "served"}
     assert isinstance(relay.request, GenerateRequest)
     assert relay.request.client_id == NAME
     assert relay.request.stream is body.get("stream", False)
@@ -128,7 +133,7 @@ def test_only_servers_that_are_alike_are_passed_anything(
 def test_another_dialects_client_is_translated() -> None:
     desk = Desk()
     call = desk.call(CHATS, CHAT)
-    assert desk.dialect.relay(OpenAI(), call, desk.about("m")) is None
+    assert desk.dialect.prepare_passthrough(OpenAI(), call, desk.about("m")) is None
 
 
 def test_conversations_that_workers_take_as_text_are_translated() -> None:
@@ -147,7 +152,7 @@ def test_every_request_has_a_name_of_its_own() -> None:
     desk = Desk()
     call = desk.call(CHATS, CHAT)
     about = desk.about("m")
-    relays = [desk.dialect.relay(desk.dialect, call, about) for _ in range(2)]
+    relays = [desk.dialect.prepare_passthrough(desk.dialect, call, about) for _ in range(2)]
     names = {relay.request.client_id for relay in relays if relay is not None}
     assert names == {"r1-65c2f6b8-0", "r1-65c2f6b8-1"}
 
@@ -159,9 +164,9 @@ def test_every_request_has_a_name_of_its_own() -> None:
 def test_what_asks_for_details_is_passed_on(way: str) -> None:
     body = told(temperature=0.5, top_k=0, do_sample=True, perf_stat=True, max_new_tokens=4)
     relay = taken(f"/v2/models/llama_65b/{way}", body)
-    assert relay.wire.path == f"/v2/models/served/{way}"
-    assert json.loads(relay.wire.body) == body | {"id": NAME}
-    assert relay.wire.headers == (("Content-Type", "application/json"),)
+    assert relay.upstream_request.path == f"/v2/models/served/{way}"
+    assert json.loads(relay.upstream_request.body) == body | {"id": NAME}
+    assert relay.upstream_request.headers == (("Content-Type", "application/json"),)
     assert isinstance(relay.request, GenerateRequest)
     assert relay.request.prompts == ("a b",)
     assert relay.request.stream is (way == "generate_stream")
@@ -170,7 +175,7 @@ def test_what_asks_for_details_is_passed_on(way: str) -> None:
 
 def test_numbers_keep_their_form_and_the_last_of_a_name_counts() -> None:
     body = b'{"text_input":"\\u00e9","parameters":{"details":true,"seed":1,"top_p":0.50,"seed":2}}'
-    assert taken(TEXTS, body).wire.body == (
+    assert taken(TEXTS, body).upstream_request.body == (
         b'{"text_input":"\\u00e9","parameters":{"details":true,"seed":2,"top_p":0.50},"id":"%b"}'
         % NAME.encode()
     )
@@ -246,7 +251,7 @@ def texts(events: Sequence[Event]) -> list[tuple[str, int]]:
 
 
 def test_a_whole_answer_comes_back_under_the_models_public_name() -> None:
-    passage = taken(TEXTS, TOLD).passage()
+    passage = taken(TEXTS, TOLD).create_reader()
     passage.feed([WHOLE])
     data, events = passage.close()
     assert data == WHOLE.replace(b"served", b"llama_65b")
@@ -255,7 +260,7 @@ def test_a_whole_answer_comes_back_under_the_models_public_name() -> None:
 
 
 def test_a_stream_ends_with_the_event_that_says_so() -> None:
-    passage = taken(TEXTS + "_stream", TOLD).passage()
+    passage = taken(TEXTS + "_stream", TOLD).create_reader()
     first, events = passage.feed([STREAM[:250]])
     rest, more = passage.feed([STREAM[250:]])
     assert (first or b"") + (rest or b"") == SHOWN
@@ -265,7 +270,7 @@ def test_a_stream_ends_with_the_event_that_says_so() -> None:
 
 def test_the_last_newlines_may_be_missing() -> None:
     for lacking in (b"\n", b"\n\n"):
-        passage = taken(TEXTS + "_stream", TOLD).passage()
+        passage = taken(TEXTS + "_stream", TOLD).create_reader()
         first, _ = passage.feed([STREAM.removesuffix(lacking)])
         rest, events = passage.close()
         assert (first or b"") + (rest or b"") == SHOWN
@@ -273,13 +278,13 @@ def test_the_last_newlines_may_be_missing() -> None:
 
 
 def test_a_name_that_the_worker_gave_itself_is_not_shown() -> None:
-    passage = taken(TEXTS + "_stream", TOLD).passage()
+    passage = taken(TEXTS + "_stream", TOLD).create_reader()
     other = STREAM.replace(b"served", b"/models/x").replace(NAME.encode(), b"endpoint_common_4")
     assert passage.feed([other])[0] == SHOWN
 
 
 def test_a_stream_without_its_end_is_told() -> None:
-    passage = taken(TEXTS + "_stream", TOLD).passage()
+    passage = taken(TEXTS + "_stream", TOLD).create_reader()
     assert passage.feed([PIECES[0]])[0] == PIECES[0].replace(b"served", b"llama_65b")
     with pytest.raises(StreamBroken):
         passage.close()
@@ -293,7 +298,7 @@ def test_a_stream_without_its_end_is_told() -> None:
     ],
 )
 def test_a_stream_that_broke_off_is_told_and_not_passed_on(last: bytes) -> None:
-    passage = taken(TEXTS + "_stream", TOLD).passage()
+    passage = taken(TEXTS + "_stream", TOLD).create_reader()
     data, _ = passage.feed([PIECES[0] + last])
     assert data == PIECES[0].replace(b"served", b"llama_65b")
     with pytest.raises(WorkerFailed):
@@ -313,7 +318,7 @@ END = b"data: [DONE]\n\n"
 
 @pytest.mark.parametrize(("profile", "finish"), [("2x", '"stop"'), ("rc1", '"eos_token"')])
 def test_a_conversations_stream_comes_back(profile: str, finish: str) -> None:
-    passage = taken(CHATS, CHAT | {"stream": True}, profile).passage()
+    passage = taken(CHATS, CHAT | {"stream": True}, profile).create_reader()
     sent = chunk("Hi") + chunk("", finish) + END
     data, events = passage.feed([sent])
     assert data == sent.replace(b"served", b"llama_65b")
@@ -322,7 +327,7 @@ def test_a_conversations_stream_comes_back(profile: str, finish: str) -> None:
 
 
 def test_an_early_conversation_that_broke_off_is_told_and_not_passed_on() -> None:
-    passage = taken(CHATS, CHAT | {"stream": True}, "rc1").passage()
+    passage = taken(CHATS, CHAT | {"stream": True}, "rc1").create_reader()
     data, _ = passage.feed([chunk("Hi") + chunk("x", '"stop_sequence"') + END])
     assert data == chunk("Hi").replace(b"served", b"llama_65b")
     with pytest.raises(WorkerFailed):
@@ -330,7 +335,7 @@ def test_an_early_conversation_that_broke_off_is_told_and_not_passed_on() -> Non
 
 
 def test_a_completion_comes_back() -> None:
-    passage = taken(COMPLETIONS, COMPLETION).passage()
+    passage = taken(COMPLETIONS, COMPLETION).create_reader()
     answer = (
         b'{"id":"x","object":"text_completion","created":1,"model":"served","choices":[{"index":0,'
         b'"text":"Hi","finish_reason":"stop"}],"usage":{"prompt_tokens":2,"completion_tokens":1}}'
@@ -348,21 +353,25 @@ def test_the_headers_are_those_of_any_answer() -> None:
     own = (("RequestUUID", "r1"), ("startTime", "1707275960000000000"))
     close = ("Connection", "close")
     for path, body in ((CHATS, CHAT), (TEXTS, TOLD)):
-        assert taken(path, body).headers() == (("Content-Type", "application/json"), close, *own)
+        assert taken(path, body).build_headers() == (
+            ("Content-Type", "application/json"),
+            close,
+            *own,
+        )
     for path, body in ((CHATS, CHAT | {"stream": True}), (TEXTS + "_stream", TOLD)):
-        assert taken(path, body).headers() == (("Content-Type", "text/event-stream"), *own)
+        assert taken(path, body).build_headers() == (("Content-Type", "text/event-stream"), *own)
 
 
 def encoder(relay: Relay) -> Encoder:
-    assert relay.encoder is not None
-    return relay.encoder()
+    assert relay.create_encoder is not None
+    return relay.create_encoder()
 
 
 def test_what_its_client_stopped_ends_with_the_tokens_that_were_passed_on() -> None:
     relay = taken(TEXTS + "_stream", TOLD)
-    relay.passage().feed([STREAM])
-    relay.passage().feed([PIECES[0]])
-    end = encoder(relay).error(ClientGone("stopped"))
+    relay.create_reader().feed([STREAM])
+    relay.create_reader().feed([PIECES[0]])
+    end = encoder(relay).encode_error_event(ClientGone("stopped"))
     told = json.loads(end.removeprefix(b"data:"))
     assert (told["id"], told["model_name"], told["text_output"]) == (NAME, "llama_65b", "")
     assert told["details"]["finish_reason"] == "stop_sequence"
@@ -371,7 +380,7 @@ def test_what_its_client_stopped_ends_with_the_tokens_that_were_passed_on() -> N
 
 def test_an_error_in_a_stream_is_bare_text() -> None:
     for path, body in ((CHATS, CHAT | {"stream": True}), (TEXTS + "_stream", TOLD)):
-        told = encoder(taken(path, body)).error(StreamBroken("cut"))
+        told = encoder(taken(path, body)).encode_error_event(StreamBroken("cut"))
         assert told == b"Failed to get engine response"
 
 
@@ -379,7 +388,7 @@ def test_an_error_in_a_stream_is_bare_text() -> None:
 def test_a_conversation_that_its_client_stopped_ends_under_the_same_name(
     path: str, body: dict[str, Any]
 ) -> None:
-    end = encoder(taken(path, body | {"stream": True})).error(ClientGone("stopped"))
+    end = encoder(taken(path, body | {"stream": True})).encode_error_event(ClientGone("stopped"))
     *chunks, done = end.removesuffix(b"\n\n").split(b"\n\n")
     assert done == b"data: [DONE]"
     told = json.loads(chunks[-1].removeprefix(b"data: "))

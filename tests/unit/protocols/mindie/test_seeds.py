@@ -227,7 +227,7 @@ def test_a_whole_answer(desk: Any) -> None:
     one = desk("rc1")
     call = one.call(CHAT, SINGLE, headers={"req-id": "chatcmpl-123"})
     about = one.about("gpt-3.5-turbo-0613", created=1677652288)
-    encoder = one.dialect.encoder(call, one.dialect.decode(call), about)
+    encoder = one.dialect.create_encoder(call, one.dialect.decode_request(call), about)
     said = Text("\n\nHello there, how may I assist you today?", tokens=12)
     reply = one.whole(encoder, said, End("eos"), Usage(9, 12), Done())
     # stock JSON keeps the order of keys, so this compares bytes but for the blanks

@@ -30,7 +30,7 @@ def test_a_text_with_details_says_so(desk: Any) -> None:
     encoder = one.encoder(TEXT, {"text_input": "x", "parameters": {"details": True}})
     sent = one.stream(encoder, Start(1), Text("a"), Text("b"))
 
-    first, last = decoded(sent + encoder.error(GONE))
+    first, last = decoded(sent + encoder.encode_error_event(GONE))
 
     assert "finish_reason" not in first["details"]
     assert (last["text_output"], last["details"]["finish_reason"]) == ("b", "stop_sequence")
@@ -42,7 +42,7 @@ def test_a_text_without_details_just_ends(desk: Any) -> None:
     encoder = one.encoder(TEXT, {"text_input": "x"})
     one.stream(encoder, Text("a"))
 
-    assert encoder.error(GONE) == b""
+    assert encoder.encode_error_event(GONE) == b""
 
 
 @pytest.mark.parametrize("path", ["/infer", "/generate_stream", "/"])
@@ -52,7 +52,7 @@ def test_after_tgi_the_last_event_says_so(desk: Any, path: str) -> None:
     encoder = one.encoder(path, body)
     one.stream(encoder, Text("a"), Text("b"))
 
-    [last] = decoded(encoder.error(GONE))
+    [last] = decoded(encoder.encode_error_event(GONE))
 
     assert last["generated_text"] == "ab"
     assert last["details"]["finish_reason"] == "stop_sequence"
@@ -63,7 +63,7 @@ def test_after_vllm_it_just_ends(desk: Any) -> None:
     encoder = one.encoder("/generate", {"prompt": "x", "stream": True})
     one.stream(encoder, Text("a"))
 
-    assert encoder.error(GONE) == b""
+    assert encoder.encode_error_event(GONE) == b""
 
 
 @pytest.mark.parametrize(("profile", "reason"), [("2x", "stop"), ("rc1", "stop_sequence")])
@@ -72,7 +72,7 @@ def test_a_conversation_is_ended(desk: Any, profile: str, reason: str) -> None:
     encoder = one.encoder(CHAT, TALK)
     one.stream(encoder, Start(4), Text("a"))
 
-    last, done = decoded(encoder.error(GONE))
+    last, done = decoded(encoder.encode_error_event(GONE))
 
     assert last["choices"][0]["finish_reason"] == reason
     assert done == b"[DONE]"
@@ -85,7 +85,7 @@ def test_every_choice_has_one_end(desk: Any) -> None:
     encoder = one.encoder(CHAT, TALK | {"n": 2})
     one.stream(encoder, Start(4), Text("a"), End("length"), Text("b", 1))
 
-    *ends, done = decoded(encoder.error(GONE))
+    *ends, done = decoded(encoder.encode_error_event(GONE))
 
     told = [(end["choices"][0]["index"], end["choices"][0]["finish_reason"]) for end in ends]
     assert told == [(0, "length"), (1, "stop")]
@@ -97,6 +97,6 @@ def test_half_a_call_of_a_tool_is_none(desk: Any) -> None:
     encoder = one.encoder(CHAT, TALK)
     one.stream(encoder, CallStart(0, 0, "c", "f"), CallArguments(0, 0, '{"x'))
 
-    last, _ = decoded(encoder.error(GONE))
+    last, _ = decoded(encoder.encode_error_event(GONE))
 
     assert last["choices"][0]["finish_reason"] == "stop"

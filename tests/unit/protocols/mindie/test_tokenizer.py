@@ -37,7 +37,7 @@ def test_what_is_cut(desk: Any) -> None:
     call = one.call(PATH, {"inputs": "hi"})
     assert call.endpoint.task == "tokenize"
     assert one.dialect.peek(call).model == "m"
-    assert one.dialect.text(call) == "hi"
+    assert one.dialect.read_text(call) == "hi"
 
 
 @pytest.mark.parametrize(
@@ -53,7 +53,7 @@ def test_the_answer(desk: Any, body: Any, tokens: bytes) -> None:
     """A token without a text is counted all the same."""
     one = desk()
     call = one.call(PATH, {"inputs": "ab", **body})
-    reply = one.dialect.tokens(call, [(1, ""), (7, "a"), (8, "b")])
+    reply = one.dialect.encode_tokens(call, [(1, ""), (7, "a"), (8, "b")])
     assert reply.body == b'{"token_number":3,"tokens":' + tokens + b"}"
     assert ("Connection", "close") in reply.headers
     assert ("RequestUUID", "r1") in reply.headers

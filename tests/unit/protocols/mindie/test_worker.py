@@ -55,7 +55,7 @@ def chat(*messages: Message, **fields: Any) -> GenerateRequest:
 
 def sent(request: Request, profile: str = "2x", **options: Any) -> tuple[str, Any]:
     """The path, and the body: of text the parameters, of a chat all but what is plain."""
-    wire = MindIE(profile, **options).encode(request)
+    wire = MindIE(profile, **options).encode_request(request)
     assert (wire.method, wire.headers[0]) == ("POST", ("Content-Type", "application/json"))
     body = json.loads(wire.body)
     if "text_input" in body:
@@ -74,7 +74,7 @@ def sent(request: Request, profile: str = "2x", **options: Any) -> tuple[str, An
 def lost(
     request: Request, profile: str = "2x", names: Any = None, **options: Any
 ) -> set[tuple[str, str, str]]:
-    found = MindIE(profile, **options).losses(request, names or {})
+    found = MindIE(profile, **options).unsupported_parameters(request, names or {})
     return {(loss.field, loss.reason, loss.path) for loss in found}
 
 
@@ -82,7 +82,7 @@ def lost(
 
 
 def test_text_goes_to_generate_and_always_asks_for_details() -> None:
-    wire = MindIE().encode(text(client_id="a-1_B"))
+    wire = MindIE().encode_request(text(client_id="a-1_B"))
 
     assert wire.path == TEXT
     assert wire.body == (
@@ -92,7 +92,7 @@ def test_text_goes_to_generate_and_always_asks_for_details() -> None:
 
 
 def test_a_stream_has_a_path_of_its_own() -> None:
-    wire = MindIE("rc1").encode(text(stream=True, client_id="a b/ü" + "x" * 300))
+    wire = MindIE("rc1").encode_request(text(stream=True, client_id="a b/ü" + "x" * 300))
 
     assert wire.path == f"{TEXT}_stream"
     assert json.loads(wire.body)["id"] == "a_b__" + "x" * 251
@@ -101,7 +101,7 @@ def test_a_stream_has_a_path_of_its_own() -> None:
 def test_a_model_never_becomes_more_than_one_piece_of_a_path() -> None:
     request = GenerateRequest(model="../a?b", kind="completion", prompts=("x",), templating=RAW)
 
-    assert MindIE().encode(request).path == "/v2/models/..%2Fa%3Fb/generate"
+    assert MindIE().encode_request(request).path == "/v2/models/..%2Fa%3Fb/generate"
 
 
 @pytest.mark.parametrize(
@@ -236,7 +236,7 @@ def test_what_only_completions_can_do_goes_there(
 @pytest.mark.parametrize("profile", ["1x", "rc1"])
 def test_a_release_without_completions_takes_no_token_ids(profile: str) -> None:
     with pytest.raises(Unsupported, match="token ids"):
-        MindIE(profile).encode(text(prompts=((1, 2),)))
+        MindIE(profile).encode_request(text(prompts=((1, 2),)))
 
 
 def test_a_release_without_completions_tells_no_log_probabilities() -> None:
@@ -250,7 +250,7 @@ def test_a_release_without_completions_tells_no_log_probabilities() -> None:
 
 
 def test_a_conversation_goes_to_openais_path_under_the_gateways_name() -> None:
-    wire = MindIE().encode(chat(client_id="x-1"))
+    wire = MindIE().encode_request(chat(client_id="x-1"))
 
     assert wire.path == CHAT
     assert ("req-id", "x-1") in wire.headers
@@ -441,7 +441,7 @@ def test_a_conversation_is_written_as_the_server_reads_it() -> None:
         {"role": "assistant", "content": "", "tool_calls": [WIRE_CALL]},
         {"role": "tool", "content": "", "tool_call_id": "c"},
     ]
-    [found] = MindIE().losses(chat(*TALK), {"messages": "turns"})
+    [found] = MindIE().unsupported_parameters(chat(*TALK), {"messages": "turns"})
     assert (found.field, found.reason, found.detail, found.path) == (
         *("turns", "dropped", "files", "messages"),
     )
@@ -456,7 +456,7 @@ def test_the_first_releases_see_only_text() -> None:
         ("user", "file"),
         ("assistant", "no"),
     ]
-    [found] = MindIE("rc1").losses(chat(*TALK), {})
+    [found] = MindIE("rc1").unsupported_parameters(chat(*TALK), {})
     assert found.detail == "audio, files, images, tool calls, videos"
 
 
@@ -476,24 +476,24 @@ def test_earlier_thoughts_are_lost() -> None:
 
 
 class Shouting:
-    def render(self, request: GenerateRequest) -> str:
+    def render_prompt(self, request: GenerateRequest) -> str:
         return "<" + request.messages[-1].text.upper() + ">"
 
 
 def test_a_conversation_may_be_made_into_text() -> None:
     dialect = MindIE(chats="text", renderer=Shouting())
-    wire = dialect.encode(chat(stream=True))
+    wire = dialect.encode_request(chat(stream=True))
 
     assert wire.path == f"{TEXT}_stream"
     assert json.loads(wire.body)["text_input"] == "<HI>"
-    assert dialect.losses(chat(), {}) == ()
+    assert dialect.unsupported_parameters(chat(), {}) == ()
 
 
 def test_without_a_template_it_is_made_plainly_and_told() -> None:
     dialect = MindIE(chats="text")
     image = Message("user", (TextPart("hi"), ImagePart("https://x")))
 
-    assert json.loads(dialect.encode(chat(image)).body)["text_input"] == "hi"
+    assert json.loads(dialect.encode_request(chat(image)).body)["text_input"] == "hi"
     assert lost(chat(image, tools=(TOOL,)), chats="text") == {
         ("messages", "approximated", "messages"),
         ("messages", "dropped", "messages"),
@@ -516,6 +516,10 @@ def test_the_longest_answer_is_the_settings(asked: int | None) -> None:
 def test_it_makes_no_vectors() -> None:
     dialect, request = MindIE(), EmbedRequest(model="m", inputs=("a",))
 
-    for ask in (dialect.encode, dialect.decoder, lambda r: dialect.losses(r, {})):
+    for ask in (
+        dialect.encode_request,
+        dialect.create_decoder,
+        lambda r: dialect.unsupported_parameters(r, {}),
+    ):
         with pytest.raises(Unsupported, match="embeddings"):
             ask(request)

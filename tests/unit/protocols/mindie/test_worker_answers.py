@@ -55,7 +55,7 @@ def read(
     request: GenerateRequest, data: bytes, profile: str = "2x", *, size: int = 1 << 20
 ) -> list[Event]:
     """The events, fed in pieces of ``size``; what comes before an error is lost with it."""
-    reader = MindIE(profile).decoder(request)
+    reader = MindIE(profile).create_decoder(request)
     events: list[Event] = []
     for i in range(0, len(data), size):
         events += reader.feed(data[i : i + size])
@@ -279,7 +279,7 @@ def test_what_the_worker_said_is_noted_and_not_passed_on() -> None:
 
 
 def test_what_came_before_an_error_is_told_first() -> None:
-    reader = MindIE().decoder(text())
+    reader = MindIE().create_decoder(text())
 
     assert reader.feed(BEGUN + b"Failed to get engine response\n") == [SERVED, Text("a")]
     with pytest.raises(WorkerFailed):
@@ -327,7 +327,7 @@ def test_an_error_under_200(body: str, error: type[GatewayError]) -> None:
 
 def test_an_answer_has_an_end(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("gateway.core.sse.LARGEST", 20)
-    reader = MindIE().decoder(text())
+    reader = MindIE().create_decoder(text())
 
     with pytest.raises(WorkerFailed, match="larger than"):
         reader.feed(b'{"text_output":"' + b"a" * 20)
@@ -386,21 +386,21 @@ def test_what_is_said_to_clients_is_read_from_workers(
         Done(),
     ]
     if stream:
-        data = encoder.write(events)
+        data = encoder.encode_events(events)
     else:
         fold = Fold()
         fold.add(events)
-        data = encoder.whole(fold.result()).body
+        data = encoder.encode_unary(fold.result()).body
 
     found = both(request, data, profile)
 
     fold = Fold()
     fold.add(found)
     answer = fold.result()
-    assert (answer.choices[0].text, answer.choices[0].reason) == ("ab", "length")
+    assert (answer.choices[0].text, answer.choices[0].finish_reason) == ("ab", "length")
     assert answer.choices[0].tokens == 2
     assert (answer.timings[0].queue, answer.timings[0].batch_size) == (0.5, 4)
-    assert answer.served == Served("llama_65b", id="r")
+    assert answer.metadata == Served("llama_65b", id="r")
 
 
 # --- conversations --------------------------------------------------------------------------------
@@ -506,7 +506,7 @@ def test_a_first_releases_stream(wire: str, reason: Any) -> None:
 def test_a_first_release_that_breaks_off_says_so(wire: str) -> None:
     data = RC1.replace("REASON", wire).encode()
     for size in (1, 150, len(data) - 5, 1 << 20):
-        reader = MindIE("rc1").decoder(chat())
+        reader = MindIE("rc1").create_decoder(chat())
         seen: list[Event] = []
         with pytest.raises(WorkerFailed):  # noqa: PT012 - where it is told depends on the reads
             for i in range(0, len(data), size):
@@ -548,7 +548,7 @@ def test_a_whole_conversation() -> None:
         Done(),
     ]
     broken = SEED.replace("eos_token", "stop_sequence").encode()
-    reader = MindIE("rc1").decoder(chat(stream=False))
+    reader = MindIE("rc1").create_decoder(chat(stream=False))
     reader.feed(broken)
     assert not any(isinstance(one, End | Done) for one in reader.close())
     with pytest.raises(WorkerFailed):

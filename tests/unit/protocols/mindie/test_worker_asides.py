@@ -20,7 +20,7 @@ def request(**fields: object) -> GenerateRequest:
 
 @pytest.mark.parametrize("profile", MindIE.profiles)
 def test_a_ready_server_says_so(profile: str) -> None:
-    probe = MindIE(profile).probe
+    probe = MindIE(profile).health_request
 
     assert (probe.method, probe.path, probe.body) == ("GET", "/v2/health/ready", b"")
 
@@ -29,19 +29,19 @@ def test_a_request_is_stopped_by_the_id_that_it_was_sent_with() -> None:
     dialect = MindIE()
     assert isinstance(dialect, Cancelling)
 
-    wire = dialect.cancel(request(client_id="r 1"))
+    wire = dialect.encode_cancel(request(client_id="r 1"))
 
     assert (wire.method, wire.path) == ("POST", "/v2/models/a%2Fb/stopInfer")
     assert wire.headers == (("Content-Type", "application/json"),)
     assert json.loads(wire.body) == {"id": "r_1"}
-    assert json.loads(dialect.encode(request(client_id="r 1")).body)["id"] == "r_1"
+    assert json.loads(dialect.encode_request(request(client_id="r 1")).body)["id"] == "r_1"
 
 
 def test_what_is_asked_about_a_model() -> None:
     dialect = MindIE()
     assert isinstance(dialect, Learning)
 
-    slots, server = dialect.questions("a/b")
+    slots, server = dialect.metadata_requests("a/b")
 
     assert (slots.method, slots.path) == ("GET", "/v2/models/a%2Fb/getSlotCount")
     assert (server.method, server.path) == ("GET", "/v2")
@@ -66,21 +66,21 @@ def test_what_is_learned(
 ) -> None:
     dialect = MindIE()
 
-    assert dialect.learn("a/b", answers) == slots
+    assert dialect.load_metadata("a/b", answers) == slots
 
-    parameters = json.loads(dialect.encode(request()).body)["parameters"]
+    parameters = json.loads(dialect.encode_request(request()).body)["parameters"]
     assert parameters["max_new_tokens"] == (longest or 2147483647)
 
 
 def test_the_shorter_of_the_settings_and_the_servers_length_counts() -> None:
     dialect = MindIE(max_iter_times=100)
-    dialect.learn("a/b", [None, SERVER])
-    dialect.learn("c", [None, b'{"extensions":{"max_iter_times":5}}'])
+    dialect.load_metadata("a/b", [None, SERVER])
+    dialect.load_metadata("c", [None, b'{"extensions":{"max_iter_times":5}}'])
 
     asked = request(stopping=Stopping(max_tokens=300))
-    assert json.loads(dialect.encode(asked).body)["parameters"]["max_new_tokens"] == 100
+    assert json.loads(dialect.encode_request(asked).body)["parameters"]["max_new_tokens"] == 100
 
 
 @given(st.lists(st.none() | st.binary(max_size=50), max_size=3))
 def test_learning_never_fails(answers: list[bytes | None]) -> None:
-    MindIE().learn("m", answers)
+    MindIE().load_metadata("m", answers)

@@ -14,7 +14,7 @@ MakeCall = Callable[..., Call]
 
 
 def endpoint(variant: str) -> Endpoint:
-    return next(e for e in OpenAI().endpoints if e.variant == variant)
+    return next(e for e in OpenAI().endpoints if e.operation == variant)
 
 
 @pytest.fixture

@@ -50,7 +50,7 @@ def streamed(request: GenerateRequest, **changes: Any) -> GenerateRequest:
 
 def written(encoder: Encoder, events: Sequence[Event]) -> list[str]:
     """The data of each event, written one by one as they come."""
-    body = b"".join(encoder.write([event]) for event in events).decode()
+    body = b"".join(encoder.encode_events([event]) for event in events).decode()
     assert body.endswith("\n\n")
     lines = body.removesuffix("\n\n").split("\n\n")
     assert all(line.startswith("data: ") for line in lines)
@@ -60,7 +60,7 @@ def written(encoder: Encoder, events: Sequence[Event]) -> list[str]:
 def whole(encoder: Encoder, events: Sequence[Event]) -> Any:
     fold = Fold()
     fold.add(events)
-    reply = encoder.whole(fold.result())
+    reply = encoder.encode_unary(fold.result())
     assert reply.status == 200
     return json.loads(reply.body)
 
@@ -81,7 +81,7 @@ def test_a_whole_chat(about: About) -> None:
     fold = Fold()
     fold.add(HELLO)
     encoder = ChatEncoder(Style(), CHAT, about)
-    reply = encoder.whole(fold.result())
+    reply = encoder.encode_unary(fold.result())
     assert reply.body.decode() == (
         '{"id":"chatcmpl-r1","object":"chat.completion","created":1700000000,"model":"mock",'
         '"choices":[{"index":0,"message":{"role":"assistant","content":"Hello world!",'
@@ -281,7 +281,7 @@ def test_finish_reasons(about: About, reason: FinishReason, wire: str) -> None:
 
 def test_an_error_in_the_stream_is_an_event(about: About) -> None:
     encoder = ChatEncoder(Style(), streamed(CHAT), about)
-    assert encoder.error(StreamBroken("it stopped")) == (
+    assert encoder.encode_error_event(StreamBroken("it stopped")) == (
         b'data: {"error":{"message":"it stopped","type":"server_error","param":null,'
         b'"code":"bad_gateway"}}\n\n'
     )
@@ -290,7 +290,7 @@ def test_an_error_in_the_stream_is_an_event(about: About) -> None:
 def test_a_whole_completion(about: About) -> None:
     fold = Fold()
     fold.add(HELLO)
-    reply = TextEncoder(Style(), TEXT, about).whole(fold.result())
+    reply = TextEncoder(Style(), TEXT, about).encode_unary(fold.result())
     assert reply.body.decode() == (
         '{"id":"cmpl-r1","object":"text_completion","created":1700000000,"model":"mock",'
         '"choices":[{"text":"Hello world!","index":0,"logprobs":null,"finish_reason":"stop"}],'
@@ -315,9 +315,9 @@ def test_a_streamed_completion(about: About) -> None:
 
 def test_texts_count_for_where_a_token_stands(about: About) -> None:
     stream = TextEncoder(Style(), streamed(TEXT), about)
-    stream.write([Text("Hi "), Text("there ")])
+    stream.encode_events([Text("Hi "), Text("there ")])
 
-    assert b'"text_offset":[9]' in stream.write([Text("Hi", logprobs=(HI,))])
+    assert b'"text_offset":[9]' in stream.encode_events([Text("Hi", logprobs=(HI,))])
 
 
 def test_completion_logprobs_are_columns(about: About) -> None:
@@ -346,7 +346,7 @@ def test_what_the_worker_tells_of_itself_is_passed_on(about: About) -> None:
     events: list[Event] = [
         Served(fingerprint="fp_1"),
         Text("a", token_ids=(7,)),
-        End("stop", stop="x"),
+        End("stop", matched_stop="x"),
         Done(),
     ]
     request = streamed(CHAT, want=Want(usage="none", token_ids=True))

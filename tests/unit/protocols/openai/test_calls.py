@@ -14,7 +14,7 @@ def read(*deltas: dict[str, Any]) -> list[Event]:
     calls = Calls(0)
     events: list[Event] = []
     for delta in deltas:
-        events += calls.read(msgspec.convert(delta, WireDelta))
+        events += calls.read_delta(msgspec.convert(delta, WireDelta))
     calls.close()
     return events
 

@@ -54,7 +54,7 @@ def delta(finish: str | None = None, index: int = 0, **fields: Any) -> dict[str,
 def read(wire: str | bytes, request: Request = CHAT, size: int = 1 << 20) -> list[Event]:
     """The events of a body that comes in pieces of ``size`` bytes; who served it is left out."""
     data = wire if isinstance(wire, bytes) else wire.encode()
-    decoder = OpenAI().decoder(request)
+    decoder = OpenAI().create_decoder(request)
     events: list[Event] = []
     for start in range(0, len(data), size):
         events += decoder.feed(data[start : start + size])
@@ -218,7 +218,7 @@ FULL = {
 
 
 def test_a_whole_answer_is_read_also_for_a_stream() -> None:
-    decoder = OpenAI().decoder(CHAT)
+    decoder = OpenAI().create_decoder(CHAT)
     assert not decoder.feed(b" " + json.dumps(FULL).encode())
     assert decoder.close() == [
         Served("w", id="chatcmpl-1", created=5),
@@ -271,10 +271,10 @@ STOPS = GenerateRequest(model="m", kind="chat", stopping=Stopping(stop_token_ids
     ("choice", "end"),
     [
         ({"finish_reason": "stop", "stop_reason": None}, End("eos")),
-        ({"finish_reason": "stop", "stop_reason": "x"}, End("stop", stop="x")),
-        ({"finish_reason": "stop", "stop_reason": 7}, End("stop", stop=7)),
+        ({"finish_reason": "stop", "stop_reason": "x"}, End("stop", matched_stop="x")),
+        ({"finish_reason": "stop", "stop_reason": 7}, End("stop", matched_stop=7)),
         ({"finish_reason": "stop", "matched_stop": 2}, End("eos")),
-        ({"finish_reason": "stop", "matched_stop": "x"}, End("stop", stop="x")),
+        ({"finish_reason": "stop", "matched_stop": "x"}, End("stop", matched_stop="x")),
         ({"finish_reason": "stop_sequence"}, End("stop")),
         ({"finish_reason": "function_call"}, End("tool_calls")),
         ({"finish_reason": "content_filter"}, End("content_filter")),
@@ -333,7 +333,7 @@ def test_calls_without_an_index_are_told_apart_by_their_ids() -> None:
     pieces = [call(id="a", name="f", arguments="1"), call(id="b", name="g", arguments="2")]
     events = read(sse(*(delta(tool_calls=[piece]) for piece in pieces), FINISH))
     assert [e.name for e in events if isinstance(e, CallStart)] == ["f", "g"]
-    assert [e.call for e in events if isinstance(e, CallArguments)] == [0, 1]
+    assert [e.call_index for e in events if isinstance(e, CallArguments)] == [0, 1]
 
 
 def test_a_call_without_a_name_is_broken() -> None:

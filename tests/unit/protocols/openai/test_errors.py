@@ -81,7 +81,7 @@ TABLE: list[tuple[e.GatewayError, int, str, str | None, str | None]] = [
 def test_each_error_has_its_row(
     error: e.GatewayError, status: int, kind: str, code: str | None, param: str | None
 ) -> None:
-    reply = DIALECT.refuse(error, None)
+    reply = DIALECT.encode_error(error, None)
     found = json.loads(reply.body)
     assert reply.status == status
     assert list(found) == ["error"]
@@ -101,7 +101,7 @@ TEXTS: list[tuple[e.GatewayError, str]] = [
 
 @pytest.mark.parametrize(("error", "text"), TEXTS)
 def test_texts(error: e.GatewayError, text: str) -> None:
-    assert json.loads(DIALECT.refuse(error, None).body)["error"]["message"] == text
+    assert json.loads(DIALECT.encode_error(error, None).body)["error"]["message"] == text
 
 
 def header(reply: Reply, name: str) -> str | None:
@@ -124,6 +124,6 @@ def header(reply: Reply, name: str) -> str | None:
     ],
 )
 def test_headers(error: e.GatewayError, name: str, text: str | None) -> None:
-    reply = DIALECT.refuse(error, None)
+    reply = DIALECT.encode_error(error, None)
     assert header(reply, name) == text
     assert header(reply, "Content-Type") == "application/json"

@@ -33,7 +33,7 @@ STOP = {"finish_reason": "stop"}
 
 def read(body: Any, request: Request = CHAT) -> list[Event]:
     """The events of a whole answer; who served it is left out."""
-    reader = OpenAI().decoder(request)
+    reader = OpenAI().create_decoder(request)
     reader.feed(json.dumps(body).encode())
     return [event for event in reader.close() if not isinstance(event, Served)]
 
@@ -132,7 +132,7 @@ def test_a_finish_reason_that_tells_of_a_failure() -> None:
 
 
 def test_events_without_data_are_no_events() -> None:
-    reader = OpenAI().decoder(CHAT)
+    reader = OpenAI().create_decoder(CHAT)
     chunk = json.dumps({"choices": [{"delta": {"content": "a"}, **STOP}]}).encode()
 
     assert not reader.feed(b"\r\n ")
@@ -143,7 +143,7 @@ def test_events_without_data_are_no_events() -> None:
 
 
 def test_what_came_before_a_failure_is_passed_on_and_then_it_is_told() -> None:
-    reader = OpenAI().decoder(CHAT)
+    reader = OpenAI().create_decoder(CHAT)
     wire = b'data: {"choices":[{"delta":{"content":"a"}}]}\n\ndata: {"error":{"code":429}}\n\n'
 
     assert reader.feed(wire) == [Text("a")]
@@ -158,7 +158,7 @@ def test_an_answer_may_not_grow_without_end(
     monkeypatch: pytest.MonkeyPatch, request_: Request
 ) -> None:
     monkeypatch.setattr("gateway.core.sse.LARGEST", 100)
-    reader = OpenAI().decoder(request_)
+    reader = OpenAI().create_decoder(request_)
     reader.feed(b"{" + b" " * 99)
 
     with pytest.raises(WorkerFailed, match="large"):
@@ -167,7 +167,7 @@ def test_an_answer_may_not_grow_without_end(
 
 def test_a_stream_may_be_as_long_as_it_likes(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("gateway.core.sse.LARGEST", 100)
-    reader = OpenAI().decoder(CHAT)
+    reader = OpenAI().create_decoder(CHAT)
     chunk = b'data: {"choices":[{"delta":{"content":"a"}}]}\n\n'
 
     said = [event for _ in range(9) for event in reader.feed(chunk)]

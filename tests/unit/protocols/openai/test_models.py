@@ -12,7 +12,7 @@ from protocols.openai import OpenAI
 
 VERSION = VersionInfo("1", "m", 100)
 MODELS = (
-    ModelInfo("mock", (VERSION,), aliases=("gpt",), created=7, context=8),
+    ModelInfo("mock", (VERSION,), aliases=("gpt",), created=7, context_length=8),
     ModelInfo("org/m1", (VERSION,)),
 )
 
@@ -20,10 +20,10 @@ MODELS = (
 class Models:
     ready = True
 
-    def models(self) -> Sequence[ModelInfo]:
+    def list_models(self) -> Sequence[ModelInfo]:
         return MODELS
 
-    def find(self, model: str, version: str | None = None) -> ModelInfo:
+    def find_model(self, model: str, version: str | None = None) -> ModelInfo:
         for one in MODELS:
             if model == one.name or model in one.aliases:
                 return one
@@ -31,7 +31,7 @@ class Models:
 
 
 def test_the_list(make_call: Callable[..., Call]) -> None:
-    reply = OpenAI().inform(make_call("models"), Models())
+    reply = OpenAI().handle_info_request(make_call("models"), Models())
     assert json.loads(reply.body) == {
         "object": "list",
         "data": [
@@ -51,10 +51,10 @@ def test_the_list(make_call: Callable[..., Call]) -> None:
 def test_one_model_bears_the_name_it_was_asked_by(
     make_call: Callable[..., Call], name: str
 ) -> None:
-    reply = OpenAI().inform(make_call("model", params={"model": name}), Models())
+    reply = OpenAI().handle_info_request(make_call("model", params={"model": name}), Models())
     assert json.loads(reply.body)["id"] == name
 
 
 def test_an_unknown_model(make_call: Callable[..., Call]) -> None:
     with pytest.raises(ModelNotFound):
-        OpenAI().inform(make_call("model", params={"model": "x"}), Models())
+        OpenAI().handle_info_request(make_call("model", params={"model": "x"}), Models())

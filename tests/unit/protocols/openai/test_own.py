@@ -97,11 +97,11 @@ def heard(make_call: MakeCall) -> Callable[[Request], Any]:
     """A request as the worker reads it."""
 
     def read(request: Request) -> Any:
-        assert WORKER.losses(request, {}) == ()
-        wire = WORKER.encode(request)
+        assert WORKER.unsupported_parameters(request, {}) == ()
+        wire = WORKER.encode_request(request)
         variants = {"chat/completions": "chat", "completions": "completion"}
         variant = variants.get(wire.path.removeprefix("/v1/"), "embedding")
-        return WORKER.decode(make_call(variant, wire.body))
+        return WORKER.decode_request(make_call(variant, wire.body))
 
     return read
 
@@ -166,7 +166,7 @@ def test_beams_by_either_name(
     make_call: MakeCall, fields: dict[str, Any], width: int | None
 ) -> None:
     body = {"model": "m", "messages": [{"role": "user", "content": "hi"}], **fields}
-    told = WORKER.decode(make_call("chat", body))
+    told = WORKER.decode_request(make_call("chat", body))
     assert isinstance(told, GenerateRequest)
     assert told.sampling.beam_width == width
 
@@ -212,12 +212,12 @@ def test_vectors(heard: Callable[[Request], Any], field: dict[str, Any]) -> None
 
 def test_what_only_operators_open(make_call: MakeCall) -> None:
     request = chat(priority=3, templating=Templating(template="T"))
-    assert {loss.path for loss in WORKER.losses(request, {})} == {
+    assert {loss.path for loss in WORKER.unsupported_parameters(request, {})} == {
         "priority", "templating.template",
     }  # fmt: skip
     open_ = OpenAI("interlingua", powers=True)
-    assert open_.losses(request, {}) == ()
-    told = open_.decode(make_call("chat", open_.encode(request).body))
+    assert open_.unsupported_parameters(request, {}) == ()
+    told = open_.decode_request(make_call("chat", open_.encode_request(request).body))
     assert isinstance(told, GenerateRequest)
     assert (told.priority, told.templating.template) == (3, "T")
 
@@ -228,7 +228,9 @@ def test_what_the_engine_passes_over_is_told() -> None:
         messages=(*SAID, Message("user", parts)),
         stopping=Stopping(spaces_between_special_tokens=True),
     )
-    told = {(loss.field, loss.reason, loss.detail) for loss in WORKER.losses(asked, {})}
+    told = {
+        (loss.field, loss.reason, loss.detail) for loss in WORKER.unsupported_parameters(asked, {})
+    }
     assert told == {
         ("messages", "dropped", "images, audio"),
         ("messages", "dropped", "earlier reasoning"),
@@ -243,6 +245,6 @@ def test_bytes_are_passed_on_to_our_workers_but_not_from_their_listeners(
     plain = OpenAI()
     body = {"model": "m", "messages": [{"role": "user", "content": "hi"}], "top_k": 5}
     call = make_call("chat", body)
-    assert WORKER.relay(plain, call, about) is not None
-    assert plain.relay(WORKER, call, about) is None
-    assert WORKER.relay(WORKER, call, about) is None
+    assert WORKER.prepare_passthrough(plain, call, about) is not None
+    assert plain.prepare_passthrough(WORKER, call, about) is None
+    assert WORKER.prepare_passthrough(WORKER, call, about) is None

@@ -83,9 +83,9 @@ CALL = '{"role":"assistant","tool_calls":[{"id":"a","type":"%s","%s":{"name":"f"
 def test_rules_are_knobs() -> None:
     rules = Rules(
         roles=("user", "assistant"),
-        silent=frozenset({"user"}),
-        tool_turns=False,
-        argument_objects=True,
+        optional_content_roles=frozenset({"user"}),
+        requires_tool_results=False,
+        accepts_argument_objects=True,
     )
     assert read('{"role":"user"}', rules=rules) == (Message("user"),)
     said = read(CALL % ("function", "function", "arguments", '{"x":1}'), rules=rules)
@@ -123,7 +123,12 @@ def test_writing_has_knobs() -> None:
         Message("developer", (TextPart("a"), TextPart("b"))),
         Message("assistant", (ReasoningPart("hm"), RefusalPart("no"))),
     )
-    writing = Writing(parts="joined", absent="", reasoning=True, roles=(("developer", "system"),))
+    writing = Writing(
+        part_format="joined",
+        empty_content="",
+        includes_reasoning=True,
+        role_mapping=(("developer", "system"),),
+    )
     first, second = write_messages(messages, writing)
     assert (first.role, first.content) == ("system", "ab")
     assert (second.content, second.reasoning_content, second.refusal) == ("", "hm", "no")

@@ -37,11 +37,11 @@ def refusal(call: Call, dialect: OpenAI = DIALECT) -> tuple[int, str | None, str
 
     def read() -> Request:
         dialect.peek(call)
-        return dialect.decode(call)
+        return dialect.decode_request(call)
 
     with pytest.raises(ClientError) as caught:
         read()
-    reply = dialect.refuse(caught.value, call)
+    reply = dialect.encode_error(caught.value, call)
     error = json.loads(reply.body)["error"]
     assert list(error) == ["message", "type", "param", "code"]
     assert error["type"] == "invalid_request_error"
@@ -248,7 +248,7 @@ def test_a_required_field_may_not_be_missing(make_call: MakeCall, field: str) ->
 def test_an_unknown_field_is_refused_only_where_asked(make_call: MakeCall) -> None:
     call = make_call("chat", {**C, "foo": 1})
     assert refusal(call, OpenAI(unknown="reject")) == (400, "unknown_parameter", "foo")
-    assert DIALECT.decode(call).extra.keys() == {"foo"}
+    assert DIALECT.decode_request(call).extra.keys() == {"foo"}
 
 
 JSON = st.recursive(
@@ -262,15 +262,15 @@ NAMES = sorted(
     | {"stop", "n", "seed", "stream", "stream_options", "metadata", "structured_outputs"}
     | {"logprobs", "top_logprobs", "modalities", "chat_template_kwargs", "encoding_format"}
 )
-ROWS = {e.variant: e for e in DIALECT.endpoints}
+ROWS = {e.operation: e for e in DIALECT.endpoints}
 
 
 def outcome(call: Call) -> int:
     try:
         DIALECT.peek(call)
-        DIALECT.decode(call)
+        DIALECT.decode_request(call)
     except GatewayError as error:
-        return DIALECT.refuse(error, call).status
+        return DIALECT.encode_error(error, call).status
     return 200
 
 

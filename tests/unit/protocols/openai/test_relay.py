@@ -34,7 +34,7 @@ def relayed(variant: str, body: Any, worker: OpenAI = VLLM, shown: str = "chat")
     data = body if isinstance(body, bytes) else json.dumps(body).encode()
     context = Context("r1", Deadline(lambda: 0.0, 60), lambda: 0.0)
     about = About("r1", 1, shown, "v1", "llama", context.clock)
-    return worker.relay(OpenAI(), Call(row, {}, {}, "", data, row.path), about)
+    return worker.prepare_passthrough(OpenAI(), Call(row, {}, {}, "", data, row.path), about)
 
 
 def taken(variant: str, body: Any, worker: OpenAI = VLLM, shown: str = "chat") -> Relay:
@@ -65,7 +65,7 @@ def taken(variant: str, body: Any, worker: OpenAI = VLLM, shown: str = "chat") -
 def test_what_is_plainly_right_is_passed_on_with_the_model_renamed(
     variant: str, body: dict[str, Any]
 ) -> None:
-    wire = taken(variant, body).wire
+    wire = taken(variant, body).upstream_request
     assert json.loads(wire.body) == body | {"model": "llama"}
     assert list(json.loads(wire.body)) == list(body)
     assert wire.path == endpoint(variant).path
@@ -73,7 +73,7 @@ def test_what_is_plainly_right_is_passed_on_with_the_model_renamed(
 
 def test_numbers_and_texts_keep_their_form() -> None:
     body = b'{"model":"chat","messages":[{"role":"user","content":"\\u00e9"}],"x":1.50e0}'
-    wire = taken("chat", body).wire
+    wire = taken("chat", body).upstream_request
     assert wire.body == (
         b'{"model":"llama","messages":[{"role":"user","content":"\\u00e9"}],"x":1.50e0}'
     )
@@ -155,7 +155,9 @@ def _one(**row: Any) -> Param:
 def test_a_value_is_within_the_ranges_of_both(
     worker: Param, client: Param, right: str, wrong: str
 ) -> None:
-    read_body = checker(Form(path="", shapes={}, worker=(worker,), client=(client,))).decode
+    read_body = checker(
+        Form(path="", field_types={}, worker_params=(worker,), client_params=(client,))
+    ).decode
     assert read_body(f'{{"x":{right}}}').x == json.loads(right)
     with pytest.raises(msgspec.ValidationError):
         read_body(f'{{"x":{wrong}}}')
@@ -163,7 +165,7 @@ def test_a_value_is_within_the_ranges_of_both(
 
 def test_rows_that_differ_in_meaning_are_none_that_both_have() -> None:
     worker = Param(wire="x", field="sampling.y", type="int")
-    form = Form(path="", shapes={}, worker=(worker,), client=(_one(type="int"),))
+    form = Form(path="", field_types={}, worker_params=(worker,), client_params=(_one(type="int"),))
     assert checker(form).decode(b'{"x":1}').__struct_fields__ == ()
 
 
@@ -189,36 +191,49 @@ def test_a_body_is_passed_on_as_its_fields_are_read(
 
     if relay is not None:
         fields = read_object(body)
-        assert relay.wire.body == msgspec.json.encode({**fields, "model": "llama"})
+        assert relay.upstream_request.body == msgspec.json.encode({**fields, "model": "llama"})
 
 
 @pytest.mark.parametrize("text", [b"\xff", b"\\ud83d"])
 @pytest.mark.parametrize("field", ["model", "prompt", "user", "x"])
 def test_a_text_that_is_none_is_not_passed_on(about: About, field: str, text: bytes) -> None:
     shapes = {"prompt": PROMPTS, "user": LABEL}
-    form = Form(path="/{model}", shapes=shapes, worker=(), client=(), forwards=lambda _: True)
+    form = Form(
+        path="/{model}",
+        field_types=shapes,
+        worker_params=(),
+        client_params=(),
+        forwards_field=lambda _: True,
+    )
     row = endpoint("completion")
     for said in (b"a", text):
         fields = {"model": b"m", "prompt": b"a"} | {field: said}
         body = b",".join(b'"%b":"%b"' % (key.encode(), one) for key, one in fields.items())
         call = Call(row, {}, {}, "", b"{%b}" % body, row.path)
-        assert (Relays({"text": form}).relay("text", call, about, tuple) is None) == (said is text)
+        assert (Relays({"text": form}).prepare_passthrough("text", call, about, tuple) is None) == (
+            said is text
+        )
 
 
 def test_where_the_path_names_the_model_the_body_does_not(about: About) -> None:
-    form = Form(path="/of/{model}/x", shapes={"prompt": PROMPTS}, worker=(), client=())
+    form = Form(
+        path="/of/{model}/x", field_types={"prompt": PROMPTS}, worker_params=(), client_params=()
+    )
     relays = Relays({"text": form})
     assert ("text" in relays, "chat" in relays) == (True, False)
     row = endpoint("completion")
     call = Call(row, {}, {}, "", b'{"prompt":"a","model":"chat"}', row.path)
-    relay = relays.relay("text", call, replace(about, served_model="a/b c"), tuple)
+    relay = relays.prepare_passthrough("text", call, replace(about, backend_model="a/b c"), tuple)
     assert relay is not None
-    assert (relay.wire.path, relay.wire.body) == ("/of/a%2Fb%20c/x", b'{"prompt":"a"}')
+    assert (relay.upstream_request.path, relay.upstream_request.body) == (
+        "/of/a%2Fb%20c/x",
+        b'{"prompt":"a"}',
+    )
 
 
 def test_a_stricter_listener_reads_every_body(make_call: MakeCall, about: About) -> None:
     call = make_call("chat", CHAT)
-    assert VLLM.relay(OpenAI(unknown="reject"), call, about) is None
+    assert VLLM.prepare_passthrough(OpenAI(unknown="reject"), call, about) is None
 
 
 def test_what_choosing_a_worker_needs_is_read() -> None:
@@ -239,14 +254,16 @@ def test_how_long_the_client_waits_is_known() -> None:
     row = endpoint("chat")
     call = Call(row, {}, {"x-stainless-read-timeout": "7"}, "", json.dumps(CHAT).encode(), row.path)
     context = Context("r1", Deadline(lambda: 0.0, 60), lambda: 0.0)
-    relay = VLLM.relay(OpenAI(), call, About("r1", 1, "chat", "v1", "llama", context.clock))
+    relay = VLLM.prepare_passthrough(
+        OpenAI(), call, About("r1", 1, "chat", "v1", "llama", context.clock)
+    )
     assert relay is not None
     assert relay.request.timeout == 7
 
 
 @pytest.mark.parametrize("stream", [True, False])
 def test_the_headers_are_those_of_any_answer(*, stream: bool) -> None:
-    headers = dict(taken("chat", CHAT | {"stream": stream}).headers())
+    headers = dict(taken("chat", CHAT | {"stream": stream}).build_headers())
     kind = "text/event-stream; charset=utf-8" if stream else "application/json"
     assert headers["Content-Type"] == kind
     assert headers["openai-version"] == "2020-10-01"
@@ -275,33 +292,33 @@ def read(passage: Passage, *pieces: bytes) -> tuple[list[bytes | None], list[Eve
 
 
 def test_a_whole_answer_comes_back_unread_under_the_clients_name() -> None:
-    out, events = read(taken("chat", CHAT).passage(), ANSWER[:40], ANSWER[40:] + b"\n")
+    out, events = read(taken("chat", CHAT).create_reader(), ANSWER[:40], ANSWER[40:] + b"\n")
     assert out == [b"", b"", ANSWER.replace(b"llama", b"chat")]
     assert [e.completion_tokens for e in events if isinstance(e, Usage)] == [1]
     assert isinstance(events[-1], Done)
 
 
 def test_under_one_name_nothing_is_touched() -> None:
-    out, _ = read(taken("chat", CHAT, shown="llama").passage(), ANSWER)
+    out, _ = read(taken("chat", CHAT, shown="llama").create_reader(), ANSWER)
     assert out[-1] == ANSWER
     nameless = ANSWER.replace(b'"model":"llama",', b"")
-    out, _ = read(taken("chat", CHAT).passage(), nameless)
+    out, _ = read(taken("chat", CHAT).create_reader(), nameless)
     assert out[-1] == nameless
 
 
 def test_the_client_reads_its_own_name_whatever_the_worker_calls_itself() -> None:
     other = ANSWER.replace(b'"llama"', b'"org/llama \\"x\\""')
     for shown in ("chat", "llama"):
-        out, _ = read(taken("chat", CHAT, shown=shown).passage(), other)
+        out, _ = read(taken("chat", CHAT, shown=shown).create_reader(), other)
         assert out[-1] == ANSWER.replace(b"llama", shown.encode())
         events = b"".join(STREAM).replace(b'"llama"', b'"org/llama \\"x\\""')
-        out, _ = read(taken("chat", ASKED, shown=shown).passage(), events[:150], events[150:])
+        out, _ = read(taken("chat", ASKED, shown=shown).create_reader(), events[:150], events[150:])
         assert joined(out) == b"".join(STREAM).replace(b"llama", shown.encode())
 
 
 @pytest.mark.parametrize("length", [4, 3], ids=["to its end", "complete without it"])
 def test_a_stream_in_place_of_a_whole_answer_is_for_the_encoder(length: int) -> None:
-    out, events = read(taken("chat", CHAT).passage(), *STREAM[:length])
+    out, events = read(taken("chat", CHAT).create_reader(), *STREAM[:length])
     assert not any(out)
     assert "".join(e.text for e in events if isinstance(e, Text)) == "Hello"
 
@@ -315,7 +332,7 @@ def test_a_stream_in_place_of_a_whole_answer_is_for_the_encoder(length: int) -> 
     ],
 )
 def test_what_is_no_answer_is_an_error(body: bytes, error: type[Exception]) -> None:
-    passage = taken("chat", CHAT).passage()
+    passage = taken("chat", CHAT).create_reader()
     with pytest.raises((error, WorkerFailed)):
         read(passage, body)
 
@@ -327,12 +344,12 @@ VECTORS = (
 
 
 def test_vectors_come_back_unread() -> None:
-    out, events = read(taken("embedding", EMBED).passage(), VECTORS)
+    out, events = read(taken("embedding", EMBED).create_reader(), VECTORS)
     assert out[-1] == VECTORS.replace(b"llama", b"chat")
     assert events == [Served("llama"), Usage(2), Done()]
     bare = VECTORS.replace(b',"usage":{"prompt_tokens":2,"total_tokens":2}', b"")
     bare = bare.replace(b'"llama"', b"null")
-    out, events = read(taken("embedding", EMBED).passage(), bare)
+    out, events = read(taken("embedding", EMBED).create_reader(), bare)
     assert (out[-1], events) == (bare, [Served(), Done()])
 
 
@@ -342,7 +359,7 @@ def test_vectors_come_back_unread() -> None:
 )
 def test_vectors_that_are_not_all_there(body: bytes, error: type[Exception]) -> None:
     with pytest.raises(error):
-        read(taken("embedding", EMBED).passage(), body)
+        read(taken("embedding", EMBED).create_reader(), body)
 
 
 # --- the way back: a stream -----------------------------------------------------------------------
@@ -369,33 +386,33 @@ def test_a_stream_comes_back_whatever_the_packets(cuts: list[int]) -> None:
     data, edges = b"".join(STREAM), [0, *sorted(cuts), len(b"".join(STREAM))]
     pieces = [data[a:b] for a, b in itertools.pairwise(edges)]
 
-    out, events = read(taken("chat", ASKED).passage(), *pieces)
+    out, events = read(taken("chat", ASKED).create_reader(), *pieces)
 
     assert joined(out) == data.replace(b"llama", b"chat")
     assert "".join(e.text for e in events if isinstance(e, Text)) == "Hello"
 
 
 def test_only_whole_events_are_passed_on() -> None:
-    passage = taken("chat", ASKED).passage()
+    passage = taken("chat", ASKED).create_reader()
     assert passage.feed([STREAM[0][:-1]])[0] == b""
     assert passage.feed([b"\ndata: {"])[0] == STREAM[0].replace(b"llama", b"chat")
 
 
 def test_other_line_ends_and_blanks_pass_too() -> None:
     data = b"".join(STREAM).replace(b"\n", b"\r\n").replace(b'"model":', b'"model": ')
-    out, _ = read(taken("chat", ASKED).passage(), data)
+    out, _ = read(taken("chat", ASKED).create_reader(), data)
     assert joined(out) == data.replace(b"llama", b"chat")
 
 
 @pytest.mark.parametrize("end", [b"data: [DONE]\n", b""], ids=["one newline", "no end at all"])
 def test_a_stream_that_is_complete_gets_its_end(end: bytes) -> None:
-    out, events = read(taken("chat", ASKED, shown="llama").passage(), *STREAM[:3], end)
+    out, events = read(taken("chat", ASKED, shown="llama").create_reader(), *STREAM[:3], end)
     assert joined(out) == b"".join(STREAM)
     assert isinstance(events[-1], Done)
 
 
 def test_a_stream_that_is_cut_is_told() -> None:
-    passage = taken("chat", ASKED).passage()
+    passage = taken("chat", ASKED).create_reader()
     passage.feed([STREAM[0] + STREAM[1][:30]])
     with pytest.raises(StreamBroken):
         passage.close()
@@ -406,9 +423,9 @@ BROKEN = b'data: {"error":{"message":"secret","code":500}}\n\n'
 
 def test_an_event_of_an_error_is_never_passed_on() -> None:
     with pytest.raises(WorkerFailed):
-        taken("chat", ASKED).passage().feed([BROKEN])
+        taken("chat", ASKED).create_reader().feed([BROKEN])
     for ending in ("feed", "close"):
-        passage = taken("chat", ASKED).passage()
+        passage = taken("chat", ASKED).create_reader()
         data, events = passage.feed([STREAM[0] + BROKEN + STREAM[1]])
         assert data == STREAM[0].replace(b"llama", b"chat")
         assert events
@@ -417,18 +434,18 @@ def test_an_event_of_an_error_is_never_passed_on() -> None:
 
 
 def test_an_event_that_breaks_off_what_it_says_is_not_passed_on() -> None:
-    passage = taken("chat", ASKED).passage()
+    passage = taken("chat", ASKED).create_reader()
     failing = chunk("x", '"invalid flag"')
     data, _ = passage.feed([STREAM[0] + failing])
     assert data == STREAM[0].replace(b"llama", b"chat")
     with pytest.raises(WorkerFailed):
         passage.feed([b""])
     with pytest.raises(WorkerFailed):
-        taken("chat", ASKED).passage().feed([failing])
+        taken("chat", ASKED).create_reader().feed([failing])
 
 
 def test_a_line_that_is_no_field_is_for_the_gateway_alone() -> None:
-    passage = taken("chat", ASKED).passage()
+    passage = taken("chat", ASKED).create_reader()
     data, _ = passage.feed([STREAM[0] + b'{"error":"secret"}\n\n' + b": still\n\n" + STREAM[1]])
     assert data is not None
     assert b"secret" not in data
@@ -440,20 +457,20 @@ def test_a_line_that_is_no_field_is_for_the_gateway_alone() -> None:
 
 
 def test_a_stray_line_does_not_make_another_answer_of_a_stream() -> None:
-    out, _ = read(taken("chat", ASKED).passage(), STREAM[0], b'{"odd":1}\n\n', *STREAM[1:])
+    out, _ = read(taken("chat", ASKED).create_reader(), STREAM[0], b'{"odd":1}\n\n', *STREAM[1:])
     assert joined(out).replace(b"\n", b"") == (
         b"".join(STREAM).replace(b"llama", b"chat").replace(b"\n", b"")
     )
 
 
 def test_an_event_without_an_end_is_not_held_for_ever() -> None:
-    passage = taken("chat", ASKED).passage()
+    passage = taken("chat", ASKED).create_reader()
     passage.feed([b"data: " + b"x" * 1_000_000])
     with pytest.raises(WorkerFailed):
         passage.feed([b"x" * 100_000])
 
 
 def test_a_whole_answer_in_place_of_a_stream_is_for_the_encoder() -> None:
-    out, events = read(taken("chat", ASKED).passage(), b" ", ANSWER)
+    out, events = read(taken("chat", ASKED).create_reader(), b" ", ANSWER)
     assert out[1:] == [None, None]
     assert any(isinstance(event, Text) for event in events)

@@ -49,7 +49,7 @@ ANSWERED = {"role": "tool", "tool_call_id": "c1", "content": "42"}
 
 
 def decode(make_call: MakeCall, variant: str, **fields: Any) -> Request:
-    return DIALECT.decode(make_call(variant, {**BODIES[variant], **fields}))
+    return DIALECT.decode_request(make_call(variant, {**BODIES[variant], **fields}))
 
 
 def chat(make_call: MakeCall, **fields: Any) -> GenerateRequest:
@@ -195,7 +195,7 @@ def test_a_schema_is_kept_as_it_was_written(make_call: MakeCall) -> None:
         b'{"model":"m","messages":[{"role":"user","content":"x"}],"response_format":{"type":'
         b'"json_schema","json_schema":{"name":"n","strict":true,"schema":{ "b":1, "a":2 }}}}'
     )
-    request = DIALECT.decode(make_call("chat", body))
+    request = DIALECT.decode_request(make_call("chat", body))
     assert isinstance(request, GenerateRequest)
     assert isinstance(request.output, JsonSchema)
     assert bytes(request.output.schema) == b'{ "b":1, "a":2 }'
@@ -294,14 +294,14 @@ def test_streams_and_their_usage(make_call: MakeCall) -> None:
 
 def test_unknown_fields(make_call: MakeCall) -> None:
     call = make_call("chat", {**C, "foo": {"a": 1}, "verbosity": "low"})
-    request = DIALECT.decode(call)
+    request = DIALECT.decode_request(call)
     assert {k: bytes(v) for k, v in request.extra.items()} == {
         "foo": b'{"a": 1}',
         "verbosity": b'"low"',
     }
-    assert OpenAI(unknown="ignore").decode(call).extra == {}
+    assert OpenAI(unknown="ignore").decode_request(call).extra == {}
     with pytest.raises(UnknownParameter) as caught:
-        OpenAI(unknown="reject").decode(call)
+        OpenAI(unknown="reject").decode_request(call)
     assert caught.value.param == "foo"
 
 
@@ -342,7 +342,7 @@ def test_peek_reads_little(make_call: MakeCall) -> None:
     call = make_call("chat", {**C, "stream": True}, {"x-client-request-id": "mine"})
     envelope = DIALECT.peek(call)
     assert (envelope.model, envelope.stream, envelope.client_id) == ("mock", True, "mine")
-    assert DIALECT.decode(call).client_id == "mine"
+    assert DIALECT.decode_request(call).client_id == "mine"
 
 
 @pytest.mark.parametrize(
@@ -352,7 +352,7 @@ def test_a_client_library_tells_how_long_it_waits(
     make_call: MakeCall, said: str, seconds: float | None
 ) -> None:
     call = make_call("chat", C, {"x-stainless-read-timeout": said})
-    assert DIALECT.decode(call).timeout == seconds
+    assert DIALECT.decode_request(call).timeout == seconds
 
 
 def test_an_older_call_of_a_function_needs_no_answer(make_call: MakeCall) -> None:

@@ -28,13 +28,13 @@ def test_a_duration_is_rounded_up(seconds: float, told: str) -> None:
 def test_each_limit_that_there_is_is_told() -> None:
     dialect: Metering = OpenAI()
     requests, tokens = Standing(60, 59, 1.0), Standing(150_000, 149_984, 0.0064)
-    assert dialect.standing(None, None) == ()
-    assert [name for name, _ in dialect.standing(requests, None)] == [
+    assert dialect.rate_limit_headers(None, None) == ()
+    assert [name for name, _ in dialect.rate_limit_headers(requests, None)] == [
         "x-ratelimit-limit-requests",
         "x-ratelimit-remaining-requests",
         "x-ratelimit-reset-requests",
     ]
-    assert dialect.standing(None, tokens) == (
+    assert dialect.rate_limit_headers(None, tokens) == (
         ("x-ratelimit-limit-tokens", "150000"),
         ("x-ratelimit-remaining-tokens", "149984"),
         ("x-ratelimit-reset-tokens", "7ms"),

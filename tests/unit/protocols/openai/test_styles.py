@@ -43,26 +43,28 @@ def streamed(request: GenerateRequest, want: Want = QUIET) -> GenerateRequest:
 def whole(encoder: Encoder, events: Sequence[Event]) -> Any:
     fold = Fold()
     fold.add(events)
-    return json.loads(encoder.whole(fold.result()).body)
+    return json.loads(encoder.encode_unary(fold.result()).body)
 
 
 def pieces(encoder: Encoder, events: Sequence[Event]) -> list[Any]:
     """The one choice of each chunk."""
-    lines = encoder.write(events).decode().removesuffix("data: [DONE]\n\n").split("\n\n")
+    lines = encoder.encode_events(events).decode().removesuffix("data: [DONE]\n\n").split("\n\n")
     return [json.loads(line.removeprefix("data: "))["choices"][0] for line in lines if line]
 
 
 def test_a_style_of_another_family(about: About) -> None:
     style = Style(
-        chunk=("choices", "created", "model", "object", "usage"),
-        chat_piece=("index", "logprobs", "delta", "finish_reason"),
-        opening=b'{"role":"assistant","content":null}',
-        closing=b'{"content":""}',
-        usage="finish",
-        prefix=b"data:",
+        chunk_keys=("choices", "created", "model", "object", "usage"),
+        chat_chunk_keys=("index", "logprobs", "delta", "finish_reason"),
+        first_delta=b'{"role":"assistant","content":null}',
+        last_delta=b'{"content":""}',
+        usage_position="finish",
+        event_prefix=b"data:",
     )
     encoder = ChatEncoder(style, streamed(CHAT, Want(usage="final")), about, model="other")
-    body = encoder.write([Text("a"), End("length"), Usage(2, 1), Served(fingerprint="x"), Done()])
+    body = encoder.encode_events(
+        [Text("a"), End("length"), Usage(2, 1), Served(fingerprint="x"), Done()]
+    )
     tail = '"created":1700000000,"model":"other","object":"chat.completion.chunk"'
     usage = '{"prompt_tokens":2,"completion_tokens":1,"total_tokens":3}'
     shape = 'data:{"choices":[{"index":0,"logprobs":null,"delta":{%s},"finish_reason":%s}],'
@@ -77,24 +79,26 @@ def test_a_style_of_another_family(about: About) -> None:
 
 def test_a_whole_answer_has_the_styles_keys_in_their_order(about: About) -> None:
     style = Style(
-        answer=("choices", "object"),
-        chat_choice=("finish_reason", "message"),
-        message=("content", "refusal", "role"),
-        absent={"refusal": b"false"},
+        unary_keys=("choices", "object"),
+        chat_choice_keys=("finish_reason", "message"),
+        message_keys=("content", "refusal", "role"),
+        default_values={"refusal": b"false"},
     )
     fold = Fold()
     fold.add([Thought("hm"), Text("a"), End("eos"), Usage(2, 1), Served(fingerprint="x"), Done()])
 
-    assert ChatEncoder(style, CHAT, about).whole(fold.result()).body == (
+    assert ChatEncoder(style, CHAT, about).encode_unary(fold.result()).body == (
         b'{"choices":[{"finish_reason":"stop","message":'
         b'{"content":"a","refusal":false,"role":"assistant"}}],"object":"chat.completion"}'
     )
 
 
 def test_a_stream_without_a_count_ends_without_usage(about: About) -> None:
-    encoder = ChatEncoder(Style(usage="finish"), streamed(CHAT, Want(usage="final")), about)
+    encoder = ChatEncoder(
+        Style(usage_position="finish"), streamed(CHAT, Want(usage="final")), about
+    )
 
-    body = encoder.write([Text("a"), End("eos"), Done()])
+    body = encoder.encode_events([Text("a"), End("eos"), Done()])
 
     assert b"usage" not in body
     assert body.endswith(b'"finish_reason":"stop"}]}\n\ndata: [DONE]\n\n')
@@ -103,7 +107,7 @@ def test_a_stream_without_a_count_ends_without_usage(about: About) -> None:
 def test_choices_of_one_prompt_may_share_its_index(about: About) -> None:
     request = msgspec.structs.replace(TEXT, prompts=("a", "b"), n=2)
     events = [e for i in range(4) for e in (Text("x", i), End("eos", i))] + [Done()]
-    style = Style(index="prompt")
+    style = Style(index_scope="prompt")
 
     answer = whole(TextEncoder(style, request, about), events)
     stream = pieces(TextEncoder(style, streamed(request), about), events)
@@ -118,7 +122,7 @@ def test_an_answer_says_in_how_many_milliseconds_it_came(
 ) -> None:
     times: Iterator[float] = iter([10.0, 10.0425])
     clock = lambda: next(times)  # noqa: E731 - a clock that is read twice
-    style = Style(headers=(("x-a", "b"),), elapsed_header="x-ms", served_header=None)
+    style = Style(headers=(("x-a", "b"),), elapsed_header="x-ms", version_header=None)
     moved = msgspec.structs.replace(about, clock=clock)
 
     made = encoder(style, request_, moved, headers=(("x-c", "d"),))
@@ -130,9 +134,12 @@ def test_an_answer_says_in_how_many_milliseconds_it_came(
 def test_every_encoder_tells_of_an_error_in_the_styles_way(
     about: About, encoder: Any, request_: Any
 ) -> None:
-    style = Style(error_event=lambda error: error.message.encode())
+    style = Style(encode_error_event=lambda error: error.message.encode())
 
-    assert encoder(style, request_, about).error(StreamBroken("it stopped")) == b"it stopped"
+    assert (
+        encoder(style, request_, about).encode_error_event(StreamBroken("it stopped"))
+        == b"it stopped"
+    )
 
 
 def test_token_ids_and_the_fingerprint_of_a_whole_answer(about: About) -> None:
@@ -180,9 +187,9 @@ def test_token_ids_of_a_streamed_completion(about: About) -> None:
 def test_what_has_no_text_says_nothing(about: About) -> None:
     events: list[Event] = [Start(2), Served(), Text("")]
 
-    assert ChatEncoder(Style(), streamed(CHAT), about).write(events) == b""
-    assert TextEncoder(Style(), streamed(TEXT), about).write(events) == b""
-    assert VectorEncoder(Style(), EMBED, about).write([Vector(0, (1.0,))]) == b""
+    assert ChatEncoder(Style(), streamed(CHAT), about).encode_events(events) == b""
+    assert TextEncoder(Style(), streamed(TEXT), about).encode_events(events) == b""
+    assert VectorEncoder(Style(), EMBED, about).encode_events([Vector(0, (1.0,))]) == b""
 
 
 def test_a_conversation_that_gives_the_prompt_back(about: About) -> None:

@@ -20,11 +20,11 @@ MakeCall = Callable[..., Call]
 def whole(encoder: Encoder, events: Sequence[Event]) -> Any:
     fold = Fold()
     fold.add(events)
-    return json.loads(encoder.whole(fold.result()).body)
+    return json.loads(encoder.encode_unary(fold.result()).body)
 
 
 def read(wire: str, size: int = 1 << 20) -> list[Event]:
-    data, decoder = wire.encode(), OpenAI().decoder(EMBED)
+    data, decoder = wire.encode(), OpenAI().create_decoder(EMBED)
     for start in range(0, len(data), size):
         assert decoder.feed(data[start : start + size]) == ()
     return [event for event in decoder.close() if not isinstance(event, Served)]
@@ -40,7 +40,7 @@ VECTORS: tuple[Event, ...] = (
 
 def test_embeddings(about: About, make_call: MakeCall) -> None:
     request = EmbedRequest(model="m", inputs=("a b", "c"))
-    encoder = OpenAI().encoder(make_call("embedding"), request, about)
+    encoder = OpenAI().create_encoder(make_call("embedding"), request, about)
     assert whole(encoder, VECTORS) == {
         "object": "list",
         "data": [
@@ -54,7 +54,7 @@ def test_embeddings(about: About, make_call: MakeCall) -> None:
 
 def test_packed_embeddings(about: About, make_call: MakeCall) -> None:
     request = EmbedRequest(model="m", inputs=("a b", "c"), encoding="base64")
-    encoder = OpenAI().encoder(make_call("embedding"), request, about)
+    encoder = OpenAI().create_encoder(make_call("embedding"), request, about)
     packed = whole(encoder, VECTORS)["data"][0]["embedding"]
     assert struct.unpack("<4f", base64.b64decode(packed)) == (3.0, 2.0, 0.5, -0.25)
 

@@ -51,7 +51,7 @@ def text(**fields: Any) -> GenerateRequest:
 
 def sent(request: Request, profile: str = "openai", **options: Any) -> tuple[str, Any]:
     """The path, and the body less model and messages or prompt where they are the plain ones."""
-    wire = OpenAI(profile, **options).encode(request)
+    wire = OpenAI(profile, **options).encode_request(request)
     assert wire.method == "POST"
     body = json.loads(wire.body)
     assert body.pop("model") == "m"
@@ -61,7 +61,7 @@ def sent(request: Request, profile: str = "openai", **options: Any) -> tuple[str
 
 
 def lost(request: Request, profile: str = "openai", **options: Any) -> set[tuple[str, str]]:
-    found = OpenAI(profile, **options).losses(request, {})
+    found = OpenAI(profile, **options).unsupported_parameters(request, {})
     return {(loss.field, loss.reason) for loss in found}
 
 
@@ -231,7 +231,7 @@ def test_outputs_that_only_some_can_say(output: Any, vllm: Any, sglang: Any, lla
 
 def test_a_schema_goes_along_as_it_was_written() -> None:
     request = chat(output=JsonSchema(Raw(b'{ "b":1, "a":2 }'), "n", strict=True))
-    body = OpenAI().encode(request).body
+    body = OpenAI().encode_request(request).body
     assert b'"schema":{ "b":1, "a":2 }' in body
     assert b'"name":"n"' in body
     assert lost(request) == set()
@@ -293,7 +293,7 @@ def test_beams() -> None:
 def test_unknown_fields_are_forwarded_but_never_in_place_of_ours() -> None:
     raws = {"foo": Raw(b"[1, 2]"), "model": Raw(b'"evil"'), "cache_salt": Raw(b'"s"')}
     request = chat(extra=raws)
-    wire = OpenAI().encode(request)
+    wire = OpenAI().encode_request(request)
     assert b'"foo":[1, 2]' in wire.body
     assert json.loads(wire.body)["model"] == "m"
     assert lost(request) == {("model", "dropped"), ("cache_salt", "dropped")}
@@ -317,16 +317,18 @@ def test_a_chat_worker_wraps_one_text_prompt() -> None:
     server = Templating(mode="server")
     for prompts in (("a", "b"), ((1, 2),)):
         with pytest.raises(Unsupported) as caught:
-            OpenAI().encode(text(prompts=prompts, templating=server))
+            OpenAI().encode_request(text(prompts=prompts, templating=server))
         assert caught.value.param == "prompt"
     several = text(prompts=("a", "b"), templating=server)
-    assert OpenAI().losses(several, {}) == (Loss("prompt", "dropped", path="prompts"),)
+    assert OpenAI().unsupported_parameters(several, {}) == (
+        Loss("prompt", "dropped", path="prompts"),
+    )
 
 
 def test_losses_bear_the_clients_names(make_call: MakeCall) -> None:
-    names = OpenAI().names(make_call("chat"))
+    names = OpenAI().field_names(make_call("chat"))
     request = chat(logprobs=Logprobs(21), output=Regex("a"), stopping=Stopping(truncate_prompt=3))
-    assert set(OpenAI().losses(request, names)) == {
+    assert set(OpenAI().unsupported_parameters(request, names)) == {
         Loss("top_logprobs", "clamped", "21 to 20", "logprobs.top"),
         Loss("response_format", "dropped", path="output"),
         Loss("truncate_prompt_tokens", "dropped", path="stopping.truncate_prompt"),
@@ -341,9 +343,9 @@ def test_profiles() -> None:
 
 def test_a_prefix_moves_every_path() -> None:
     dialect = OpenAI(prefix="/x/v3")
-    assert dialect.roots == ("/x/v3",)
-    assert dialect.probe.path == "/x/v3/models"
-    assert dialect.encode(chat()).path == "/x/v3/chat/completions"
+    assert dialect.path_prefixes == ("/x/v3",)
+    assert dialect.health_request.path == "/x/v3/models"
+    assert dialect.encode_request(chat()).path == "/x/v3/chat/completions"
     assert {e.path for e in dialect.endpoints} == {
         "/x/v3/chat/completions",
         "/x/v3/completions",
@@ -380,6 +382,6 @@ def test_what_was_read_is_written_again(make_call: MakeCall) -> None:
         "stream_options": {"include_usage": True},
     }
     dialect = OpenAI()
-    request = dialect.decode(make_call("chat", body))
-    assert json.loads(dialect.encode(request).body) == body
-    assert dialect.losses(request, {}) == ()
+    request = dialect.decode_request(make_call("chat", body))
+    assert json.loads(dialect.encode_request(request).body) == body
+    assert dialect.unsupported_parameters(request, {}) == ()

@@ -65,8 +65,8 @@ def test_a_wish(
 ) -> None:
     told = OpenAI(profile)
 
-    sent = json.loads(told.encode(request_).body)
-    lost = {(loss.field, loss.reason) for loss in told.losses(request_, {})}
+    sent = json.loads(told.encode_request(request_).body)
+    lost = {(loss.field, loss.reason) for loss in told.unsupported_parameters(request_, {})}
 
     assert {name: got for name, got in sent.items() if name not in ("model", "messages")} == body
     assert lost == losses
@@ -79,10 +79,10 @@ def test_what_only_another_dialects_workers_may_know_is_not_sent() -> None:
     own = msgspec.structs.replace(request, source="openai")
     vllm = OpenAI("vllm")
 
-    assert b"foo" not in vllm.encode(request).body
-    assert vllm.losses(request, {}) == (Loss("foo", "dropped"),)
-    assert b'"foo":1' in vllm.encode(own).body
-    assert vllm.losses(own, {}) == ()
+    assert b"foo" not in vllm.encode_request(request).body
+    assert vllm.unsupported_parameters(request, {}) == (Loss("foo", "dropped"),)
+    assert b'"foo":1' in vllm.encode_request(own).body
+    assert vllm.unsupported_parameters(own, {}) == ()
 
 
 WISHES: dict[str, st.SearchStrategy[Any]] = {
@@ -117,7 +117,7 @@ def asking(wishes: dict[str, Any]) -> GenerateRequest:
     values = Values()
     values.given = {"max_completion_tokens"}
     values |= {"prompts": ("a b",), "templating.mode": "raw", **wishes}
-    return GenerateRequest(model="m", kind="completion", **values.fields())
+    return GenerateRequest(model="m", kind="completion", **values.build_request_arguments())
 
 
 ASKED = (
@@ -131,7 +131,7 @@ def said_of(request: GenerateRequest, profile: str) -> Any:
     """What a worker is told, and what it is not."""
     told = OpenAI(profile)
     try:
-        return told.encode(request).body, told.losses(request, {})
+        return told.encode_request(request).body, told.unsupported_parameters(request, {})
     except Unsupported as error:
         return error.message
 

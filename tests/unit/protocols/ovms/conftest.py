@@ -26,7 +26,7 @@ def make() -> MakeCall:
         dialect: OVMS | None = None,
         content_type: str | None = "application/json",
     ) -> Call:
-        found = Paths([Mount(dialect or OVMS(v1=True, kserve=True))]).find(method, path)
+        found = Paths([Mount(dialect or OVMS(v1=True, kserve=True))]).find_endpoint(method, path)
         raw = body if isinstance(body, bytes) else msgspec.json.encode(body)
         headers = {} if content_type is None else {"content-type": content_type}
         return Call(found.endpoint, found.params, headers, "", raw, path)

@@ -38,13 +38,13 @@ def encoder(make: Any, about: About, path: str, *, profile: str = "2026", **fiel
     said = {"messages": [{"role": "user", "content": "say hi"}], "prompt": "a b", "input": "a"}
     call = make(path, {"model": "llama3"} | said | fields)
     dialect = OVMS(profile)
-    return dialect.encoder(call, dialect.decode(call), about)
+    return dialect.create_encoder(call, dialect.decode_request(call), about)
 
 
 def whole(of: Encoder, events: Sequence[Event]) -> bytes:
     fold = Fold()
     fold.add(events)
-    return of.whole(fold.result()).body
+    return of.encode_unary(fold.result()).body
 
 
 def hello(reason: FinishReason = "eos") -> list[Event]:
@@ -177,27 +177,27 @@ def test_a_stream(make: Any, about: About) -> None:
     of = encoder(make, about, CHAT, stream=True)
     assert of.content_type == "text/event-stream"
     assert of.headers() == ()
-    assert of.write([Start(2), Served(model="x")]) == b""
-    assert of.write([Text("Hello")]) == HANDSHAKE + chunk(b'{"content":"Hello"}')
-    assert of.write([Text(' "w"\n')]) == chunk(b'{"content":" \\"w\\"\\n"}')
-    assert of.write([Text("")]) == b""
-    assert of.write([Text("!"), End("length")]) == chunk(b'{"content":"!"}', b'"length"')
-    assert of.write([USED, Timing(queue=1.0), Done()]) == b"data: [DONE]\n\n"
+    assert of.encode_events([Start(2), Served(model="x")]) == b""
+    assert of.encode_events([Text("Hello")]) == HANDSHAKE + chunk(b'{"content":"Hello"}')
+    assert of.encode_events([Text(' "w"\n')]) == chunk(b'{"content":" \\"w\\"\\n"}')
+    assert of.encode_events([Text("")]) == b""
+    assert of.encode_events([Text("!"), End("length")]) == chunk(b'{"content":"!"}', b'"length"')
+    assert of.encode_events([USED, Timing(queue=1.0), Done()]) == b"data: [DONE]\n\n"
 
 
 def test_an_end_of_its_own(make: Any, about: About) -> None:
     of = encoder(make, about, CHAT, stream=True)
-    of.write([Text("Hello")])
-    assert of.write([End("eos")]) == chunk(b"{}", b'"stop"')
+    of.encode_events([Text("Hello")])
+    assert of.encode_events([End("eos")]) == chunk(b"{}", b'"stop"')
     empty = encoder(make, about, CHAT, stream=True)
-    assert empty.write([End("eos"), Done()]) == (
+    assert empty.encode_events([End("eos"), Done()]) == (
         HANDSHAKE + chunk(b"{}", b'"stop"') + b"data: [DONE]\n\n"
     )
 
 
 def test_usage_in_a_stream(make: Any, about: About) -> None:
     of = encoder(make, about, CHAT, stream=True, stream_options={"include_usage": True})
-    assert of.write(hello()) == (
+    assert of.encode_events(hello()) == (
         HANDSHAKE
         + chunk(b'{"content":"Hello"}', usage=b',"usage":null')
         + chunk(b'{"content":" world"}', usage=b',"usage":null')
@@ -211,13 +211,13 @@ def test_usage_in_a_stream(make: Any, about: About) -> None:
 def test_thoughts_and_calls_in_a_stream(make: Any, about: About) -> None:
     of = encoder(make, about, CHAT, stream=True)
     events: list[Event] = [Thought("hm"), CallStart(0, 0, "c1", "f"), CallArguments(0, 0, '{"x"')]
-    assert of.write(events) == (
+    assert of.encode_events(events) == (
         HANDSHAKE
         + chunk(b'{"reasoning_content":"hm"}')
         + chunk(b'{"tool_calls":[{"id":"c1","type":"function","index":0,"function":{"name":"f"}}]}')
         + chunk(b'{"tool_calls":[{"index":0,"function":{"arguments":"{\\"x\\""}}]}')
     )
-    assert of.write([End("tool_calls")]) == chunk(b"{}", b'"tool_calls"')
+    assert of.encode_events([End("tool_calls")]) == chunk(b"{}", b'"tool_calls"')
 
 
 def test_a_completion_stream(make: Any, about: About) -> None:
@@ -228,31 +228,31 @@ def test_a_completion_stream(make: Any, about: About) -> None:
     ended = (
         b'data: {"choices":[{"index":0,"logprobs":null,"text":"","finish_reason":"stop"}]' + tail
     )
-    assert of.write([Text("Hi")]) == begun + said
-    assert of.write([End("eos"), Done()]) == ended + b"data: [DONE]\n\n"
+    assert of.encode_events([Text("Hi")]) == begun + said
+    assert of.encode_events([End("eos"), Done()]) == ended + b"data: [DONE]\n\n"
 
 
 def test_the_early_release_streams_without_handshake(make: Any, about: About) -> None:
     of = encoder(make, about, CHAT, profile="2024", stream=True)
     head = b'data: {"choices":[{"finish_reason":'
-    assert of.write(hello("length")[:2]) == (
+    assert of.encode_events(hello("length")[:2]) == (
         head + b'null,"index":0,"logprobs":null,"delta":{"content":"Hello"}}]' + TAIL + b"}\n\n"
     )
-    assert of.write([Thought("hm")]) == b""
-    assert of.write([End("length"), USED, Done()]) == (
+    assert of.encode_events([Thought("hm")]) == b""
+    assert of.encode_events([End("length"), USED, Done()]) == (
         head + b'"stop","index":0,"logprobs":null,"delta":{}}]' + TAIL + b"}\n\ndata: [DONE]\n\n"
     )
 
 
 def test_an_error_in_a_stream_is_a_bare_object(make: Any, about: About) -> None:
     of = encoder(make, about, CHAT, stream=True)
-    of.write([Text("Hello")])
-    assert of.error(StreamBroken("the worker's answer stopped before its end")) == (
+    of.encode_events([Text("Hello")])
+    assert of.encode_error_event(StreamBroken("the worker's answer stopped before its end")) == (
         b'{"error":"Mediapipe execution failed. MP status - INVALID_ARGUMENT: '
         b'CalculatorGraph::Run() failed: \\nCalculator::Process() for node \\"LLMExecutor\\" '
         b"failed: the worker's answer stopped before its end\"}"
     )
-    assert of.error(RateLimited("slow down")) == b'{"error":"slow down"}'
+    assert of.encode_error_event(RateLimited("slow down")) == b'{"error":"slow down"}'
 
 
 # --- embeddings -----------------------------------------------------------------------------------
@@ -274,8 +274,10 @@ def test_embeddings(make: Any, about: About) -> None:
 
 def test_embeddings_are_never_streamed(make: Any, about: About) -> None:
     of = encoder(make, about, "/v3/embeddings")
-    assert of.write(vectors()) == b""
-    assert b'node \\"EmbeddingsExecutor\\" failed: cut' in of.error(StreamBroken("cut"))
+    assert of.encode_events(vectors()) == b""
+    assert b'node \\"EmbeddingsExecutor\\" failed: cut' in of.encode_error_event(
+        StreamBroken("cut")
+    )
 
 
 def test_embeddings_in_base64(make: Any, about: About) -> None:

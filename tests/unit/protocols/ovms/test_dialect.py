@@ -43,10 +43,10 @@ class Listing:
             ModelInfo("gone", (down,)),
         ]
 
-    def models(self) -> Sequence[ModelInfo]:
+    def list_models(self) -> Sequence[ModelInfo]:
         return self._models
 
-    def find(self, model: str, version: str | None = None) -> ModelInfo:
+    def find_model(self, model: str, version: str | None = None) -> ModelInfo:
         for info in self._models:
             if model in (info.name, *info.aliases):
                 return info
@@ -54,9 +54,9 @@ class Listing:
 
 
 def test_it_is_a_dialect() -> None:
-    dialect = Mount(OVMS()).dialect
+    dialect = Mount(OVMS()).adapter
     assert dialect.name == "ovms"
-    assert dialect.roots == ("/v3",)
+    assert dialect.path_prefixes == ("/v3",)
     with pytest.raises(ValueError, match="2026, 2024"):
         OVMS("2025")
 
@@ -67,7 +67,7 @@ def test_what_others_may_own_is_mounted_on_request() -> None:
 
     assert tops(OVMS()) == {"v3"}
     assert tops(OVMS(v1=True, kserve=True)) == {"v3", "v1", "v2"}
-    assert OVMS(v1=True, kserve=True).roots == ("/v3", "/v1", "/v2")
+    assert OVMS(v1=True, kserve=True).path_prefixes == ("/v3", "/v1", "/v2")
 
 
 REFUSALS: list[tuple[GatewayError, int, str]] = [
@@ -109,14 +109,14 @@ INSIDE: list[tuple[GatewayError, str]] = [
 
 @pytest.mark.parametrize(("error", "status", "text"), REFUSALS)
 def test_refusals(error: GatewayError, status: int, text: str) -> None:
-    reply = OVMS().refuse(error, None)
+    reply = OVMS().encode_error(error, None)
     assert (reply.status, msgspec.json.decode(reply.body)) == (status, {"error": text})
     assert ("Content-Type", "application/json") in reply.headers
 
 
 @pytest.mark.parametrize(("error", "inner"), INSIDE)
 def test_what_the_graph_says(error: GatewayError, inner: str) -> None:
-    reply = OVMS().refuse(error, None)
+    reply = OVMS().encode_error(error, None)
     text = msgspec.json.decode(reply.body)["error"]
     assert reply.status == 400
     assert text == (
@@ -130,16 +130,16 @@ def test_what_the_graph_says(error: GatewayError, inner: str) -> None:
     [(RateLimited("slow", retry_after=1.2), "2"), (Overloaded("busy", retry_after=0.1), "1")],
 )
 def test_when_to_try_again(error: GatewayError, seconds: str) -> None:
-    assert ("Retry-After", seconds) in OVMS().refuse(error, None).headers
+    assert ("Retry-After", seconds) in OVMS().encode_error(error, None).headers
 
 
 def test_a_promised_stream_fails_as_one(make: Any) -> None:
     """The header is written before the graph runs; its error is then a bare object."""
     body = {"model": "llama3", "stream": True}
-    reply = OVMS().refuse(Unsupported("x"), make("/v3/chat/completions", body))
+    reply = OVMS().encode_error(Unsupported("x"), make("/v3/chat/completions", body))
     assert (reply.status, reply.headers) == (400, (("Content-Type", "text/event-stream"),))
     assert reply.body.startswith(b'{"error":"Mediapipe')
-    front = OVMS().refuse(ModelNotFound("m", model="m"), make("/v3/chat/completions", body))
+    front = OVMS().encode_error(ModelNotFound("m", model="m"), make("/v3/chat/completions", body))
     assert front.headers == (("Content-Type", "application/json"),)
 
 
@@ -147,36 +147,38 @@ def test_a_promised_stream_fails_as_one(make: Any) -> None:
 def test_a_get_is_a_wrong_url_and_a_put_a_wrong_method(path: str) -> None:
     dialect = OVMS(v1=True)
     paths = Paths([Mount(dialect)])
-    found = paths.find("GET", path)
+    found = paths.find_endpoint("GET", path)
     assert found.endpoint.task == "inform"
     with pytest.raises(MethodNotAllowed) as caught:
-        paths.find("PUT", path)
-    assert dialect.refuse(caught.value, None).status == 406
+        paths.find_endpoint("PUT", path)
+    assert dialect.encode_error(caught.value, None).status == 406
 
 
 def test_a_get_of_no_path(make: Any) -> None:
     dialect = OVMS()
     call = make("/v3/chat/completions", method="GET")
     with pytest.raises(PathNotFound) as caught:
-        dialect.inform(call, Listing())
-    reply = dialect.refuse(caught.value, call)
+        dialect.handle_info_request(call, Listing())
+    reply = dialect.encode_error(caught.value, call)
     assert (reply.status, reply.body) == (400, b'{"error":"Invalid request URL"}')
 
 
 def test_models(make: Any) -> None:
     dialect = OVMS()
-    listed = dialect.inform(make("/v3/models", method="GET"), Listing())
+    listed = dialect.handle_info_request(make("/v3/models", method="GET"), Listing())
     one = b'{"id":"llama3","object":"model","created":7,"owned_by":"OVMS"}'
     assert listed.body == b'{"data":[' + one + b'],"object":"list"}'
-    assert dialect.inform(make("/v3/models/llama3", method="GET"), Listing()).body == one
-    alias = dialect.inform(make("/v3/models/llama", method="GET"), Listing()).body
+    assert (
+        dialect.handle_info_request(make("/v3/models/llama3", method="GET"), Listing()).body == one
+    )
+    alias = dialect.handle_info_request(make("/v3/models/llama", method="GET"), Listing()).body
     assert alias == one.replace(b"llama3", b"llama")
 
 
 def test_a_models_name_may_hold_a_slash(make: Any) -> None:
     call = make("/v3/models/org/m1", method="GET")
     with pytest.raises(ModelNotFound) as caught:
-        OVMS().inform(call, Listing())
+        OVMS().handle_info_request(call, Listing())
     assert caught.value.model == "org/m1"
 
 
@@ -185,10 +187,10 @@ def test_no_model_takes_tensors(make: Any, version: str) -> None:
     dialect = OVMS(kserve=True)
     call = make(f"/v2/models/llama3{version}/infer")
     with pytest.raises(ModelNotFound) as caught:
-        dialect.inform(call, Listing())
-    assert dialect.refuse(caught.value, call).status == 404
+        dialect.handle_info_request(call, Listing())
+    assert dialect.encode_error(caught.value, call).status == 404
     with pytest.raises(MethodNotAllowed):
-        Paths([Mount(dialect)]).find("GET", f"/v2/models/llama3{version}/infer")
+        Paths([Mount(dialect)]).find_endpoint("GET", f"/v2/models/llama3{version}/infer")
 
 
 @pytest.mark.parametrize("name", ["nope", "gone"])
@@ -196,8 +198,8 @@ def test_an_unknown_model_is_a_500(make: Any, name: str) -> None:
     dialect = OVMS()
     call = make(f"/v3/models/{name}", method="GET")
     with pytest.raises(ModelNotFound) as caught:
-        dialect.inform(call, Listing())
-    reply = dialect.refuse(caught.value, call)
+        dialect.handle_info_request(call, Listing())
+    reply = dialect.encode_error(caught.value, call)
     assert (reply.status, reply.body) == (500, b'{"error":"Model not found"}')
 
 
@@ -215,13 +217,13 @@ def test_an_unknown_model_is_a_500(make: Any, name: str) -> None:
 )
 def test_health(make: Any, path: str, ready: bool, status: int, body: bytes) -> None:
     call = make(path, method="GET")
-    assert call.endpoint.open
-    reply = OVMS(kserve=True).inform(call, Listing(ready=ready))
+    assert call.endpoint.public
+    reply = OVMS(kserve=True).handle_info_request(call, Listing(ready=ready))
     assert (reply.status, reply.body) == (status, body)
 
 
 def test_names(make: Any) -> None:
-    names = OVMS().names(make("/v3/completions"))
+    names = OVMS().field_names(make("/v3/completions"))
     assert names["sampling.beam_width"] == "best_of"
     assert names["stopping.stop"] == "stop"
     assert names["stopping.include_stop"] == "include_stop_str_in_output"

@@ -35,7 +35,7 @@ class Desk:
         **more: Any,
     ) -> Relay | None:
         call = self._make(path, body, **more)
-        return OVMS(worker).relay(client or OVMS(worker), call, self._about)
+        return OVMS(worker).prepare_passthrough(client or OVMS(worker), call, self._about)
 
     def taken(self, path: str, body: Any, worker: str = "2026") -> Relay:
         relay = self.relay(path, body, worker)
@@ -66,9 +66,9 @@ def desk(make: MakeCall, about: About) -> Desk:
 )
 def test_what_is_plainly_right_is_passed_on(desk: Desk, path: str, body: Any) -> None:
     relay = desk.taken(path, body)
-    assert relay.wire.path == "/v3" + path.removeprefix("/v3").removeprefix("/v1")
-    assert json.loads(relay.wire.body) == body | {"model": "llama-3-8b"}
-    assert list(json.loads(relay.wire.body)) == list(body)
+    assert relay.upstream_request.path == "/v3" + path.removeprefix("/v3").removeprefix("/v1")
+    assert json.loads(relay.upstream_request.body) == body | {"model": "llama-3-8b"}
+    assert list(json.loads(relay.upstream_request.body)) == list(body)
 
 
 @pytest.mark.parametrize(
@@ -106,7 +106,10 @@ def test_whatever_else_there_is_goes_the_long_way(desk: Desk, path: str, body: A
 
 def test_the_early_release_has_less_that_is_plainly_right(desk: Desk) -> None:
     body = CHAT | {"diversity_penalty": 0.5, "stream": True, "max_tokens": 3}
-    assert json.loads(desk.taken(CHATS, body, "2024").wire.body)["diversity_penalty"] == 0.5
+    assert (
+        json.loads(desk.taken(CHATS, body, "2024").upstream_request.body)["diversity_penalty"]
+        == 0.5
+    )
     assert desk.relay(TEXTS, TEXT, "2024") is not None
     parts = [{"role": "user", "content": [{"type": "text", "text": "x"}]}]
     assert desk.relay(CHATS, CHAT | {"messages": parts}, "2024") is None
@@ -135,9 +138,9 @@ def test_what_choosing_a_worker_needs_is_read(desk: Desk) -> None:
 
 def test_the_headers_are_those_of_the_servers_answers(desk: Desk) -> None:
     stream = desk.taken(CHATS, CHAT | {"stream": True})
-    assert stream.headers() == (("Content-Type", "text/event-stream"),)
+    assert stream.build_headers() == (("Content-Type", "text/event-stream"),)
     for path, body in ((CHATS, CHAT), (EMBEDS, EMBED)):
-        assert desk.taken(path, body).headers() == (("Content-Type", "application/json"),)
+        assert desk.taken(path, body).build_headers() == (("Content-Type", "application/json"),)
 
 
 # --- the way back ---------------------------------------------------------------------------------
@@ -162,7 +165,7 @@ EVENTS = [
 
 
 def test_a_whole_answer_comes_back_under_the_models_public_name(desk: Desk) -> None:
-    passage = desk.taken(CHATS, CHAT).passage()
+    passage = desk.taken(CHATS, CHAT).create_reader()
     passage.feed([ANSWER])
     data, events = passage.close()
     assert data == ANSWER.replace(b"llama-3-8b", b"llama3")
@@ -171,7 +174,7 @@ def test_a_whole_answer_comes_back_under_the_models_public_name(desk: Desk) -> N
 
 
 def test_a_stream_comes_back_under_the_models_public_name(desk: Desk) -> None:
-    passage = desk.taken(CHATS, CHAT | {"stream": True}).passage()
+    passage = desk.taken(CHATS, CHAT | {"stream": True}).create_reader()
     data, events = passage.feed([b"".join(EVENTS)])
     assert data == b"".join(EVENTS).replace(b"llama-3-8b", b"llama3")
     assert [e.text for e in events if isinstance(e, Text)] == ["Hi"]
@@ -180,13 +183,13 @@ def test_a_stream_comes_back_under_the_models_public_name(desk: Desk) -> None:
 
 def test_vectors_come_back_unread(desk: Desk) -> None:
     body = b'{"object":"list","data":[{"embedding":"AAAA"},{"embedding":[1]}]}'
-    passage = desk.taken(EMBEDS, EMBED).passage()
+    passage = desk.taken(EMBEDS, EMBED).create_reader()
     passage.feed([body])
     assert passage.close() == (body, [Served(), Done()])
 
 
 def test_the_graphs_sentence_in_a_stream_is_an_error(desk: Desk) -> None:
-    passage = desk.taken(CHATS, CHAT | {"stream": True}).passage()
+    passage = desk.taken(CHATS, CHAT | {"stream": True}).create_reader()
     passage.feed([EVENTS[0]])
     said = b"Mediapipe execution failed. MP status - INTERNAL: boom"
     data, _ = passage.feed([b'{"error":"' + said + b'"}'])
@@ -196,7 +199,7 @@ def test_the_graphs_sentence_in_a_stream_is_an_error(desk: Desk) -> None:
 
 
 def test_a_stream_that_is_cut_is_told(desk: Desk) -> None:
-    passage = desk.taken(CHATS, CHAT | {"stream": True}).passage()
+    passage = desk.taken(CHATS, CHAT | {"stream": True}).create_reader()
     passage.feed([EVENTS[0]])
     with pytest.raises(StreamBroken):
         passage.close()
@@ -205,7 +208,7 @@ def test_a_stream_that_is_cut_is_told(desk: Desk) -> None:
 def test_what_is_told_in_place_of_an_answer_is_read_as_any_error(desk: Desk) -> None:
     said = b'{"error":"Input length exceeds pipeline capabilities: 9 > 8"}'
     for path, body in ((CHATS, CHAT), (EMBEDS, EMBED)):
-        passage = desk.taken(path, body).passage()
+        passage = desk.taken(path, body).create_reader()
         passage.feed([said])
         with pytest.raises(ContextTooLong):
             passage.close()

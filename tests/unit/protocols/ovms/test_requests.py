@@ -38,7 +38,7 @@ def text(**fields: Any) -> dict[str, Any]:
 
 
 def decode(call: Call, dialect: OVMS | None = None) -> GenerateRequest:
-    request = (dialect or OVMS()).decode(call)
+    request = (dialect or OVMS()).decode_request(call)
     assert isinstance(request, GenerateRequest)
     return request
 
@@ -46,9 +46,9 @@ def decode(call: Call, dialect: OVMS | None = None) -> GenerateRequest:
 def answered(dialect: OVMS, call: Call) -> Reply | None:
     try:
         dialect.peek(call)
-        dialect.decode(call)
+        dialect.decode_request(call)
     except GatewayError as error:
-        return dialect.refuse(error, call)
+        return dialect.encode_error(error, call)
     return None
 
 
@@ -514,7 +514,7 @@ def test_response_formats(make: Any) -> None:
     ],
 )
 def test_embedding_inputs(make: Any, given: Any, inputs: tuple[Any, ...]) -> None:
-    request = OVMS().decode(
+    request = OVMS().decode_request(
         make(EMBED, {"model": "gte", "input": given, "dimensions": 3, "encoding_format": "float"})
     )
     assert isinstance(request, EmbedRequest)
@@ -550,13 +550,13 @@ def test_embedding_refused(make: Any, fields: dict[str, Any], inner: str) -> Non
 
 
 def test_how_many_inputs_there_may_be(make: Any) -> None:
-    most = OVMS().decode(make(EMBED, {"model": "gte", "input": ["a"] * 500}))
+    most = OVMS().decode_request(make(EMBED, {"model": "gte", "input": ["a"] * 500}))
     assert isinstance(most, EmbedRequest)
     assert len(most.inputs) == 500
     text = "The number of input documents exceeds allowed configured value: 500"
     call = make(EMBED, {"model": "gte", "input": ["a"] * 501})
     assert refused(OVMS(), call) == sentence(text, "EmbeddingsExecutor")
-    ids = OVMS().decode(make(EMBED, {"model": "gte", "input": list(range(501))}))
+    ids = OVMS().decode_request(make(EMBED, {"model": "gte", "input": list(range(501))}))
     assert isinstance(ids, EmbedRequest)
     assert len(ids.inputs) == 1
 

@@ -49,7 +49,7 @@ def text(**fields: Any) -> GenerateRequest:
 
 def sent(request: Request, profile: str = "2026") -> Any:
     """The body, less the model, and the messages where they are the plain ones."""
-    body = json.loads(OVMS(profile).encode(request).body)
+    body = json.loads(OVMS(profile).encode_request(request).body)
     assert body.pop("model") == "m"
     if body.get("messages") == HI:
         del body["messages"]
@@ -58,7 +58,7 @@ def sent(request: Request, profile: str = "2026") -> Any:
 
 def lost(request: Request, profile: str = "2026") -> set[tuple[str, str]]:
     """Where and how."""
-    found = OVMS(profile).losses(request, {})
+    found = OVMS(profile).unsupported_parameters(request, {})
     return {(loss.path or loss.field, loss.reason) for loss in found}
 
 
@@ -278,7 +278,9 @@ def test_conversations_are_written() -> None:
         {"role": "tool", "content": "42", "tool_call_id": "c1"},
         {"role": "user", "content": None},
     ]  # fmt: skip
-    assert OVMS().losses(request, {}) == (Loss("messages", "dropped", "files, videos", "messages"),)
+    assert OVMS().unsupported_parameters(request, {}) == (
+        Loss("messages", "dropped", "files, videos", "messages"),
+    )
 
 
 def test_the_early_release_reads_text_alone() -> None:
@@ -290,7 +292,7 @@ def test_the_early_release_reads_text_alone() -> None:
         ("tool", "42"),
         ("user", ""),
     ]
-    assert [loss.detail for loss in OVMS("2024").losses(request, {})] == [
+    assert [loss.detail for loss in OVMS("2024").unsupported_parameters(request, {})] == [
         "audio, files, images, videos",
         "tool calls",
         "earlier reasoning",
@@ -307,7 +309,7 @@ def test_the_early_release_reads_text_alone() -> None:
     ],
 )
 def test_every_request_is_json_under_v3(profile: str, request_: Request, path: str) -> None:
-    wire = OVMS(profile).encode(request_)
+    wire = OVMS(profile).encode_request(request_)
     assert (wire.method, wire.path) == ("POST", path)
     assert wire.headers == (("Content-Type", "application/json"),)
 
@@ -352,7 +354,7 @@ def test_unknown_fields_go_along_from_clients_of_the_same_dialect() -> None:
 
 def test_token_ids_are_no_prompt_here() -> None:
     with pytest.raises(Unsupported) as caught:
-        OVMS().encode(text(prompts=((1, 2),)))
+        OVMS().encode_request(text(prompts=((1, 2),)))
     assert caught.value.param == "prompt"
 
 
@@ -363,18 +365,20 @@ def test_losses_bear_the_clients_names() -> None:
     request = text(
         sampling=Sampling(seed=2**32), n=2, logprobs=Logprobs(), stream=True, prompts=("a", "b")
     )
-    assert set(OVMS().losses(request, names)) == {
+    assert set(OVMS().unsupported_parameters(request, names)) == {
         Loss("random_seed", "approximated", "4294967296 to 0", "sampling.seed"),
         Loss("choices", "dropped", "without beam search", "n"),
         Loss("details", "dropped", "not with a stream", "logprobs.top"),
         Loss("text", "dropped", "one at a time", "prompts"),
     }
-    assert Loss("prompt", "dropped", "one at a time", "prompts") in OVMS().losses(request, {})
+    assert Loss("prompt", "dropped", "one at a time", "prompts") in OVMS().unsupported_parameters(
+        request, {}
+    )
 
 
 @pytest.mark.parametrize(
     ("profile", "path"), [("2026", "/v3/models"), ("2024", "/v2/health/ready")]
 )
 def test_the_probe(profile: str, path: str) -> None:
-    probe = OVMS(profile).probe
+    probe = OVMS(profile).health_request
     assert (probe.method, probe.path, probe.body) == ("GET", path, b"")

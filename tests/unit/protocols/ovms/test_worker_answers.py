@@ -167,7 +167,7 @@ def read(
     wire: str | bytes, request: Request = CHAT, profile: str = "2026", size: int = 1 << 20
 ) -> list[Event]:
     data = wire if isinstance(wire, bytes) else wire.encode()
-    decoder = OVMS(profile).decoder(request)
+    decoder = OVMS(profile).create_decoder(request)
     events: list[Event] = []
     for start in range(0, len(data), size):
         events += decoder.feed(data[start : start + size])

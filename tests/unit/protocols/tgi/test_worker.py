@@ -63,7 +63,10 @@ def ended(**fields: Any) -> GenerateRequest:
 
 
 def lost(dialect: TGI, request: GenerateRequest | EmbedRequest) -> set[tuple[str, str]]:
-    return {(loss.path or loss.field, loss.reason) for loss in dialect.losses(request, {})}
+    return {
+        (loss.path or loss.field, loss.reason)
+        for loss in dialect.unsupported_parameters(request, {})
+    }
 
 
 # --- prompts --------------------------------------------------------------------------------------
@@ -145,7 +148,7 @@ PROMPTS: list[tuple[GenerateRequest, dict[str, Any], set[tuple[str, str]]]] = [
 def test_a_prompt_goes_with_its_parameters(
     request_: GenerateRequest, parameters: dict[str, Any], losses: set[tuple[str, str]]
 ) -> None:
-    wire = TGI().encode(request_)
+    wire = TGI().encode_request(request_)
 
     assert (wire.method, wire.path) == ("POST", "/generate_stream")
     assert wire.headers == (("Content-Type", "application/json"),)
@@ -181,7 +184,7 @@ WHOLE: list[tuple[GenerateRequest, dict[str, Any], set[tuple[str, str]]]] = [
 def test_what_a_stream_can_not_tell_is_asked_for_whole(
     request_: GenerateRequest, parameters: dict[str, Any], losses: set[tuple[str, str]]
 ) -> None:
-    wire = TGI().encode(request_)
+    wire = TGI().encode_request(request_)
 
     assert wire.path == "/generate"
     always = {"details": True, "return_full_text": False, "do_sample": True}
@@ -190,28 +193,28 @@ def test_what_a_stream_can_not_tell_is_asked_for_whole(
 
 
 def test_a_stream_without_usage_stays_a_stream() -> None:
-    assert TGI().encode(text(stream=True, want=NO_USAGE)).path == "/generate_stream"
+    assert TGI().encode_request(text(stream=True, want=NO_USAGE)).path == "/generate_stream"
 
 
 def test_token_ids_are_refused() -> None:
     with pytest.raises(Unsupported, match="not token ids") as caught:
-        TGI().encode(text(prompts=((1, 2),)))
+        TGI().encode_request(text(prompts=((1, 2),)))
     assert caught.value.param == "prompt"
 
 
 def test_vectors_are_refused_and_all_that_is_asked_of_them_is_lost() -> None:
     request = EmbedRequest(model="m", inputs=("a",), dimensions=3, extra={"x": Raw(b"1")})
     with pytest.raises(Unsupported, match="no embeddings"):
-        TGI().encode(request)
+        TGI().encode_request(request)
     with pytest.raises(Unsupported, match="no embeddings"):
-        TGI().decoder(request)
+        TGI().create_decoder(request)
     assert lost(TGI(), request) == {("dimensions", "dropped"), ("x", "dropped")}
 
 
 def test_losses_bear_the_clients_names() -> None:
     names = {"prompts": "text_input", "n": "choices", "stopping.stop": "stop_words"}
     request = text(prompts=("a", "b"), n=2, stopping=Stopping(stop=("x",)))
-    assert set(TGI().losses(request, names)) == {
+    assert set(TGI().unsupported_parameters(request, names)) == {
         Loss("text_input", "dropped", path="prompts"),
         Loss("choices", "dropped", path="n"),
         Loss("stop_words", "approximated", path="stopping.stop"),
@@ -310,7 +313,7 @@ CHATS: list[tuple[GenerateRequest, dict[str, Any], set[tuple[str, str]]]] = [
 def test_a_conversation_goes_in_openais_words(
     request_: GenerateRequest, body: dict[str, Any], losses: set[tuple[str, str]]
 ) -> None:
-    wire = TGI().encode(request_)
+    wire = TGI().encode_request(request_)
 
     assert (wire.method, wire.path) == ("POST", "/v1/chat/completions")
     assert json.loads(wire.body) == {"model": "m", "messages": HI, **body}
@@ -372,8 +375,8 @@ def test_a_turn_has_content_or_calls(
 ) -> None:
     request = chat(messages=(message,))
 
-    assert json.loads(TGI().encode(request).body)["messages"] == [written]
-    losses = TGI().losses(request, {})
+    assert json.loads(TGI().encode_request(request).body)["messages"] == [written]
+    losses = TGI().unsupported_parameters(request, {})
     assert losses == ((Loss("messages", "dropped", detail, "messages"),) if detail else ())
 
 
@@ -390,9 +393,9 @@ INFO = (
 def test_it_asks_for_the_limits() -> None:
     dialect = TGI()
     assert isinstance(dialect, Learning)
-    [question] = dialect.questions("m")
+    [question] = dialect.metadata_requests("m")
     assert (question.method, question.path, question.body) == ("GET", "/info", b"")
-    assert (dialect.probe.method, dialect.probe.path) == ("GET", "/health")
+    assert (dialect.health_request.method, dialect.health_request.path) == ("GET", "/health")
 
 
 def test_what_it_learns_holds_for_that_model() -> None:
@@ -403,16 +406,16 @@ def test_what_it_learns_holds_for_that_model() -> None:
     )
     longer = ended(truncate_prompt=2000)
 
-    assert dialect.learn("m", [INFO]) == 128
+    assert dialect.load_metadata("m", [INFO]) == 128
 
-    parameters = json.loads(dialect.encode(request).body)["parameters"]
+    parameters = json.loads(dialect.encode_request(request).body)["parameters"]
     assert (parameters["best_of"], parameters["stop"], parameters["truncate"]) == (3, ["a"], 1024)
     assert lost(dialect, request) == {("best_of", "clamped"), ("stopping.stop", "approximated")}
-    assert json.loads(dialect.encode(longer).body)["parameters"]["truncate"] == 1024
+    assert json.loads(dialect.encode_request(longer).body)["parameters"]["truncate"] == 1024
     assert lost(dialect, longer) == {("stopping.truncate_prompt", "clamped")}
     assert lost(dialect, ended(overflow="truncate")) == set()
     other = GenerateRequest(model="other", kind="completion", prompts=("x",), best_of=4)
-    assert json.loads(dialect.encode(other).body)["parameters"]["best_of"] == 2
+    assert json.loads(dialect.encode_request(other).body)["parameters"]["best_of"] == 2
 
 
 @pytest.mark.parametrize(
@@ -434,15 +437,15 @@ def test_what_can_not_be_read_teaches_nothing(
     answers: list[bytes | None], capacity: int | None, best_of: int
 ) -> None:
     dialect = TGI()
-    assert dialect.learn("m", answers) == capacity
-    parameters = json.loads(dialect.encode(text(best_of=9)).body)["parameters"]
+    assert dialect.load_metadata("m", answers) == capacity
+    parameters = json.loads(dialect.encode_request(text(best_of=9)).body)["parameters"]
     assert parameters["best_of"] == best_of
 
 
 def test_earlier_releases_call_the_limit_otherwise() -> None:
     dialect = TGI()
-    dialect.learn("m", [b'{"max_input_length":9,"max_best_of":1}'])
-    wire = dialect.encode(ended(truncate_prompt=-1))
+    dialect.load_metadata("m", [b'{"max_input_length":9,"max_best_of":1}'])
+    wire = dialect.encode_request(ended(truncate_prompt=-1))
     assert json.loads(wire.body)["parameters"]["truncate"] == 9
     assert lost(dialect, text(best_of=2)) == {("best_of", "dropped")}
 

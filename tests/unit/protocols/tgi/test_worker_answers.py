@@ -50,7 +50,7 @@ def chat(**fields: Any) -> GenerateRequest:
 
 
 def read(request: GenerateRequest, *reads: bytes) -> list[Event]:
-    decoder = TGI().decoder(request)
+    decoder = TGI().create_decoder(request)
     events = [event for one in reads for event in decoder.feed(one)]
     return [*events, *decoder.close()]
 
@@ -306,7 +306,7 @@ def test_an_error_instead_of_an_answer(
 
 def test_an_error_amid_a_stream_comes_after_what_was_said() -> None:
     begun = STREAM[: STREAM.index(b"data:", 5)]
-    decoder = TGI().decoder(text())
+    decoder = TGI().create_decoder(text())
 
     assert decoder.feed(begun + b"data:" + ERRORS["generation"][0] + b"\n\n") == [Text("Hello")]
     with pytest.raises(WorkerFailed, match="424"):
@@ -350,7 +350,7 @@ def test_alternatives_that_do_not_fit_are_the_workers_fault() -> None:
 
 def test_an_answer_without_bounds_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("gateway.core.sse.LARGEST", 40)
-    decoder = TGI().decoder(text())
+    decoder = TGI().create_decoder(text())
     decoder.feed(b'{"generated_text":')
     with pytest.raises(WorkerFailed, match="larger than"):
         decoder.feed(b'"' + b"x" * 40)
@@ -425,7 +425,7 @@ def test_a_stream_that_is_cut_is_never_taken_for_whole(
         b"data:" + msgspec.json.encode({"token": {"id": 1, "text": one}}) + b"\n\n" for one in said
     )
     wire = begun[: data.draw(st.integers(0, len(begun)))]
-    decoder = TGI().decoder(text())
+    decoder = TGI().create_decoder(text())
     seen = list(decoder.feed(wire))
     with pytest.raises(WorkerError):
         seen += decoder.close()

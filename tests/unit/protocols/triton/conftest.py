@@ -44,10 +44,10 @@ class Listing:
 
     ready = True
 
-    def models(self) -> Sequence[ModelInfo]:
+    def list_models(self) -> Sequence[ModelInfo]:
         return MODELS
 
-    def find(self, model: str, version: str | None = None) -> ModelInfo:
+    def find_model(self, model: str, version: str | None = None) -> ModelInfo:
         for one in MODELS:
             if one.name == model:
                 if version is None or any(v.name == version for v in one.versions):
@@ -70,12 +70,14 @@ class Client:
     def call(
         self, path: str, body: Any = b"", headers: Mapping[str, str] | None = None, *, method: str
     ) -> Call:
-        found = self._paths.find(method, path)
+        found = self._paths.find_endpoint(method, path)
         data = body if isinstance(body, bytes) else msgspec.json.encode(body)
         return Call(found.endpoint, found.params, headers or {}, "", data, path)
 
     def decode(self, body: Any, variant: str = "generate", model: str = "vllm_like") -> Any:
-        return self.dialect.decode(self.call(f"/v2/models/{model}/{variant}", body, method="POST"))
+        return self.dialect.decode_request(
+            self.call(f"/v2/models/{model}/{variant}", body, method="POST")
+        )
 
     def get(self, path: str) -> Said:
         return self._ask("GET", path, b"", None)
@@ -91,20 +93,22 @@ class Client:
         try:
             call = self.call(path, body, headers, method=method)
             if call.endpoint.task == "inform":
-                reply = self.dialect.inform(call, self.catalog)
+                reply = self.dialect.handle_info_request(call, self.catalog)
                 return Said(reply.status, _kind(reply.headers), reply.body, dict(reply.headers))
             return self._generate(call)
         except GatewayError as error:
-            reply = self.dialect.refuse(error, call)
+            reply = self.dialect.encode_error(error, call)
             return Said(reply.status, _kind(reply.headers), reply.body, dict(reply.headers))
 
     def _generate(self, call: Call) -> Said:
         envelope = self.dialect.peek(call)
-        self.catalog.find(envelope.model, envelope.version)
-        request = self.dialect.decode(call)
+        self.catalog.find_model(envelope.model, envelope.version)
+        request = self.dialect.decode_request(call)
         assert isinstance(request, GenerateRequest)
         assert request.stream == envelope.stream, "the path to the socket is chosen by peek"
-        encoder = self.dialect.encoder(call, request, about(envelope.model, envelope.version))
+        encoder = self.dialect.create_encoder(
+            call, request, about(envelope.model, envelope.version)
+        )
         _, emulated = around(request)
         fold, stream = Fold(), b""
         for batch in words(request):
@@ -114,13 +118,15 @@ class Client:
             except WorkerFailed as error:
                 if not stream:
                     raise
-                return Said(200, encoder.content_type, stream + encoder.error(error), {})
+                return Said(
+                    200, encoder.content_type, stream + encoder.encode_error_event(error), {}
+                )
             events = emulated.apply(batch) if emulated else batch
             fold.add(events)
-            stream += encoder.write(events) if request.stream else b""
+            stream += encoder.encode_events(events) if request.stream else b""
         if request.stream:
             return Said(200, encoder.content_type, stream, dict(encoder.headers()))
-        reply = encoder.whole(fold.result())
+        reply = encoder.encode_unary(fold.result())
         return Said(reply.status, _kind(reply.headers), reply.body, dict(reply.headers))
 
 
@@ -128,7 +134,7 @@ def words(request: GenerateRequest) -> list[list[Event]]:
     limit = request.stopping.max_tokens
     fail_at = int(bytes(request.extra.get("fail_at", b"-1")))
     batches: list[list[Event]] = [[Start(4)]]
-    for i in range(request.choices):
+    for i in range(request.choice_count):
         for k in range(3 if limit is None else limit):
             batches.append([Text("fail" if k == fail_at else f" w{k}", i)])
         batches.append([End("eos" if limit is None else "length", i)])

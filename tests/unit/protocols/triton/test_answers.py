@@ -40,8 +40,8 @@ def encoder(client_of: Callable[..., Any], describe: Callable[..., Any]) -> Call
     def make(body: Any, variant: str = "generate", profile: str = "vllm") -> Encoder:
         client = client_of(profile)
         call = client.call(f"/v2/models/vllm_like/{variant}", body, method="POST")
-        made: Encoder = client.dialect.encoder(
-            call, client.dialect.decode(call), describe("vllm_like")
+        made: Encoder = client.dialect.create_encoder(
+            call, client.dialect.decode_request(call), describe("vllm_like")
         )
         return made
 
@@ -51,7 +51,7 @@ def encoder(client_of: Callable[..., Any], describe: Callable[..., Any]) -> Call
 def whole(of: Encoder, events: Sequence[Event]) -> bytes:
     fold = Fold()
     fold.add(events)
-    return of.whole(fold.result()).body
+    return of.encode_unary(fold.result()).body
 
 
 STREAMING = {"text_input": "a", "stream": True}
@@ -64,12 +64,12 @@ EXTRAS = {
 
 def test_counts_are_of_the_piece_and_the_end_comes_with_the_last_text(encoder: Any) -> None:
     of = encoder({**STREAMING, **EXTRAS}, "generate_stream")
-    assert of.write([Start(7)]) == b""
-    assert of.write([Text("Hel", tokens=2)]) == (
+    assert of.encode_events([Start(7)]) == b""
+    assert of.encode_events([Text("Hel", tokens=2)]) == (
         b'data: {"finish_reason":"None",' + NAMED + b',"num_input_tokens":7,"num_output_tokens":2,'
         b'"text_output":"Hel"}\n\n'
     )
-    assert of.write([Text("lo"), End("length"), Usage(7, 3), Done()]) == (
+    assert of.encode_events([Text("lo"), End("length"), Usage(7, 3), Done()]) == (
         b'data: {"finish_reason":"length",' + NAMED + b',"num_input_tokens":7,'
         b'"num_output_tokens":1,"text_output":"lo"}\n\n'
     )
@@ -77,38 +77,40 @@ def test_counts_are_of_the_piece_and_the_end_comes_with_the_last_text(encoder: A
 
 def test_an_end_that_comes_alone_is_an_event_only_if_asked_for(encoder: Any) -> None:
     asking = encoder({**STREAMING, "return_finish_reason": True}, "generate_stream")
-    asking.write([Text("x")])
-    assert asking.write([End("stop")]) == (
+    asking.encode_events([Text("x")])
+    assert asking.encode_events([End("stop")]) == (
         b'data: {"finish_reason":"stop",' + NAMED + b',"text_output":""}\n\n'
     )
     for more in ({}, {"return_num_output_tokens": True}):
         silent = encoder({**STREAMING, **more}, "generate_stream")
-        silent.write([Text("x")])
-        assert silent.write([End("stop"), Usage(1, 1), Done()]) == b""
+        silent.encode_events([Text("x")])
+        assert silent.encode_events([End("stop"), Usage(1, 1), Done()]) == b""
 
 
 def test_choices_share_an_event_since_only_their_place_tells_them_apart(encoder: Any) -> None:
     of = encoder({**STREAMING, "n": 2, "return_finish_reason": True}, "generate_stream")
-    assert of.write([Text("a", 0), Text("b", 1), Text("c", 1), End("eos", 1)]) == (
+    assert of.encode_events([Text("a", 0), Text("b", 1), Text("c", 1), End("eos", 1)]) == (
         b'data: {"finish_reason":["None","stop"],' + NAMED + b',"text_output":["a","bc"]}\n\n'
     )
-    assert of.write([Text("d", 0)]) == (
+    assert of.encode_events([Text("d", 0)]) == (
         b'data: {"finish_reason":["None","None"],' + NAMED + b',"text_output":["d",""]}\n\n'
     )
 
 
 def test_what_has_no_place_is_left_out(encoder: Any) -> None:
     of = encoder(STREAMING, "generate_stream")
-    assert of.write([PromptEcho(0, "a"), Thought("hm"), CallStart(0, 0, "c", "f")]) == b""
-    assert of.write([Refusal("no")]) == b"data: {" + NAMED + b',"text_output":"no"}\n\n'
+    assert of.encode_events([PromptEcho(0, "a"), Thought("hm"), CallStart(0, 0, "c", "f")]) == b""
+    assert of.encode_events([Refusal("no")]) == b"data: {" + NAMED + b',"text_output":"no"}\n\n'
     several = encoder({**STREAMING, "return_finish_reason": True}, "generate_stream")
-    assert several.write([PromptEcho(0, "a"), Thought("hm"), CallStart(0, 0, "c", "f")]) == b""
-    assert b'"text_output":"no"' in several.write([Refusal("no")])
+    assert (
+        several.encode_events([PromptEcho(0, "a"), Thought("hm"), CallStart(0, 0, "c", "f")]) == b""
+    )
+    assert b'"text_output":"no"' in several.encode_events([Refusal("no")])
 
 
 def test_an_error_in_a_stream_is_one_more_event(encoder: Any) -> None:
     of = encoder(STREAMING, "generate_stream")
-    assert of.error(StreamBroken("the answer stopped")) == (
+    assert of.encode_error_event(StreamBroken("the answer stopped")) == (
         b'data: {"error":"the answer stopped"}\n\n'
     )
     assert of.content_type == "text/event-stream; charset=utf-8"
@@ -158,13 +160,13 @@ HALF = TokenLogprob("b", -0.5)
 
 def test_log_probabilities_add_up(encoder: Any) -> None:
     of = encoder({**STREAMING, "return_cumulative_logprob": True}, "generate_stream")
-    first = of.write([Text("a", logprobs=(TENTH,))])
+    first = of.encode_events([Text("a", logprobs=(TENTH,))])
     assert first.startswith(b'data: {"cumulative_logprob":-0.10000000149011612,')
-    second = of.write([Text("b", logprobs=(HALF,)), End("eos")])
+    second = of.encode_events([Text("b", logprobs=(HALF,)), End("eos")])
     assert second.startswith(b'data: {"cumulative_logprob":-0.6000000238418579,')
     assert b"cumulative_logprob" not in encoder(
         {**STREAMING, "return_cumulative_logprob": True}, "generate_stream"
-    ).write([Text("x")])
+    ).encode_events([Text("x")])
 
 
 def test_trtllm_tells_each_and_all(encoder: Any) -> None:
@@ -204,7 +206,7 @@ def test_llmapi_tells_what_stopped_it(encoder: Any) -> None:
     body = {"text_input": "a", "return_stop_reason": True}
     for stop, printed in (("END", b'"END"'), (7, b'"7"'), (None, b'"None"')):
         of = encoder(body, profile="llmapi")
-        answer = whole(of, [Text("x"), End("stop", stop=stop), Done()])
+        answer = whole(of, [Text("x"), End("stop", matched_stop=stop), Done()])
         assert b'"stop_reason":' + printed in answer
 
 
@@ -245,12 +247,14 @@ def test_control_characters_are_escaped_with_capitals() -> None:
 @given(st.lists(st.text(), max_size=6), st.text(max_size=5), st.booleans())
 def test_a_stream_says_what_the_events_say(texts: list[str], name: str, ends: bool) -> None:
     body = {"text_input": "a", "stream": True, "id": name, "return_finish_reason": ends}
-    row = next(e for e in DIALECT.endpoints if e.variant == "generate_stream")
+    row = next(e for e in DIALECT.endpoints if e.operation == "generate_stream")
     call = Call(row, {"model": "m"}, {}, "", msgspec.json.encode(body), row.path)
     context = Context("r1", Deadline(lambda: 0.0, 60.0), lambda: 0.0)
-    of = DIALECT.encoder(call, DIALECT.decode(call), About("r1", 0, "m", "1", "m", context.clock))
-    wire_bytes = b"".join(of.write([Text(text)]) for text in texts)
-    wire_bytes += of.write([End("eos"), Usage(1, 1), Done()])
+    of = DIALECT.create_encoder(
+        call, DIALECT.decode_request(call), About("r1", 0, "m", "1", "m", context.clock)
+    )
+    wire_bytes = b"".join(of.encode_events([Text(text)]) for text in texts)
+    wire_bytes += of.encode_events([End("eos"), Usage(1, 1), Done()])
     events = [e.removeprefix(b"data: ") for e in wire_bytes.split(b"\n\n")[:-1]]
     read = [msgspec.json.decode(event) for event in events]
     assert [event["text_output"] for event in read] == texts + [""] * ends

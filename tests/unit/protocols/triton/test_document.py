@@ -61,7 +61,7 @@ def test_what_is_no_json(text: bytes, reason: str) -> None:
     with pytest.raises(Malformed) as caught:
         document.fields(text)
     assert caught.value.message == f"failed to parse the request JSON buffer: {reason}"
-    assert caught.value.at == int(reason.rpartition(" ")[2])
+    assert caught.value.offset == int(reason.rpartition(" ")[2])
 
 
 def test_an_integer_too_big_for_a_double_is_no_number() -> None:

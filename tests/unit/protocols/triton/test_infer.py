@@ -170,13 +170,13 @@ def test_ragged_log_probabilities_are_filled_up(trt: Any, describe: Callable[...
     flag = {"name": "return_log_probs", "shape": [1, 1], "datatype": "BOOL", "data": [True]}
     many = {"name": "num_return_sequences", "shape": [1, 1], "datatype": "INT32", "data": [2]}
     call = trt.call(PATH, {"inputs": [TEXT, TOKENS, flag, many]}, method="POST")
-    of = trt.dialect.encoder(call, trt.dialect.decode(call), describe("trt_like"))
+    of = trt.dialect.create_encoder(call, trt.dialect.decode_request(call), describe("trt_like"))
     half = TokenLogprob("a", -0.5)
     choices = [
         ChoiceAnswer(0, "aa", tokens=2, logprobs=[half, half]),
         ChoiceAnswer(1, "a", tokens=1, logprobs=[half]),
     ]
-    outputs = msgspec.json.decode(of.whole(Answer(choices)).body)["outputs"]
+    outputs = msgspec.json.decode(of.encode_unary(Answer(choices)).body)["outputs"]
     assert [(one["name"], one["shape"], one["data"]) for one in outputs] == [
         ("text_output", [1, 2], ["aa", "a"]),
         ("cum_log_probs", [1, 2], [-1.0, -0.5]),
@@ -186,10 +186,10 @@ def test_ragged_log_probabilities_are_filled_up(trt: Any, describe: Callable[...
 
 def test_written_in_pieces_it_comes_at_the_end(trt: Any, describe: Callable[..., Any]) -> None:
     call = trt.call(PATH, {"inputs": [TEXT, TOKENS]}, method="POST")
-    of = trt.dialect.encoder(call, trt.dialect.decode(call), describe("trt_like"))
-    assert of.write([Text("x")]) == b""
-    assert of.write([End("eos"), Usage(1, 1), Done()]).endswith(b'"data":["x"]}]}')
-    assert of.error(WorkerFailed("no")) == b'{"error":"no"}'
+    of = trt.dialect.create_encoder(call, trt.dialect.decode_request(call), describe("trt_like"))
+    assert of.encode_events([Text("x")]) == b""
+    assert of.encode_events([End("eos"), Usage(1, 1), Done()]).endswith(b'"data":["x"]}]}')
+    assert of.encode_error_event(WorkerFailed("no")) == b'{"error":"no"}'
     assert of.headers() == ()
 
 

@@ -43,7 +43,7 @@ REQUESTS = st.builds(
 @given(request_=REQUESTS)
 def test_it_is_the_same_either_way(profile: str, request_: GenerateRequest) -> None:
     quick, careful = Triton(profile), Triton(profile)
-    plan = careful._writer._unknown
-    plan._judged = frozenset(row.field for row in plan._rows)
+    plan = careful._upstream._default_adapter
+    plan._converted_fields = frozenset(row.field for row in plan._params)
 
-    assert quick.encode(request_) == careful.encode(request_)
+    assert quick.encode_request(request_) == careful.encode_request(request_)

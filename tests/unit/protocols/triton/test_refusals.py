@@ -89,7 +89,7 @@ def test_status_and_text(
     for status, code in (("strict", strict), ("sane", sane)):
         client = client_of(status=status)
         call = client.call("/v2/models/m/generate", b'{"id":"7"}', method="POST")
-        reply = client.dialect.refuse(error, call)
+        reply = client.dialect.encode_error(error, call)
         assert (reply.status, reply.body) == (code, b'{"error":"%s"}' % text.encode())
         plain = isinstance(error, PathNotFound) and status == "strict"
         assert reply.headers[0] == ("Content-Type", "text/plain" if plain else "application/json")
@@ -99,7 +99,7 @@ def test_status_and_text(
 def test_without_a_call(
     client: Any, error: GatewayError, strict: int, sane: int, text: str
 ) -> None:
-    reply = client.dialect.refuse(error, None)
+    reply = client.dialect.encode_error(error, None)
     assert reply.status == strict
     assert reply.body == b'{"error":"%s"}' % text.replace("id: 7", "id: <id_unknown>").encode()
 
@@ -114,7 +114,7 @@ def test_a_worker_s_error_before_the_first_event_is_an_event(
     ):
         client = client_of(status=status)
         call = client.call("/v2/models/m/generate_stream", b"{}", method="POST")
-        reply = client.dialect.refuse(error, call)
+        reply = client.dialect.encode_error(error, call)
         assert (reply.status, reply.body) == (400, body)
         assert reply.headers == headers
 
@@ -122,34 +122,34 @@ def test_a_worker_s_error_before_the_first_event_is_an_event(
 def test_nobody_to_ask_is_no_event(client: Any) -> None:
     call = client.call("/v2/models/m/generate_stream", b"{}", method="POST")
     for error in (WorkerUnreachable("x"), Overloaded("x"), ContextTooLong("x")):
-        assert client.dialect.refuse(error, call).headers[0][1] == "application/json"
+        assert client.dialect.encode_error(error, call).headers[0][1] == "application/json"
 
 
 @pytest.mark.parametrize("body", [b"{", b'{"id":5}', b"[]", b"{}"])
 def test_a_queue_is_full_for_unnamed_requests_too(client: Any, body: bytes) -> None:
     call = client.call("/v2/models/m/generate", body, method="POST")
-    reply = client.dialect.refuse(Overloaded("-"), call)
+    reply = client.dialect.encode_error(Overloaded("-"), call)
     assert reply.body == b'{"error":"[request id: <id_unknown>] Exceeds maximum queue size"}'
 
 
 def test_vectors_have_no_words_here(client: Any, describe: Callable[..., Any]) -> None:
     call = client.call("/v2/models/m/generate", b"{}", method="POST")
     with pytest.raises(InternalError):
-        client.dialect.encoder(call, EmbedRequest(model="m", inputs=("a",)), describe("m"))
+        client.dialect.create_encoder(call, EmbedRequest(model="m", inputs=("a",)), describe("m"))
 
 
 def test_when_to_come_back(client: Any) -> None:
     error = RateLimited("slowly")
     error.retry_after = 1.2
-    assert client.dialect.refuse(error, None).headers[1:] == (("Retry-After", "2"),)
+    assert client.dialect.encode_error(error, None).headers[1:] == (("Retry-After", "2"),)
 
 
 def test_the_methods_of_a_path(client_of: Callable[..., Any]) -> None:
     error = MethodNotAllowed("-", allowed=("GET", "POST"))
-    assert client_of(status="sane").dialect.refuse(error, None).headers[1:] == (
+    assert client_of(status="sane").dialect.encode_error(error, None).headers[1:] == (
         ("Allow", "GET, POST"),
     )
-    assert client_of().dialect.refuse(error, None).headers[1:] == ()
+    assert client_of().dialect.encode_error(error, None).headers[1:] == ()
 
 
 PLAIN = [
@@ -198,5 +198,5 @@ def test_what_could_not_be_decompressed(
     client: Any, path: str, encoding: str, error: GatewayError, told: tuple[int, str]
 ) -> None:
     call = client.call(f"/v2/{path}", b"", {"content-encoding": encoding}, method="POST")
-    reply = client.dialect.refuse(error, call)
+    reply = client.dialect.encode_error(error, call)
     assert (reply.status, msgspec.json.decode(reply.body)["error"]) == told

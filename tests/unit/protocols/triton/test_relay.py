@@ -32,7 +32,7 @@ HI = b'{"text_input":"hi","max_tokens":2}'
 def call(variant: str, body: bytes, **headers: str) -> Call:
     path = f"/v2/models/chat/{variant}"
     named = {name.replace("_", "-"): value for name, value in headers.items()}
-    return Call(Endpoint("POST", path, variant=variant), {"model": "chat"}, named, "", body, path)
+    return Call(Endpoint("POST", path, operation=variant), {"model": "chat"}, named, "", body, path)
 
 
 def told(shown: str = "chat", served: str = "llama") -> About:
@@ -41,7 +41,7 @@ def told(shown: str = "chat", served: str = "llama") -> About:
 
 
 def taken(variant: str, body: bytes = HI, *, shown: str = "chat", served: str = "llama") -> Relay:
-    relay = VLLM.relay(Triton("vllm"), call(variant, body), told(shown, served))
+    relay = VLLM.prepare_passthrough(Triton("vllm"), call(variant, body), told(shown, served))
     assert relay is not None
     return relay
 
@@ -72,8 +72,8 @@ def request(variant: str, body: bytes) -> GenerateRequest:
 )
 def test_any_body_is_passed_on_untouched(variant: str, body: bytes) -> None:
     relay = taken(variant, body)
-    assert relay.wire.body == body
-    assert relay.wire.path == f"/v2/models/llama/{variant}"
+    assert relay.upstream_request.body == body
+    assert relay.upstream_request.path == f"/v2/models/llama/{variant}"
     assert request(variant, body).stream is (variant == "generate_stream")
     assert request(variant, body).model == "llama"
 
@@ -86,7 +86,7 @@ def test_any_body_is_passed_on_untouched(variant: str, body: bytes) -> None:
     ],
 )
 def test_the_model_s_path_is_the_worker_s(served: str, path: str) -> None:
-    assert taken("generate", served=served).wire.path == f"{path}/generate"
+    assert taken("generate", served=served).upstream_request.path == f"{path}/generate"
 
 
 @pytest.mark.parametrize(
@@ -100,13 +100,13 @@ def test_the_model_s_path_is_the_worker_s(served: str, path: str) -> None:
     ids=["another profile", "prompts that are chats", "another dialect", "other names"],
 )
 def test_what_the_gateway_has_to_do_with_goes_the_long_way(worker: Triton, client: Any) -> None:
-    assert worker.relay(client, call("generate", HI), told()) is None
+    assert worker.prepare_passthrough(client, call("generate", HI), told()) is None
 
 
 def test_infer_and_what_is_packed_go_the_long_way() -> None:
-    assert VLLM.relay(Triton("vllm"), call("infer", HI), told()) is None
+    assert VLLM.prepare_passthrough(Triton("vllm"), call("infer", HI), told()) is None
     packed = call("generate", HI, content_encoding="gzip")
-    assert VLLM.relay(Triton("vllm"), packed, told()) is None
+    assert VLLM.prepare_passthrough(Triton("vllm"), packed, told()) is None
 
 
 @pytest.mark.parametrize(
@@ -114,9 +114,12 @@ def test_infer_and_what_is_packed_go_the_long_way() -> None:
 )
 def test_no_client_ends_another_one_s_request(body: bytes) -> None:
     worker = Triton("llmapi")
-    assert worker.relay(Triton("llmapi"), call("generate", body), told()) is None
+    assert worker.prepare_passthrough(Triton("llmapi"), call("generate", body), told()) is None
     for other in (HI, b'{"text_input":"a","parameters":1}'):
-        assert worker.relay(Triton("llmapi"), call("generate", other), told()) is not None
+        assert (
+            worker.prepare_passthrough(Triton("llmapi"), call("generate", other), told())
+            is not None
+        )
 
 
 @pytest.mark.parametrize(
@@ -141,7 +144,7 @@ def test_the_prompt_is_read_for_choosing_a_worker(body: bytes, prompts: tuple[st
     ],
 )
 def test_the_headers_are_those_of_the_original(variant: str, kind: str) -> None:
-    assert dict(taken(variant).headers())["Content-Type"] == kind
+    assert dict(taken(variant).build_headers())["Content-Type"] == kind
 
 
 # --- the way back: whole --------------------------------------------------------------------------
@@ -165,20 +168,20 @@ def joined(out: Sequence[bytes | None]) -> bytes:
 
 
 def test_a_whole_answer_comes_back_unread_under_the_client_s_name() -> None:
-    out, events = read(taken("generate").passage(), ANSWER[:20], ANSWER[20:])
+    out, events = read(taken("generate").create_reader(), ANSWER[:20], ANSWER[20:])
     assert out == [b"", b"", ANSWER.replace(b"llama", b"chat")]
     assert events == [Text("hi all\u00e9", tokens=2), End("unknown"), Done()]
 
 
 def test_only_the_name_is_replaced() -> None:
     body = b'{"model_name": "llama","text_output":"\\"model_name\\":\\"llama\\" \\"llama\\""}'
-    assert read(taken("generate").passage(), body)[0][-1] == body.replace(
+    assert read(taken("generate").create_reader(), body)[0][-1] == body.replace(
         b'"model_name": "llama"', b'"model_name": "chat"'
     )
     versioned = taken("generate", served="llama/versions/2")
-    assert read(versioned.passage(), ANSWER)[0][-1] == ANSWER.replace(b"llama", b"chat")
+    assert read(versioned.create_reader(), ANSWER)[0][-1] == ANSWER.replace(b"llama", b"chat")
     same = taken("generate", shown="llama")
-    assert read(same.passage(), ANSWER)[0][-1] == ANSWER
+    assert read(same.create_reader(), ANSWER)[0][-1] == ANSWER
 
 
 @pytest.mark.parametrize(
@@ -200,16 +203,16 @@ def test_only_the_name_is_replaced() -> None:
     ],
 )  # fmt: skip
 def test_what_an_answer_tells_is_recorded(told: bytes, events: list[Event]) -> None:
-    out, found = read(taken("generate").passage(), told)
+    out, found = read(taken("generate").create_reader(), told)
     assert out[-1] == told
     assert found == events
 
 
 def test_a_long_answer_is_read_fast() -> None:
     long = b'{"TEXT":"%b"}' % (b"x" * (1 << 20))
-    assert read(taken("generate").passage(), long)[0][-1] == long
+    assert read(taken("generate").create_reader(), long)[0][-1] == long
     with pytest.raises(WorkerFailed):
-        read(taken("generate").passage(), long[:-1])
+        read(taken("generate").create_reader(), long[:-1])
 
 
 @pytest.mark.parametrize(
@@ -225,16 +228,16 @@ def test_a_long_answer_is_read_fast() -> None:
 )
 def test_what_is_no_answer_is_an_error(body: bytes, error: type[GatewayError]) -> None:
     with pytest.raises(GatewayError) as caught:
-        read(taken("generate").passage(), body)
+        read(taken("generate").create_reader(), body)
     assert type(caught.value) is error
-    assert caught.value.told is None
+    assert caught.value.upstream_error is None
 
 
 def test_a_complaint_under_status_200_is_told_as_it_is() -> None:
     text = "generate expects model to produce exactly 1 response, use generate stream"
     with pytest.raises(Unsupported) as caught:
-        read(taken("generate").passage(), json.dumps({"error": text}).encode())
-    assert caught.value.told == Told(200, text)
+        read(taken("generate").create_reader(), json.dumps({"error": text}).encode())
+    assert caught.value.upstream_error == Told(200, text)
 
 
 # --- the way back: a stream -----------------------------------------------------------------------
@@ -253,14 +256,14 @@ def test_a_stream_comes_back_whatever_the_packets(cuts: list[int]) -> None:
     data, edges = b"".join(STREAM), [0, *sorted(cuts), len(b"".join(STREAM))]
     pieces = [data[a:b] for a, b in itertools.pairwise(edges)]
 
-    out, events = read(taken("generate_stream").passage(), *pieces)
+    out, events = read(taken("generate_stream").create_reader(), *pieces)
 
     assert joined(out) == data.replace(b"llama", b"chat")
     assert events == [Text("Hel"), Text("lo"), End("unknown"), Done()]
 
 
 def test_only_whole_events_are_passed_on() -> None:
-    passage = taken("generate_stream").passage()
+    passage = taken("generate_stream").create_reader()
     assert passage.feed([STREAM[0][:-1]]) == (b"", [])
     data, events = passage.feed([b"\ndata: {"])
     assert data == STREAM[0].replace(b"llama", b"chat")
@@ -269,18 +272,18 @@ def test_only_whole_events_are_passed_on() -> None:
 
 def test_other_line_ends_and_comments_pass_too() -> None:
     data = b": soon\r\n\r\n" + b"".join(STREAM).replace(b"\n", b"\r\n")
-    out, _ = read(taken("generate_stream").passage(), data)
+    out, _ = read(taken("generate_stream").create_reader(), data)
     assert joined(out) == data.replace(b"llama", b"chat")
 
 
 def test_a_stream_without_events_is_an_answer() -> None:
-    assert read(taken("generate_stream").passage()) == ([b""], [End("unknown"), Done()])
+    assert read(taken("generate_stream").create_reader()) == ([b""], [End("unknown"), Done()])
 
 
 def test_figures_and_reasons_of_a_stream_are_recorded() -> None:
     first = event(text_output="a", finish_reason="None", num_input_tokens=2, num_output_tokens=1)
     last = event(text_output="b", finish_reason="stop", num_input_tokens=2, num_output_tokens=1)
-    _, events = read(taken("generate_stream").passage(), first, last)
+    _, events = read(taken("generate_stream").create_reader(), first, last)
     assert events == [Start(2), Text("a"), Text("b"), End("eos"), Usage(2, 2), Done()]
 
 
@@ -295,33 +298,33 @@ def test_figures_and_reasons_of_a_stream_are_recorded() -> None:
 )
 def test_a_stream_that_is_cut_is_told(pieces: Sequence[bytes]) -> None:
     with pytest.raises(StreamBroken):
-        read(taken("generate_stream").passage(), *pieces)
+        read(taken("generate_stream").create_reader(), *pieces)
 
 
 BROKEN = b'data: {"error":"cuda\\u0000of \'llama_0_3\' is gone"}\n\n'
-TOLD = Told(400, "cuda of 'chat_0_3' is gone", framed=True)
+TOLD = Told(400, "cuda of 'chat_0_3' is gone", in_stream=True)
 
 
 def test_an_event_of_an_error_is_told_in_its_shape() -> None:
     with pytest.raises(WorkerFailed) as caught:
-        taken("generate_stream").passage().feed([BROKEN])
-    assert caught.value.told == TOLD
+        taken("generate_stream").create_reader().feed([BROKEN])
+    assert caught.value.upstream_error == TOLD
     for ending in ("feed", "close"):
-        passage = taken("generate_stream").passage()
+        passage = taken("generate_stream").create_reader()
         data, events = passage.feed([STREAM[0] + BROKEN + STREAM[1]])
         assert data == STREAM[0].replace(b"llama", b"chat")
         assert events == [Text("Hel")]
         with pytest.raises(WorkerFailed) as caught:
             passage.feed([STREAM[1]]) if ending == "feed" else passage.close()
-        assert caught.value.told == TOLD
+        assert caught.value.upstream_error == TOLD
 
 
 def test_an_error_is_written_into_a_stream_whatever_the_body_was() -> None:
     error = WorkerFailed("the worker answered with an error")
-    error.told = TOLD
-    make = taken("generate_stream", b"{").encoder
+    error.upstream_error = TOLD
+    make = taken("generate_stream", b"{").create_encoder
     assert make is not None
-    assert make().error(error) == b'data: {"error":"cuda of \'chat_0_3\' is gone"}\n\n'
+    assert make().encode_error_event(error) == b'data: {"error":"cuda of \'chat_0_3\' is gone"}\n\n'
 
 
 @pytest.mark.parametrize(
@@ -330,12 +333,12 @@ def test_an_error_is_written_into_a_stream_whatever_the_body_was() -> None:
 )
 def test_what_is_no_event_is_not_passed_on(data: bytes, text: str | None) -> None:
     with pytest.raises(WorkerFailed) as caught:
-        taken("generate_stream").passage().feed([data])
-    assert (caught.value.told and caught.value.told.text) == text
+        taken("generate_stream").create_reader().feed([data])
+    assert (caught.value.upstream_error and caught.value.upstream_error.text) == text
 
 
 def test_an_event_without_an_end_is_not_held_for_ever() -> None:
-    passage = taken("generate_stream").passage()
+    passage = taken("generate_stream").create_reader()
     passage.feed([b"data: " + b"x" * ((1 << 24) - 6)])
     with pytest.raises(WorkerFailed):
         passage.feed([b"x"])
@@ -375,25 +378,25 @@ def test_an_error_is_told_as_it_is_and_blamed_on_whose_it_is(
 ) -> None:
     found = refused(status, text)
     assert type(found) is meaning
-    assert found.told == Told(status, text)
+    assert found.upstream_error == Told(status, text)
 
 
 def test_an_error_s_text_is_short_and_clean_and_names_the_model_that_was_asked() -> None:
     found = refused(400, "'llama' and 'llama_0_1', \x1b not 'llamas':\n" + "x" * 1000)
-    assert found.told is not None
-    assert found.told.text.startswith("'chat' and 'chat_0_1',   not 'llamas': xxx")
-    assert len(found.told.text) <= 300
+    assert found.upstream_error is not None
+    assert found.upstream_error.text.startswith("'chat' and 'chat_0_1',   not 'llamas': xxx")
+    assert len(found.upstream_error.text) <= 300
 
 
 @pytest.mark.parametrize("status", [401, 403, 429])
 def test_what_a_worker_says_to_the_gateway_is_not_for_clients(status: int) -> None:
-    assert refused(status, "your key is wrong").told is None
+    assert refused(status, "your key is wrong").upstream_error is None
 
 
 def test_other_shapes_are_not_for_clients_either() -> None:
     found = taken("generate").read_error
     assert found is not None
-    assert found(500, {}, b"<html>secret</html>").told is None
+    assert found(500, {}, b"<html>secret</html>").upstream_error is None
     assert found(503, {"retry-after": "7"}, b"").retry_after == 7
 
 
@@ -401,7 +404,7 @@ def test_other_shapes_are_not_for_clients_either() -> None:
 def test_a_stream_s_first_failure_is_framed(more: bytes) -> None:
     found = taken("generate_stream").read_error
     assert found is not None
-    assert found(400, {}, BROKEN + more).told == TOLD
+    assert found(400, {}, BROKEN + more).upstream_error == TOLD
 
 
 # --- what the client hears ------------------------------------------------------------------------
@@ -413,7 +416,7 @@ def test_a_stream_s_first_failure_is_framed(more: bytes) -> None:
         (Malformed("-"), Told(500, "no JSON"), 500, 400),
         (Unsupported("-"), Told(200, "one response"), 200, 400),
         (WorkerFailed("-"), Told(404, "no model"), 404, 400),
-        (WorkerFailed("-"), Told(400, "boom", framed=True), 400, 400),
+        (WorkerFailed("-"), Told(400, "boom", in_stream=True), 400, 400),
         (WorkerFailed("-"), Told(400, "boom"), 400, 400),
         (Overloaded("-"), Told(503, "later"), 503, 503),
     ],
@@ -421,15 +424,15 @@ def test_a_stream_s_first_failure_is_framed(more: bytes) -> None:
 def test_what_was_told_is_passed_on(
     error: GatewayError, told: Told, strict: int, sane: int
 ) -> None:
-    error.told = told
+    error.upstream_error = told
     asked = call("generate_stream", b"{")
-    kind = "text/event-stream; charset=utf-8" if told.framed else "application/json"
+    kind = "text/event-stream; charset=utf-8" if told.in_stream else "application/json"
     said = b'{"error":"%b"}' % told.text.encode()
 
-    reply = VLLM.refuse(error, asked)
+    reply = VLLM.encode_error(error, asked)
     assert (reply.status, dict(reply.headers)["Content-Type"]) == (strict, kind)
-    assert reply.body == (b"data: %b\n\n" % said if told.framed else said)
+    assert reply.body == (b"data: %b\n\n" % said if told.in_stream else said)
 
-    reply = Triton("vllm", status="sane").refuse(error, asked)
+    reply = Triton("vllm", status="sane").encode_error(error, asked)
     assert (reply.status, reply.body) == (sane, said)
     assert dict(reply.headers)["Content-Type"] == "application/json"

@@ -217,7 +217,7 @@ def test_values_that_a_model_would_refuse(
     with pytest.raises(InvalidParameter) as caught:
         client.decode({"text_input": "a", **body})
     call = client.call("/v2/models/m/generate", {"text_input": "a"}, method="POST")
-    assert client.dialect.refuse(caught.value, call).status == 400
+    assert client.dialect.encode_error(caught.value, call).status == 400
 
 
 def test_what_is_not_finite_is_no_sampling(client_of: Callable[..., Any]) -> None:
@@ -262,7 +262,11 @@ def test_of_two_equal_parameters_the_first_counts(client: Any) -> None:
 def test_a_batch_shares_its_sampling(client_of: Callable[..., Any]) -> None:
     client = client_of("trtllm")
     request = client.decode({"text_input": ["a", "b"], "max_tokens": [3, 3]})
-    assert (request.prompts, request.stopping.max_tokens, request.choices) == (("a", "b"), 3, 2)
+    assert (request.prompts, request.stopping.max_tokens, request.choice_count) == (
+        ("a", "b"),
+        3,
+        2,
+    )
     with pytest.raises(Unsupported, match="must be the same for every prompt"):
         client.decode({"text_input": ["a", "b"], "max_tokens": [3, 4]})
 
@@ -312,11 +316,11 @@ def test_names_for_reports(client_of: Callable[..., Any]) -> None:
     for profile, wire in (("vllm", "max_tokens"), ("llmapi", "sampling_param_max_tokens")):
         client = client_of(profile)
         call = client.call("/v2/models/m/generate", {}, method="POST")
-        assert client.dialect.names(call)["stopping.max_tokens"] == wire
+        assert client.dialect.field_names(call)["stopping.max_tokens"] == wire
     stream = client_of("vllm").call("/v2/models/m/generate_stream", {}, method="POST")
-    assert "echo" not in client_of("vllm").dialect.names(stream)
+    assert "echo" not in client_of("vllm").dialect.field_names(stream)
     assert (
-        client_of("vllm").dialect.names(
+        client_of("vllm").dialect.field_names(
             client_of("vllm").call("/v2/models/m/generate", {}, method="POST")
         )["echo"]
         == "exclude_input_in_output"
@@ -363,7 +367,7 @@ def test_a_flag_counts_however_its_name_is_spelt(client: Any, flag: str, more: s
         call = client.call("/v2/models/vllm_like/generate_stream", body, method="POST")
 
         assert client.dialect.peek(call).stream is (flag == "true")
-        assert client.dialect.decode(call).stream is (flag == "true")
+        assert client.dialect.decode_request(call).stream is (flag == "true")
 
 
 def test_parameters_may_stand_in_their_own_object(client: Any) -> None:

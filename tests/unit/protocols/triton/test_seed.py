@@ -46,8 +46,10 @@ def test_the_example_answer(
 ) -> None:
     client = client_of("plain")
     call = client.call(f"/v2/models/mymodel/{variant}", EXAMPLE, method="POST")
-    encoder = client.dialect.encoder(call, client.dialect.decode(call), describe("mymodel"))
-    reply = encoder.whole(Answer([ChoiceAnswer(0, "model output", reason="eos")]))
+    encoder = client.dialect.create_encoder(
+        call, client.dialect.decode_request(call), describe("mymodel")
+    )
+    reply = encoder.encode_unary(Answer([ChoiceAnswer(0, "model output", finish_reason="eos")]))
     answer = b'{"id":"42","model_name":"mymodel","model_version":"1","text_output":"model output"}'
     framed = variant == "generate_stream"
     assert reply.status == 200
@@ -56,5 +58,5 @@ def test_the_example_answer(
 
 def test_the_example_error(client: Any) -> None:
     call = client.call("/v2/models/mymodel/generate", EXAMPLE, method="POST")
-    reply = client.dialect.refuse(WorkerFailed("error message"), call)
+    reply = client.dialect.encode_error(WorkerFailed("error message"), call)
     assert (reply.status, reply.body) == (400, b'{"error":"error message"}')

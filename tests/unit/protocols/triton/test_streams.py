@@ -34,7 +34,7 @@ def said(text: Any, **outputs: Any) -> bytes:
 
 
 def decoder(request: GenerateRequest = STREAMED) -> AnswerDecoder:
-    made = Triton("vllm").decoder(request)
+    made = Triton("vllm").create_decoder(request)
     assert isinstance(made, AnswerDecoder)
     return made
 

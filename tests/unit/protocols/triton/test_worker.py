@@ -55,7 +55,7 @@ def text(*prompts: Any, **fields: Any) -> GenerateRequest:
 def sent(request: Request, made: Triton | str = "vllm", path: str = "generate") -> Any:
     """The body less the prompt and what is set in every request; the packed parameters unpacked."""
     made = made if isinstance(made, Triton) else Triton(made)
-    wire = made.encode(request)
+    wire = made.encode_request(request)
     assert (wire.method, wire.path) == ("POST", f"/v2/models/m/{path}")
     assert wire.headers == (("Content-Type", "application/json"),)
     body = json.loads(wire.body)
@@ -82,7 +82,9 @@ def wishes(request: Request, profile: str) -> Any:
 def lost(request: Request, made: Triton | str = "vllm", **names: str) -> set[tuple[str, str]]:
     """What is lost, but for the template that none of these have."""
     made = made if isinstance(made, Triton) else Triton(made)
-    found = made.losses(request, {path.replace("__", "."): wire for path, wire in names.items()})
+    found = made.unsupported_parameters(
+        request, {path.replace("__", "."): wire for path, wire in names.items()}
+    )
     return {(one.field, one.reason) for one in found if one.detail != "no chat template"}
 
 
@@ -155,15 +157,15 @@ def test_a_stream_is_asked_for_in_path_and_body(profile: str) -> None:
 def test_a_model_s_name_is_one_segment_but_for_its_version(model: str, path: str) -> None:
     made = Triton()
     request = GenerateRequest(model=model, kind="chat", messages=SAID)
-    [question] = made.questions(model)
+    [question] = made.metadata_requests(model)
 
-    assert made.encode(request).path == f"{path}/generate"
+    assert made.encode_request(request).path == f"{path}/generate"
     assert (question.method, question.path, question.body) == ("GET", f"{path}/config", b"")
 
 
 def test_the_worker_is_probed() -> None:
-    assert Triton().probe.path == "/v2/health/ready"
-    assert Triton().probe.method == "GET"
+    assert Triton().health_request.path == "/v2/health/ready"
+    assert Triton().health_request.method == "GET"
 
 
 @pytest.mark.parametrize(
@@ -203,13 +205,13 @@ def test_an_output_s_format(output: Any, vllm: Any, trtllm: Any) -> None:
 
 def test_a_prompt_is_made_of_a_conversation() -> None:
     class Shout:
-        def render(self, request: GenerateRequest) -> str:
+        def render_prompt(self, request: GenerateRequest) -> str:
             return request.messages[0].text.upper()
 
     assert sent(chat(), Triton(renderer=Shout()))["text_input"] == "HI"
     assert sent(chat())["text_input"] == "hi"
-    assert Triton(renderer=Shout()).losses(chat(), {}) == ()
-    assert Triton().losses(chat(), {"messages": "input"}) == (
+    assert Triton(renderer=Shout()).unsupported_parameters(chat(), {}) == ()
+    assert Triton().unsupported_parameters(chat(), {"messages": "input"}) == (
         Loss("input", "approximated", "no chat template", "messages"),
     )
 
@@ -218,7 +220,7 @@ def test_the_conversation_s_own_losses_are_told_once() -> None:
     seen = Message("user", (ImagePart("x"), TextPart("y")))
     request = chat(messages=(seen,), tools=(Tool("f"),), parallel_tools=True)
 
-    assert [one.field for one in Triton().losses(request, {})] == [
+    assert [one.field for one in Triton().unsupported_parameters(request, {})] == [
         "parallel_tools",
         "messages",
         "messages",
@@ -231,9 +233,9 @@ def test_vectors_are_not_made(profile: str) -> None:
     request = EmbedRequest(model="m", inputs=("a",))
 
     with pytest.raises(Unsupported):
-        Triton(profile).encode(request)
+        Triton(profile).encode_request(request)
     with pytest.raises(Unsupported):
-        Triton(profile).losses(request, {})
+        Triton(profile).unsupported_parameters(request, {})
 
 
 # --- losses ---------------------------------------------------------------------------------------
@@ -310,9 +312,11 @@ def test_every_loss_of_a_field_knows_its_path() -> None:
         output=Choice(("x",)),
     )
     made = Triton("trtllm")
-    made.learn("m", [b'{"input": [{"name": "text_input"}, {"name": "max_tokens"}]}'])
+    made.load_metadata("m", [b'{"input": [{"name": "text_input"}, {"name": "max_tokens"}]}'])
 
-    assert {(one.path, one.field) for one in made.losses(request, {"n": "count"})} == {
+    assert {
+        (one.path, one.field) for one in made.unsupported_parameters(request, {"n": "count"})
+    } == {
         ("prompts", "prompt"),
         ("n", "count"),
         ("stream", "stream"),
@@ -326,7 +330,7 @@ def test_every_loss_of_a_field_knows_its_path() -> None:
 
 @pytest.mark.parametrize("profile", Triton.profiles)
 def test_streams_of_several_choices_are_the_gateway_s_to_make(profile: str) -> None:
-    losses = Triton(profile).losses(text(stream=True, n=2), {})
+    losses = Triton(profile).unsupported_parameters(text(stream=True, n=2), {})
 
     assert [one.reason for one in losses if one.path == "n"] == ["dropped"]
 
@@ -335,7 +339,7 @@ def test_of_several_prompts_the_first_goes_on() -> None:
     request = text("hi", "there")
 
     assert sent(request)["text_input"] == "hi"
-    assert Triton().losses(request, {"prompts": "inputs"}) == (
+    assert Triton().unsupported_parameters(request, {"prompts": "inputs"}) == (
         Loss("inputs", "dropped", path="prompts"),
     )
 
@@ -344,10 +348,10 @@ def test_a_model_that_insists_on_a_length_is_told_one() -> None:
     made = Triton("trtllm", max_tokens=7)
 
     assert sent(text(), made)["max_tokens"] == 7
-    assert made.losses(text(), {"stopping.max_tokens": "max_new_tokens"}) == (
+    assert made.unsupported_parameters(text(), {"stopping.max_tokens": "max_new_tokens"}) == (
         Loss("max_new_tokens", "defaulted", "the model needs one: 7", "stopping.max_tokens"),
     )
-    assert made.losses(text(stopping=Stopping(max_tokens=3)), {}) == ()
+    assert made.unsupported_parameters(text(stopping=Stopping(max_tokens=3)), {}) == ()
 
 
 def test_log_probabilities_are_asked_for() -> None:

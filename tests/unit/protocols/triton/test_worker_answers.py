@@ -57,7 +57,7 @@ def read(
     """The events of a body that comes in pieces of ``size`` bytes; who served it is left out."""
     data = wire if isinstance(wire, bytes) else wire.encode()
     dialect = profile if isinstance(profile, Triton) else Triton(profile)
-    decoder = dialect.decoder(request)
+    decoder = dialect.create_decoder(request)
     events: list[Event] = []
     for start in range(0, len(data), size):
         events += decoder.feed(data[start : start + size])
@@ -162,7 +162,7 @@ def test_an_older_worker_overlooks_that_it_is_asked_for_reasons() -> None:
 
 
 def test_it_says_who_answered_once() -> None:
-    decoder = Triton().decoder(STREAM)
+    decoder = Triton().create_decoder(STREAM)
 
     events = [*decoder.feed(sse(told("a"), told("b", "length")).encode()), *decoder.close()]
 
@@ -193,9 +193,9 @@ def test_several_choices() -> None:
     ("reason", "stop", "end"),
     [
         ("stop", "None", End("eos")),
-        ("stop", "END", End("stop", stop="END")),
-        ("stop", "7", End("stop", stop=7)),
-        ("stop", "8", End("stop", stop="8")),
+        ("stop", "END", End("stop", matched_stop="END")),
+        ("stop", "7", End("stop", matched_stop=7)),
+        ("stop", "8", End("stop", matched_stop="8")),
         ("length", "None", End("length")),
         ("length", "7", End("length")),
     ],
@@ -224,7 +224,7 @@ def unable(decoupled: bool = True) -> Triton:
     made = Triton("vllm")
     policy = {"decoupled": decoupled}
     config = {"input": [{"name": "text_input"}], "model_transaction_policy": policy}
-    made.learn("m", [json.dumps(config).encode()])
+    made.load_metadata("m", [json.dumps(config).encode()])
     return made
 
 
@@ -426,5 +426,5 @@ def test_a_model_may_have_names_of_its_own() -> None:
 def test_an_answer_of_one_text(more: dict[str, Any], events: list[Any]) -> None:
     told = {"model_name": "m", "model_version": "1", "text_output": "Hello there", **more}
 
-    decoder = Triton("vllm").decoder(WHOLE)
+    decoder = Triton("vllm").create_decoder(WHOLE)
     assert [*decoder.feed(json.dumps(told).encode()), *decoder.close()] == events

@@ -37,7 +37,7 @@ def read(
 ) -> list[Event]:
     """The events of a body that comes in pieces of ``size`` bytes."""
     data = wire if isinstance(wire, bytes) else wire.encode()
-    decoder = Triton(profile).decoder(request)
+    decoder = Triton(profile).create_decoder(request)
     events: list[Event] = []
     for start in range(0, len(data), size):
         events += decoder.feed(data[start : start + size])
@@ -117,7 +117,7 @@ def test_fewer_choices_than_asked() -> None:
 
 def test_what_came_before_an_error_is_passed_on() -> None:
     for last in ({"error": "engine exploded"}, "x"):
-        decoder = Triton().decoder(STREAM)
+        decoder = Triton().create_decoder(STREAM)
         events = decoder.feed(sse(told("a"), last).encode())
         assert events[-1] == Text("a")
         with pytest.raises(WorkerFailed):
@@ -127,7 +127,7 @@ def test_what_came_before_an_error_is_passed_on() -> None:
 
 
 def test_an_error_behind_the_last_newline_is_told() -> None:
-    decoder = Triton().decoder(STREAM)
+    decoder = Triton().create_decoder(STREAM)
     decoder.feed(sse(told("a")).encode() + b'data: {"error":')
     decoder.feed(b'"engine exploded"}')
 
@@ -155,7 +155,7 @@ def test_a_long_answer_is_not_read_twice() -> None:
     st.lists(st.binary(max_size=60), max_size=4), st.booleans(), st.sampled_from(["", "data: "])
 )
 def test_any_bytes_end_in_events_or_an_error(pieces: list[bytes], stream: bool, start: str) -> None:
-    decoder = Triton().decoder(asked(STREAM if stream else WHOLE, logprobs=Logprobs(1)))
+    decoder = Triton().create_decoder(asked(STREAM if stream else WHOLE, logprobs=Logprobs(1)))
     try:
         for piece in pieces:
             decoder.feed(start.encode() + piece)

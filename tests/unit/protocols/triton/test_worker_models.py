@@ -46,7 +46,7 @@ def dialect(profile: str, *inputs: tuple[Any, ...], **options: Any) -> Triton:
             "output": [{"name": one} for one in outputs],
             "model_transaction_policy": {"decoupled": decoupled},
         }
-        assert made.learn("m", [json.dumps(config).encode()]) is None
+        assert made.load_metadata("m", [json.dumps(config).encode()]) is None
     return made
 
 
@@ -57,7 +57,7 @@ def _filled(one: tuple[Any, ...]) -> tuple[Any, ...]:
 def sent(request: Request, made: Triton | str = "vllm", path: str = "generate") -> Any:
     """The body less the prompt and what is set in every request; the packed parameters unpacked."""
     made = made if isinstance(made, Triton) else Triton(made)
-    wire = made.encode(request)
+    wire = made.encode_request(request)
     assert (wire.method, wire.path) == ("POST", f"/v2/models/m/{path}")
     assert wire.headers == (("Content-Type", "application/json"),)
     body = json.loads(wire.body)
@@ -69,7 +69,9 @@ def sent(request: Request, made: Triton | str = "vllm", path: str = "generate") 
 def lost(request: Request, made: Triton | str = "vllm", **names: str) -> set[tuple[str, str]]:
     """What is lost, but for the template that none of these have."""
     made = made if isinstance(made, Triton) else Triton(made)
-    found = made.losses(request, {path.replace("__", "."): wire for path, wire in names.items()})
+    found = made.unsupported_parameters(
+        request, {path.replace("__", "."): wire for path, wire in names.items()}
+    )
     return {(one.field, one.reason) for one in found if one.detail != "no chat template"}
 
 
@@ -155,21 +157,21 @@ def test_values_become_what_the_tensor_takes(
 def test_what_is_no_configuration_leaves_the_profile_s_rules() -> None:
     for answer in (None, b"", b"{}", b"\xff", b"[" * 9000, b'{"input": [{"name": 1}]}'):
         made = Triton("trtllm")
-        assert made.learn("m", [answer]) is None
-        assert made.encode(text()) == Triton("trtllm").encode(text())
+        assert made.load_metadata("m", [answer]) is None
+        assert made.encode_request(text()) == Triton("trtllm").encode_request(text())
 
 
 def test_no_more_models_are_remembered_than_a_worker_has() -> None:
     made = Triton("trtllm")
     config = b'{"input": [{"name": "text_input"}]}'
     for number in range(1024):
-        made.learn(f"m{number}", [config])
-    made.learn("m", [config])
-    made.learn("m7", [config.replace(b"]", b', {"name": "temperature", "dims": [1]}]')])
+        made.load_metadata(f"m{number}", [config])
+    made.load_metadata("m", [config])
+    made.load_metadata("m7", [config.replace(b"]", b', {"name": "temperature", "dims": [1]}]')])
 
-    assert "max_tokens" in json.loads(made.encode(text()).body)
+    assert "max_tokens" in json.loads(made.encode_request(text()).body)
     warm = GenerateRequest(model="m7", kind="chat", messages=SAID, sampling=Sampling(temperature=1))
-    assert json.loads(made.encode(warm).body) == {"text_input": "hi", "temperature": 1}
+    assert json.loads(made.encode_request(warm).body) == {"text_input": "hi", "temperature": 1}
 
 
 def test_a_model_that_does_not_stream_answers_streams_in_one_event() -> None:
@@ -241,7 +243,7 @@ def test_fields_of_the_same_dialect_go_on(
     made = dialect(profile, *inputs)
     request = extra(**{name: raw})
 
-    body = json.loads(made.encode(request).body)
+    body = json.loads(made.encode_request(request).body)
     if "sampling_parameters" in body:
         body["sampling_parameters"] = json.loads(body["sampling_parameters"])
 
@@ -257,7 +259,7 @@ def test_fields_of_the_same_dialect_go_on(
 
 def test_fields_of_another_dialect_are_lost() -> None:
     assert lost(extra("openai", foo="1"), "plain") == {("foo", "dropped")}
-    assert "foo" not in Triton("plain").encode(extra("openai", foo="1")).body.decode()
+    assert "foo" not in Triton("plain").encode_request(extra("openai", foo="1")).body.decode()
 
 
 def test_flags_that_the_answer_heeds_are_not_lost() -> None:

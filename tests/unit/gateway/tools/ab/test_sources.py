@@ -62,8 +62,8 @@ def as_log(records: Sequence[Record], asked: UsageQuery) -> Evidence:
 def as_page(records: Sequence[Record], asked: UsageQuery) -> Evidence:
     metrics = Metrics(silent, dict)
     for record in records:
-        metrics.observe(record)
-    page = metrics.page()
+        metrics.record_request(record)
+    page = metrics.render_page()
     assert is_metrics_page(page.splitlines()[0])
     return read_metrics_page(page.decode(), asked)
 
@@ -79,8 +79,8 @@ def test_an_arm_is_what_its_split_sent_to_it(reading: Reading) -> None:
     assert seen.splits() == ["rollout"]
     assert seen.models == {"chat", "small"}
     one, two = seen.variants["rollout", "1"], seen.variants["rollout", "2"]
-    assert (one.sent, one.diversions, one.lossy) == (3, 0, 1)
-    assert (two.sent, two.diversions, two.lossy) == (4, 2, 0)
+    assert (one.routed_requests, one.diversions, one.lossy_requests) == (3, 0, 1)
+    assert (two.routed_requests, two.diversions, two.lossy_requests) == (4, 2, 0)
     assert one.outcomes == {("openai", "gpu", "ok"): 2, ("openai", "gpu", "truncated"): 1}
     assert one.finishes == {("eos",): 2}
     assert two.tokens == {("input", "worker"): 20, ("output", "worker"): 10}
@@ -91,15 +91,17 @@ def test_all_is_all_that_was_answered_there(reading: Reading) -> None:
     seen = reading(RECORDS, UsageQuery("chat", everything=True))
 
     assert set(seen.variants) == {("", "1"), ("", "2")}
-    assert seen.variants["", "1"].sent == 4
-    assert seen.variants["", "2"].sent == 7
+    assert seen.variants["", "1"].routed_requests == 4
+    assert seen.variants["", "2"].routed_requests == 7
     assert seen.variants["", "2"].diversions == 2
 
 
 @both
 def test_means_are_exact(reading: Reading) -> None:
     two = reading(RECORDS, CHAT).variants["rollout", "2"]
-    means = [one.mean() for one in (two.first_token, two.duration, two.per_token, two.completion)]
+    means = [
+        one.mean() for one in (two.first_token, two.duration, two.per_token, two.completion_tokens)
+    ]
     known = [(mean.n, mean.value) for mean in means if mean is not None]
     assert known == [(2, 0.25), (2, 3.0), (2, pytest.approx(2.75 / 4)), (2, 5.0)]
 
@@ -130,7 +132,7 @@ def test_what_else_is_in_a_log_is_counted() -> None:
     ]
     seen = read_access_log(lines, CHAT)
     assert (seen.lines, seen.skipped, seen.early) == (6, 5, 0)
-    assert seen.variants["rollout", "1"].sent == 1
+    assert seen.variants["rollout", "1"].routed_requests == 1
 
 
 def test_what_came_before_is_left_out() -> None:
@@ -191,8 +193,8 @@ def test_a_page_that_cannot_be_is_not_believed(page: str) -> None:
 def test_a_page_that_is_cut_anywhere_does_no_harm() -> None:
     metrics = Metrics(silent, dict)
     for record in RECORDS:
-        metrics.observe(record)
-    page = metrics.page().decode()
+        metrics.record_request(record)
+    page = metrics.render_page().decode()
     told = 0
     for end in range(0, len(page), 997):
         try:
